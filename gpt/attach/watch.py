@@ -51,7 +51,7 @@ def find_bpftrace() -> str:
 
 
 def shares_mounts(pid: int) -> bool:
-    """Tell whether a process has our mount namespace; after it has ended, either answer is fine."""
+    """Return whether a process has our mount namespace; after it has ended, either answer is fine."""
     try:
         return is_same(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt"))
     except OSError:
@@ -59,7 +59,7 @@ def shares_mounts(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Tell whether a process has ended, and at most its parent has yet to collect it."""
+    """Return whether a process has ended, and at most its parent has yet to collect it."""
     try:
         return b"\nState:\tZ" in Path(f"/proc/{pid}/status").read_bytes()
     except OSError:

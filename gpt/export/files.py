@@ -48,7 +48,7 @@ def clean(text: str | None) -> str | None:
 
 
 def _is_escaped(text: str) -> bool:
-    """Tell whether all surrogates in a text stand for bytes."""
+    """Return whether all surrogates in a text stand for bytes."""
     return all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in text)
 
 

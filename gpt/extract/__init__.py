@@ -1,1 +1,1 @@
-"""Find and list GPU code: which files a command line names, and their regions, elements, kernels and PTX."""
+"""List the GPU code in the files that a command line names: regions, elements, kernels and PTX."""

@@ -34,7 +34,7 @@ EMPTY = Contents([], [], 0)
 class Opened(NamedTuple):
     """An element, its symbols, and its unpacked bytes if they were requested (PTX without NULs at the end).
 
-    A bare cubin in a section has a digest too, since the library loads it itself, maybe from a copy.
+    A bare cubin in a section has a digest too, since the library loads it itself and may load a copy.
     """
 
     placed: Placed
@@ -44,9 +44,9 @@ class Opened(NamedTuple):
 
 
 class Opener:
-    """Opens elements of a source, one after the other.
+    """Open the elements of a source one by one.
 
-    `found` are all of them, to tell which ones may be duplicates.
+    `found` holds all of them, to tell which ones may be duplicates.
     """
 
     def __init__(self, source: Source, found: Iterable[Placed] = ()) -> None:
@@ -102,7 +102,7 @@ class Opener:
 def check_names(source: Source, elements: Iterable[Element], jobs: int) -> None:
     """Check cubins whose symbols were read from their first bytes, by unpacking them in `jobs` processes.
 
-    Raises MalformedError if the section headers of one name something else.
+    Raises MalformedError if a cubin's section headers name something else.
     """
     unpacker = Unpacker()
     for _ in run_all([partial(_check, unpacker, source, e) for e in elements if _has_front(e)], jobs):
@@ -118,7 +118,7 @@ def _check(unpacker: Unpacker, source: Source, element: Element) -> None:
 
 
 def _find_front(unpacker: Unpacker, source: Source, element: Element) -> Contents | None:
-    """Return the symbols of an element from its first bytes, or None if they don't tell."""
+    """Return an element's symbols from its first bytes, or None if those don't contain them."""
     if _has_front(element):
         for head in unpacker.iter_heads(source, element):
             with suppress(MalformedError):
@@ -128,7 +128,7 @@ def _find_front(unpacker: Unpacker, source: Source, element: Element) -> Content
 
 
 def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
-    """Yield groups of elements: about BATCH bytes to unpack, or BATCH_LENGTH elements."""
+    """Yield groups of elements, each with about BATCH bytes to unpack or BATCH_LENGTH elements."""
     batch: list[Placed] = []
     size = 0
     for placed in found:
@@ -142,12 +142,12 @@ def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
 
 
 def _has_front(element: Element) -> bool:
-    """Return whether the first bytes of an element may tell its symbols."""
+    """Return whether an element's first bytes may contain its symbols."""
     return element.type == "cubin" and element.codec != "none" and element.size >= cubin_prefix.LEAST
 
 
 def _sizes(element: Element) -> tuple[object, ...]:
-    """Return a key that is equal for elements that may have the same bytes."""
+    """Return a key that's equal for elements that may have the same bytes."""
     return element.type, element.codec, element.packed_size, element.size
 
 

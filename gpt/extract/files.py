@@ -1,4 +1,4 @@
-"""Find the files that a command line names: files, directories with everything in them, a pipe."""
+"""Find the files that a command line names: files, directories with all their contents, a pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKUP = ".gpt-orig"  # suffix of the original of a library that was replaced by
 
 
 def iter_files(top: Path) -> Iterator[Path]:
-    """Yield the regular files below a directory, sorted and without backups; a file with several names comes once."""
+    """Yield the regular files below a directory, sorted, without backups. A file with several names is yielded once."""
     seen: set[tuple[int, int]] = set()
     for folder, folders, names in os.walk(top):
         folders.sort()
@@ -36,7 +36,7 @@ def iter_files(top: Path) -> Iterator[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Source]:
-    """Open a file as a source. A pipe or device is first read to its end."""
+    """Open a file as a source. A pipe or device is read to its end first."""
     with open(path, "rb") as file, ExitStack() as stack:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             yield Source(str(path), file.fileno())

@@ -1,6 +1,6 @@
-"""Read inputs into records: files, folders, wheels, libraries that a trace saw, modules of a stream.
+"""Turn inputs into records: files, folders, wheels, libraries listed in a trace, modules in a stream.
 
-Modules that few runs need are imported where they're used, since starting up is most of the time for a small file.
+Modules that few runs need are imported where they're used, since start-up takes most of the time for a small file.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Extraction:
         return self._stage.close()
 
     def read_files(self, files: list[Path], recursive: bool) -> Records:
-        """Yield the records of files. For a broken one it yields a `diag` and goes on."""
+        """Yield the records of files. A broken file yields a `diag`, and the rest follow."""
         for top in files:
             below = recursive and top.is_dir()
             self._found, self._others, self._count = False, Counter(), 0
@@ -106,7 +106,7 @@ class Extraction:
                 yield from self._report_none(str(top), self._stage.faults > faults)
 
     def _report_none(self, top: str, told: bool) -> Records:
-        """Yield warnings about an argument without GPU code, which say what there is."""
+        """Yield warnings that an argument has no GPU code, with what it has instead."""
         for other, count in self._others.items():
             yield self._stage.warn(top, f"no GPU code found, and files skipped ({count}): {other}", ref=top)
         if self._count and not (self._others or told):
@@ -116,7 +116,7 @@ class Extraction:
             yield self._stage.warn(top, "no GPU code: the wheel has no members", ref=top)
 
     def _read_zip(self, source: Source) -> Records:
-        """Yield the records of a wheel's members. For a broken one it yields a `diag` and goes on."""
+        """Yield the records of a wheel's members. A broken member yields a `diag`, and the rest follow."""
         from gpt.formats.zips import Zip
 
         wheel = Zip(source)
@@ -134,7 +134,7 @@ class Extraction:
     def read_loaded(self, traces: list[Path]) -> Records:
         """Yield the records of all libraries with GPU code that these traces saw loaded, each file once.
 
-        The traces may be incomplete. That only matters to the stage that decides what's unused.
+        The traces may be incomplete. Only the stage that decides what's unused cares about that.
         """
         from gpt.trace.inputs import find_library
         from gpt.trace.used import Loaded, read_used
@@ -167,7 +167,7 @@ class Extraction:
             yield from self._read(spool(stack, self._stage.stdin, STDIN), named=True)
 
     def read_module(self, record: dict[str, Any]) -> Records:
-        """Pass a record on, and yield the contents of the image after a `module`."""
+        """Pass a record on. After a `module`, also yield the contents of its image."""
         if record["kind"] == "end":
             yield from self._report_idle()
         yield record
@@ -197,7 +197,7 @@ class Extraction:
             yield self._stage.error(MissingError(error.strerror or str(error), str(path)), ref=name)
 
     def _read_kernels(self, source: Source, file: int | None, record: dict[str, Any]) -> Records:
-        """Yield the code of single kernels of a module, or why they get none."""
+        """Yield the code for single kernels of a module, or why there's none."""
         from gpt.extract.kernels import KernelFinder, Refused
 
         self._kernels = self._kernels or KernelFinder(self._listing.payload)
@@ -216,7 +216,7 @@ class Extraction:
     def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
         """Yield the records of one file.
 
-        It's an error if a file named by the user has no GPU code or the build id differs.
+        A file that the user named must have GPU code and the expected build ID.
         """
         progress = messages.Progress(Path(source.name).name)
         found = False

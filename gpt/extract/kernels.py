@@ -1,16 +1,16 @@
-"""Find the code of single kernels, for programs that ask for one after the other while they run.
+"""Find the code for single kernels, for programs that request one at a time while they run.
 
-We cache which element of an image has which kernels, and the text of elements. So an image in a file isn't read again
-when another kernel of it is requested. The least recently used entries are dropped first. A file is identified by its
-device, inode, size and modification time.
+The cache holds which element of an image has which kernels, and the text of elements, so an image in a file isn't read
+again when another of its kernels is requested. The least recently used entries are dropped first. A file is identified
+by its device, inode, size and modification time.
 
 If several elements have a kernel, the driver runs the one for the newest architecture that the device supports. Only
-this one is returned: PTX reduced to what the kernel needs, or complete with GPT_KEEP (gpt-asm(1)). A kernel without PTX
-is refused, or its cubin is returned if a stage behind wants it.
+that one is returned: its PTX reduced to what the kernel needs, or all of it with GPT_KEEP (gpt-asm(1)). A kernel
+without PTX is refused, unless a later stage takes cubins; then its cubin is returned.
 
-Most images that a stock PyTorch program loads have no PTX. That's seen from the headers of their elements, without
-unpacking one, and it's said of the whole image, so that nobody asks about its other kernels. NVIDIA's closed code is
-never returned: gpt/formats/closed.py tells it.
+Most images that a stock PyTorch program loads have no PTX. The headers of their elements show that without unpacking,
+and the answer covers the whole image, so that nobody asks about its other kernels. NVIDIA's closed code is never
+returned; gpt/formats/closed.py recognizes it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """A cache of values with weights, limited by total weight. Drops the least recently used."""
+    """A cache whose values have weights and a total limit. Drops the least recently used values."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -54,14 +54,14 @@ class Recent(Generic[V]):
         self._values: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> V | None:
-        """Return a value and mark it as used; None if there isn't one."""
+        """Return a value and mark it as used, or None if there isn't one."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
         return self._values[key][0]
 
     def put(self, key: Hashable, value: V, weight: int) -> V:
-        """Add a value, unless it's over the limit by itself, and return it."""
+        """Return a value after adding it, unless it exceeds the limit by itself."""
         if weight <= self._most:
             self._values[key] = value, weight
             self._weight += weight
@@ -71,7 +71,7 @@ class Recent(Generic[V]):
 
 
 class Refused(GptError):
-    """No code of a kernel is given out. `whole`: nor of any other kernel of its image."""
+    """The code for a kernel isn't given out. With `whole`, neither is any other kernel's in its image."""
 
     def __init__(self, code: str, detail: str = "", whole: bool = False) -> None:
         self.reason = Reason(code, detail)
@@ -81,7 +81,7 @@ class Refused(GptError):
 
 @dataclass(frozen=True)
 class KernelPtx:
-    """The PTX of a kernel, with the index and architecture of its element."""
+    """A kernel's PTX, with the index and architecture of its element."""
 
     index: int
     arch: str
@@ -90,7 +90,7 @@ class KernelPtx:
 
 @dataclass(frozen=True)
 class _Image:
-    """The elements of an image: with PTX by kernel, cubins, and the numbers of elements with a closed kernel."""
+    """An image's elements: those with PTX by kernel, its cubins, and the indices of elements with a closed kernel."""
 
     ptx: dict[str, list[Placed]]
     cubins: list[Placed]
@@ -99,7 +99,7 @@ class _Image:
 
 
 class KernelFinder:
-    """Finds kernels in images, and remembers the images. With `cubins`, a kernel without PTX gets its cubin."""
+    """Find kernels in images, and remember the images. With `cubins`, a kernel without PTX gets its cubin."""
 
     def __init__(self, cubins: bool = False) -> None:
         self._cubins = cubins
@@ -107,9 +107,10 @@ class KernelFinder:
         self._texts: Recent[Module] = Recent(MOST_TEXT)
 
     def find(self, source: Source, file: int | None, kernel: str, arch: str) -> KernelPtx | Opened:
-        """Return a kernel's PTX for a device, or its cubin. `file` is the source's descriptor; None: it's in memory.
+        """Return a kernel's PTX for a device, or its cubin. `file` is the source's descriptor, or None if it's in
+        memory.
 
-        Raises Refused if it gets neither, and MalformedError if the PTX makes no sense.
+        Raises Refused if there's neither, and MalformedError if the PTX can't be parsed.
         """
         key = _identify(source, file)
         image = self._images.get(key) if key else None
@@ -153,7 +154,7 @@ def _identify(source: Source, file: int | None) -> Hashable:
 
 
 def _look_into(source: Source, file: int | None, wants_cubins: bool) -> _Image:
-    """List an image. In cubins, PTX is only looked for if there's no other element. Raises MalformedError."""
+    """List an image. Looks for PTX in cubins only if there's no other element. Raises MalformedError."""
     image = parse_image(source)
     found = list(image.iter_elements())
     names: dict[str, list[Placed]] = {}
@@ -171,7 +172,7 @@ def _look_into(source: Source, file: int | None, wants_cubins: bool) -> _Image:
 
 
 def _is_closed_file(file: int) -> bool:
-    """Return whether the file that an image lies in is a closed library. Its path is a supervisor's descriptor."""
+    """Return whether an image's file is a closed library. Its path is a supervisor's descriptor."""
     try:
         whole = Source(os.readlink(f"/proc/self/fd/{file}"), file)
         head = whole.pread(0, min(len(elf.MAGIC), whole.size))
@@ -197,13 +198,13 @@ def _choose_ptx(there: list[Placed], arch: str) -> Placed | None:
 
 
 def _describe(there: Iterable[Placed], arch: str) -> str:
-    """Return why the PTX of an image doesn't serve a kernel; `there` is what the kernel has."""
+    """Return why an image has no usable PTX for a kernel; `there` is what it has instead."""
     archs = ", ".join(sorted({placed.element.arch for placed in there}))
     return f"it is for {archs}, not for {arch}" if archs else "its image has PTX of other kernels only"
 
 
 def _open_cubin(source: Source, cubins: Iterable[Placed], kernel: str, arch: str) -> Opened:
-    """Return the cubin that a device would run a kernel of, with its bytes. Raises Refused."""
+    """Return the cubin that a device would run a kernel from, with its bytes. Raises Refused."""
     device = find_arch(arch)
     opener = Opener(source)
     fits = [(code, -placed.index, placed) for placed in cubins if (code := find_arch(placed.element.arch))]

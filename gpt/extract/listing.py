@@ -1,4 +1,4 @@
-"""Make the records of a file with GPU code: `library`, `element` or `ptx`, `library_end`."""
+"""Make the records for a file with GPU code: `library`, `element` or `ptx`, `library_end`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Output = dict[str, Any] | Packed
 
 @dataclass
 class Listing:
-    """A selection of elements. Empty means all. `warn` makes a `diag` from a location and a fact.
+    """A selection of elements; empty means all. `warn` turns a location and a fact into a `diag`.
 
-    `numbers` counts elements by file name and type, for the numbers in names of saved files.
+    `numbers` counts elements by file name and type, to number the files that are saved.
     """
 
     jobs: int
@@ -64,7 +64,7 @@ class Listing:
         self.unmatched = set(self.kernels)
 
     def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Iterator[Output]:
-        """Yield the records of a file; none if it has no GPU code. Raises MalformedError."""
+        """Yield a file's records; none if it has no GPU code. Raises MalformedError."""
         source = image.source
         found = list(image.iter_elements(self.scan))
         if not found and not image.has_fatbins:
@@ -107,9 +107,9 @@ class Listing:
             )
 
     def find_idle(self) -> str | None:
-        """Return why nothing was selected, and what there is.
+        """Return why nothing was selected, and what there is to select.
 
-        None if something was, or if there's no GPU code at all.
+        None if something was selected, or if there's no GPU code at all.
         """
         if self.matched or not self.found:
             return None
@@ -137,11 +137,11 @@ class Listing:
         yield from self._ptx(opener.source, item) if self.ptx else self._element(opener.source, item)
 
     def _name_all(self, source: Source, found: list[Placed]) -> dict[int, str]:
-        """Return the name of the file to save each element in, by index, as cuobjdump chooses it.
+        """Return the file name for saving each element, by index, as cuobjdump chooses it.
 
-        cuobjdump numbers each type separately, and within an archive member counts linked code before relocatable code,
-        wherever the linker has put it. Code in other sections comes last here. A file that is a single element gets no
-        number.
+        cuobjdump numbers each type separately. Within an archive member it counts linked code before relocatable code,
+        in whatever order the linker placed them. Code in other sections comes last here. A file that consists of one
+        element gets no number.
         """
         stem = Path(source.name).stem or "module"
         names: dict[int, str] = {}
@@ -238,7 +238,7 @@ class Listing:
 
 
 def _no_digest() -> None:
-    """Replace the digest of a file if nobody needs it."""
+    """Blank the digest of a file if nobody needs it."""
 
 
 def _write(path: Path, item: Opened) -> None:

@@ -1,7 +1,7 @@
-"""Find GPU code that the driver can't find although it's in the file: wrappers and regions that don't belong together.
+"""Find GPU code that's in a file but that the driver can't find: wrappers and regions that don't belong together.
 
 A wrapper that points to no fatbin is always a fault. A region without a wrapper is a fault only if it has kernels and
-no other word, symbol or code refers to it: nvcc leaves such regions behind for sources without kernels.
+no other word, symbol or code refers to it: nvcc leaves such regions for sources without kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REASON = (
 
 
 def iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
-    """Yield a line about each fault of a file or archive member; `found` are the elements of the image.
+    """Yield a line for each fault of a file or archive member; `found` are the image's elements.
 
     Raises MalformedError.
     """
@@ -53,7 +53,7 @@ def _iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
 
 
 def _find_lost(image: Image, regions: set[int]) -> list[int]:
-    """Return the regions without a wrapper that nothing refers to."""
+    """Return the regions that have no wrapper and that nothing refers to."""
     from gpt.formats.pointers import NotUnderstood, find_unreferenced  # importing numpy takes long
 
     assert image.elf

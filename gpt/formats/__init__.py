@@ -1,1 +1,1 @@
-"""Files as they are on disk. Nothing here knows a command line or decides what to do with what it reads."""
+"""File formats. Nothing here knows a command line or decides what to do with what it reads."""

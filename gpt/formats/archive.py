@@ -1,4 +1,4 @@
-"""Static archives (`ar`): where each member lies. GNU and BSD long names; thin archives are refused."""
+"""Static archives (`ar`): where each member is. Reads GNU and BSD long names, and refuses thin archives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = 60  # name 16, date 12, uid 6, gid 6, mode 8, size 10, end 2
 
 
 def iter_members(source: Source) -> Iterator[tuple[str, Source]]:
-    """Name and bytes of each member that is a file ; symbol and name tables are skipped."""
+    """Return the name and bytes of each member that's a file, without the symbol and name tables."""
     names = b""
     offset = len(MAGIC)
     while offset + HEADER <= source.size:

@@ -1,13 +1,14 @@
 """Recognize NVIDIA's closed code, which is never disassembled or probed, before anything in it is decoded.
 
-A file's name isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So we decide
-for each element by the names of its kernels, from the container's symbol table, then by the file that holds it: its
-name, the name it was linked with (DT_SONAME, which renaming doesn't change), and its build ID. An element with one
-closed kernel is refused as a whole: the others were compiled with it.
+A file's name isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So each element is
+judged by the kernel names in the container's symbol table, and then by the file that holds it: the file's name, the
+name it was linked with (DT_SONAME, which renaming doesn't change), and its build ID. An element with one closed kernel
+is refused as a whole, since its other kernels were compiled with it.
 
-closed.txt is the table of names: four kinds of lines, each with the beginning of a name. `make` generates the hook's
-list of files from it: those are never handed to a stage. In a program that links a closed library, it can't recognize
-elements whose names anybody may use, or templates of open libraries (CUB, CUTLASS) that the closed one instantiates.
+closed.txt is the table of names. It has four kinds of lines, each with the beginning of a name. `make` generates the
+hook's list of files from it, which are never handed to a stage. In a program that links a closed library, the table
+can't recognize elements whose kernel names anybody may use, or templates from open libraries (CUB, CUTLASS) that the
+closed library instantiates.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _pattern() -> re.Pattern[str]:
 
 
 def find_closed_kernel(names: Iterable[str]) -> str | None:
-    """Return the first of these kernels (names as in the symbol table) that's of a closed library, or None."""
+    """Return the first of these kernels, named as in the symbol table, that's from a closed library, or None."""
     match = _pattern().match
     return next((name for name in names if match(name)), None)
 
@@ -64,12 +65,14 @@ def is_closed_name(paths: Iterable[str], build_id: str | None) -> bool:
 
 
 def find_reason(kernels: Iterable[str], source: Source, tables: Elf | None) -> str | None:
-    """Return why an element with these kernels, in this file, is left alone, as a code; None if it isn't closed."""
+    """Return the code of the reason to leave an element with these kernels in this file alone, or None if it isn't
+    closed.
+    """
     return REASON if find_closed_kernel(kernels) or is_closed_library(source, tables) else None
 
 
 def _find_soname(source: Source, tables: Elf) -> str:
-    """Return the name that a shared library was linked with; empty if it has none."""
+    """Return the name that a shared library was linked with, or an empty string."""
     room = MAX_DYNAMIC  # hostile tables share their bytes
     for dynamic in tables.sections:
         if dynamic.type != SHT_DYNAMIC or not 0 < dynamic.link < len(tables.sections):

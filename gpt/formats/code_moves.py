@@ -1,16 +1,16 @@
-"""Let the tables of a cubin follow code that moves within its section.
+"""Update the tables of a cubin when code moves within its section.
 
-Each function takes `place`, which returns where an offset in the section is now, or raises CannotEdit if there's no
-such place. The tables that have offsets of code:
+Each function takes `place`, which maps an old offset in the section to the new one, or raises CannotEdit if there's
+none. These tables contain offsets of code:
 
 - symbols of functions: offset and size;
 - relocations of the code: the offset of the instruction that they patch;
 - relocations of anything that refers to a place in the code: a symbol and the distance from it;
 - `.nv.info.K`: lists of the offsets of some instructions, such as all EXITs;
 - `.debug_frame`: the range of each function. It begins `ffffffff | u64 size | u64 CIE | u64 address | u64 range`, with
-  a relocation for the address. Rows within a range keep their distances from its start.
+  a relocation for the address. Rows in a range keep their distances from its start.
 
-Other tables aren't updated, so `check_understood` refuses a cubin that has them: jump tables (relative offsets in
+`check_understood` refuses cubins with other such tables, which aren't updated: jump tables (relative offsets in
 constant bank 2), line numbers and other debug information, and attributes that may be lists.
 """
 
@@ -34,7 +34,7 @@ FRAME = struct.Struct("<IQQQQ")
 FRAME_ADDRESS = 20  # its offset in the entry
 DWARF64 = 0xFFFFFFFF
 
-# Attributes of `.nv.info.K` by the format of their payload. cuobjdump prints these names with EIATTR_ in front.
+# Attributes of `.nv.info.K` by payload format. cuobjdump prints these names with the prefix EIATTR_.
 INDIRECT_BRANCH_TARGETS = 0x34  # {u32 offset, u16, u16, u32 count, u32 targets[count]} of each branch
 BRANCH = struct.Struct("<IHHI")
 INSTRUCTION_OFFSETS = {  # attribute -> bytes of an entry, which begins with a u32 offset
@@ -109,7 +109,7 @@ def follow_instructions(cubin: CubinEditor, section: int, info: bytearray, place
 
 
 def _listed(entry: Attribute) -> Iterable[int]:
-    """Return where in its payload an attribute has offsets of instructions. Targets of a branch aren't among them."""
+    """Return where an attribute's payload has offsets of instructions. Branch targets aren't among them."""
     size = len(entry.payload)
     if stride := INSTRUCTION_OFFSETS.get(entry.kind):
         if size % stride:
@@ -128,7 +128,7 @@ def _listed(entry: Attribute) -> Iterable[int]:
 
 
 def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
-    """Make references by symbol and distance refer to the same instruction as before."""
+    """Make references by symbol and distance lead to the same instruction as before."""
     for number, _, table in iter_relocations(cubin):
         if not has_addends(table):
             continue  # for frames, resize_frames sets the addresses
@@ -142,9 +142,9 @@ def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
 
 
 def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
-    """Resize the ranges of functions in `.debug_frame`. Addresses without a relocation's addend (sm_80) move too.
+    """Resize the functions' ranges in `.debug_frame`. Addresses without a relocation addend (sm_80) move too.
 
-    Call this first, while relocations and symbols still say where the functions were.
+    Call this first, while relocations and symbols still have the old places of functions.
     """
     frames = cubin.numbers.get(b".debug_frame")
     if frames is None:
@@ -166,7 +166,7 @@ def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
 
 
 def iter_relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield the number of each relocation section that has entries, the section that it patches, and the entries."""
+    """Yield each non-empty relocation section's number, the section that it patches, and its entries."""
     types, targets = cubin.sections["type"], cubin.sections["info"]
     wanted = (types == SHT_REL) | (types == SHT_RELA)
     if target is not None:
@@ -177,7 +177,7 @@ def iter_relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[
 
 
 def has_addends(table: np.ndarray) -> bool:
-    """Return whether relocations have addends of their own. The others add to the value that they patch."""
+    """Return whether relocations have explicit addends. Otherwise they add to the value that they patch."""
     return "addend" in (table.dtype.names or ())
 
 

@@ -1,12 +1,12 @@
-"""Cubins: the ELF files that the GPU runs (machine 190), and the PTX text that Triton leaves in them.
+"""Cubins: the ELF files that the GPU runs (machine 190), and the PTX that Triton leaves in them.
 
-What names a kernel was established over 21,080 cubins: an entry of the section of type SHT_SYMTAB whose type
-is STT_FUNC, whose st_other has bit 0x10 (STO_CUDA_ENTRY) and whose section is not 0; its binding says nothing
-(a quarter of all kernels are LOCAL). The names come from that section's own sh_link: relocation sections of
-some public cubins link wrongly. A function without the bit is a device function. From sm_100 on a second
-symbol table of type 0x70000085 describes Mercury code and is left alone.
+We established over 21,080 cubins what marks a kernel: an entry in the section of type SHT_SYMTAB with type STT_FUNC,
+st_other bit 0x10 (STO_CUDA_ENTRY) and a section other than 0. Its binding means nothing (a quarter of all kernels are
+LOCAL). Names come from that section's own sh_link, since relocation sections in some public cubins link to the wrong
+table. A function without the bit is a device function. From sm_100 on, a second symbol table of type 0x70000085
+describes Mercury code and is left alone.
 
-A large library has 600,000 symbols: reading names takes as long as the loop over them.
+A large library has 600,000 symbols; reading their names takes as long as the loop over them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Data = bytes | bytearray | memoryview
 
 
 def section_headers(data: Data | Source) -> memoryview:
-    """Return the table of section headers of a cubin, each a SECTION. Raises MalformedError."""
+    """Return a cubin's section header table, one SECTION per header. Raises MalformedError."""
     size = _size(data)
     head = _part(data, 0, min(64, size))
     if MACHINES.get(machine_of(bytes(head[:20])) or 0) != "cuda":
@@ -49,9 +49,9 @@ def section_headers(data: Data | Source) -> memoryview:
 
 
 def parse_cubin(data: Data | Source) -> Contents:
-    """Return kernels, device functions and the number of variables of a cubin, in symbol table order.
+    """Return a cubin's kernels and device functions, in symbol table order, and the number of its variables.
 
-    From a Source, only the tables are read: a few percent of it.
+    Of a Source, only the tables are read, a few percent of it.
     """
     headers = section_headers(data)
     types = headers.cast("I")[1 :: SHDR_SIZE // 4].tolist()
@@ -66,7 +66,7 @@ def parse_cubin(data: Data | Source) -> Contents:
 
 
 def contents_of(names: bytes, symbols: Data, size: int) -> Contents:
-    """Parse the symbol table of a cubin of `size` bytes, with `names` as its string table. Raises MalformedError."""
+    """Parse the symbol table of a `size`-byte cubin, with `names` as its string table. Raises MalformedError."""
     kernels: list[Symbol] = []
     functions: list[Symbol] = []
     variables = 0
@@ -101,13 +101,13 @@ def _part(data: Data | Source, offset: int, size: int) -> memoryview:
 
 
 def arch_of(head: bytes) -> str:
-    """Return the capability of a cubin from its first 64 bytes; its place in e_flags depends on the generation."""
+    """Return a cubin's compute capability from its first 64 bytes. Its place in e_flags depends on the generation."""
     flags = int.from_bytes(head[48:52], "little")
     return f"sm_{flags >> 8 & 0xFF if head[7] == 0x41 else flags & 0xFF}"
 
 
 def size_of_image(head: bytes) -> int:
-    """Return the size of a cubin from its first 64 bytes: it ends with the last header table."""
+    """Return a cubin's size from its first 64 bytes: it ends with the last header table."""
     phoff, shoff = struct.unpack_from("<QQ", head, 32)
     phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", head, 54)
     size: int = max(64, phoff + phentsize * phnum, shoff + shentsize * shnum)

@@ -1,9 +1,9 @@
-"""Edit a cubin: give its sections other contents, remove sections, and lay the file out again.
+"""Edit a cubin: replace the contents of sections, remove sections, and lay the file out again.
 
-A cubin is full of numbers. Symbols, `.nv.info`, relocations and the call graph name sections and symbols by number,
-section headers and segments name bytes by file offset. So an edit keeps every number (a removed section becomes an
-empty header of type 0), and `build` computes every file offset anew (cubin_layout.py). A cubin that wasn't edited comes
-out byte for byte.
+A cubin is full of indices and offsets. Symbols, `.nv.info`, relocations and the call graph refer to sections and
+symbols by index; section headers and segments refer to bytes by file offset. So an edit keeps every index (a removed
+section becomes an empty header of type 0), and `build` recomputes every file offset (cubin_layout.py). An unedited
+cubin is reproduced byte for byte.
 
     cubin = CubinEditor(data)
     kernel = KernelEditor(cubin, "_Z3onePf")     # kernel_edit.py
@@ -38,7 +38,7 @@ MAX_SECTIONS = 0xFF00  # beyond this, section numbers of symbols are stored else
 
 
 class CubinEditor:
-    """A cubin being edited. `sections` is the table of section headers, free to change but for offset and size."""
+    """A cubin being edited. You may change the section headers in `sections`, except offset and size."""
 
     def __init__(self, data: Data) -> None:
         self.data = memoryview(data)
@@ -52,7 +52,7 @@ class CubinEditor:
         self._torn = ""
 
     def content(self, number: int) -> Data:
-        """Return the bytes of a section including edits; empty if it has none in the file."""
+        """Return a section's bytes including edits; empty if it has none in the file."""
         if number in self._contents:
             return self._contents[number]
         if not self.in_file[number]:
@@ -61,7 +61,7 @@ class CubinEditor:
         return self.data[offset : offset + size]
 
     def editable(self, number: int) -> bytearray:
-        """Return the bytes of a section, to change in place and to grow. It must have bytes in the file."""
+        """Return a section's bytes for editing in place and growing. It must have bytes in the file."""
         content = self._contents.get(number)
         if not isinstance(content, bytearray):
             content = bytearray(self.content(number))
@@ -69,13 +69,13 @@ class CubinEditor:
         return content
 
     def replace(self, number: int, content: bytes | bytearray) -> None:
-        """Give a section other bytes, of any size. It must have bytes in the file."""
+        """Replace a section's bytes, by any number of bytes. It must have bytes in the file."""
         if not self.in_file[number]:
             raise CannotEdit(f"section {number} has no bytes in the file")
         self._contents[number] = content
 
     def remove(self, number: int) -> None:
-        """Remove a section. Its number stays, as an empty header."""
+        """Remove a section. Its index remains, as an empty header."""
         self.sections[number] = np.zeros(1, SECTION)
         self._contents[number] = b""
 
@@ -96,7 +96,7 @@ class CubinEditor:
 
     @cached_property
     def numbers(self) -> dict[bytes, int]:
-        """The number of each section by name; the first one's if several share a name."""
+        """Map each section name to its index, the first one's if several share a name."""
         (shstrndx,) = struct.unpack_from("<H", self.data, 62)
         if shstrndx >= len(self.original):
             raise CannotEdit("no names of sections")
@@ -104,7 +104,7 @@ class CubinEditor:
 
     @cached_property
     def register_counts(self) -> dict[int, int]:
-        """Offsets of register counts in the module's `.nv.info`, by the number of the function's symbol."""
+        """Map the symbol index of each function to the offset of its register count in the module's `.nv.info`."""
         number = self.numbers.get(b".nv.info")
         return {
             PAIR.unpack_from(entry.payload)[0]: entry.end - 4
@@ -122,7 +122,7 @@ class CubinEditor:
 
     @cached_property
     def undefined(self) -> dict[bytes, int]:
-        """The number of each symbol by name that another file or the driver defines."""
+        """Map the names of symbols that another file or the driver defines to their indices."""
         symbols = self.symbols
         numbers = np.flatnonzero((symbols["shndx"] == 0) & (symbols["name"] != 0))
         return self._numbers(int(self.original["link"][self.table]), numbers.tolist(), symbols["name"][numbers])
@@ -141,7 +141,7 @@ class CubinEditor:
 
     @contextmanager
     def whole_edit(self) -> Iterator[None]:
-        """Edit several tables together: if that fails halfway, their old contents are lost, and `build` refuses."""
+        """Edit several tables together. If that fails halfway, their old contents are lost and `build` refuses."""
         try:
             yield
         except GptError as error:
@@ -149,14 +149,14 @@ class CubinEditor:
             raise
 
     def build(self, *, tight: bool = False) -> bytes:
-        """Return the edited cubin. If `tight`, bytes that nothing names are left out."""
+        """Return the edited cubin. With `tight`, leaves out bytes that nothing refers to."""
         if self._torn:
             raise CannotEdit(f"an edit failed halfway: {self._torn}")
         return self._layout.build(self.sections, self._contents, tight)
 
 
 def table_of(content: Data, dtype: np.dtype) -> np.ndarray:
-    """Return a table's entries. Raises CannotEdit if it ends within one."""
+    """Return a table's entries. Raises CannotEdit if its last entry is incomplete."""
     if len(content) % dtype.itemsize:
         raise CannotEdit("a table ends within an entry")
     return np.frombuffer(content, dtype)

@@ -1,9 +1,9 @@
-"""Lay a cubin's file out again after its sections got other contents.
+"""Lay a cubin out again after the contents of its sections changed.
 
-The file is a row of *parts* after the ELF header: the bytes of a section, the table of section headers, the table of
-program headers, and bytes that nothing names. `build` writes them in their original order, each aligned as its section
-asks, with the contents that they have by then. That's how ptxas and nvlink lay cubins out, so a cubin with no edits
-comes out byte for byte, and a kernel with one more parameter has the file offsets that ptxas would have chosen.
+After its ELF header, the file is a row of *parts*: the bytes of a section, the section header table, the program header
+table, and bytes that nothing refers to. `build` writes them in their original order with their current contents, each
+aligned as its section requires. ptxas and nvlink lay cubins out in the same way. So an unedited cubin is reproduced
+byte for byte, and a kernel with an added parameter gets the file offsets that ptxas would have chosen.
 
     part            old        new (`.text.a` grew by 256)
     .nv.info.a      0x9d0      0x9d0
@@ -20,8 +20,8 @@ comes out byte for byte, and a kernel with one more parameter has the file offse
 - Sections without bytes in the file, and segments without sections, follow the part before them. Other segments begin
   and end where parts do.
 
-The sizes of tables are checked before anything is read, and no byte belongs to two parts: a hostile cubin costs no more
-than its size. `CannotEdit` says what isn't understood.
+Table sizes are checked before anything is read, and no byte belongs to two parts, so a hostile cubin costs no more than
+its size. `CannotEdit` says what isn't understood.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HEADERS_ALIGN = 8
 
 
 class CannotEdit(GptError):
-    """Raised with the reason why a cubin, or a kernel of it, can't be edited."""
+    """The reason why a cubin, or one of its kernels, can't be edited."""
 
 
 def find_in_file(sections: np.ndarray) -> np.ndarray:
@@ -78,7 +78,7 @@ class _Part:
 
 
 class Layout:
-    """The parts of a cubin. `original` are its section headers, `in_file` says which have bytes in the file."""
+    """A cubin's parts. `original` has its section headers; `in_file` says which of them have bytes in the file."""
 
     def __init__(self, data: memoryview, original: np.ndarray) -> None:
         self.data = data
@@ -130,7 +130,7 @@ class Layout:
         self._program_headers = _Part(phoff, phnum * PHDR_SIZE)
 
     def _find_parts(self) -> list[_Part]:
-        """Return all parts in file order, including the bytes that nothing names. Raises CannotEdit if any overlap."""
+        """Return all parts in file order, including bytes that nothing refers to. Raises CannotEdit if any overlap."""
         ranges: dict[tuple[int, int], list[int]] = {}
         for number in np.flatnonzero(self.in_file).tolist():
             key = int(self.original["offset"][number]), int(self.original["size"][number])
@@ -155,7 +155,7 @@ class Layout:
         return not part.sections and part is not self._headers and part is not self._program_headers
 
     def _align(self, part: _Part, sections: np.ndarray) -> int:
-        """Return the alignment of a part in the output: what its sections ask for, if the original complied."""
+        """Return a part's alignment in the output: what its sections require, if the original complied."""
         if not part.sections:
             return 1 if self._is_unnamed(part) or part.offset % HEADERS_ALIGN else HEADERS_ALIGN
         align = max(int(sections["align"][number]) for number in part.sections)
@@ -182,7 +182,7 @@ class Layout:
             sections["offset"][number] = self._place(offset, align)
 
     def _place(self, offset: int, align: int = 1) -> int:
-        """Return the new place of something without bytes. It keeps its distance from the part before or around it."""
+        """Return the new place of something without bytes, at its old distance from the part before or around it."""
         index = bisect_right(self._parts, offset, key=lambda part: part.offset) - 1
         if index < 0 or offset > len(self.data):
             return offset

@@ -1,7 +1,7 @@
 """List the symbols of a packed cubin from its first bytes, without unpacking the rest.
 
 nvcc and ptxas write `.shstrtab`, `.strtab` and `.symtab` first, then the code, which is nine tenths of a large cubin,
-and the section headers, which locate all of these, last. So a packed cubin is unpacked only up to the end of its
+and last the section headers, which locate all of these. So we unpack a compressed cubin only up to the end of its
 symbols, provided that the bytes can't be anything else:
 
 - the first table of names begins as `.shstrtab` does, right after the ELF header;
@@ -12,9 +12,9 @@ symbols, provided that the bytes can't be anything else:
 - `.strtab` begins at the last of several NULs; counted from there, every name follows a NUL and is not empty, and there
   are at least four names.
 
-If there's any doubt, the whole cubin is unpacked. The headers may still disagree: no compiler writes such a cubin, but
-someone could edit one. The driver uses the headers, so gpt-patch parses them before it cuts a cubin with unused kernels
-(`contents.check_names`). Both methods give the same names for 15,444 cubins of 65 public libraries.
+If in doubt, we unpack the whole cubin. The headers may still disagree: no compiler writes such a cubin, but someone
+could edit one. Since the driver uses the headers, gpt-patch parses them before it cuts a cubin with unused kernels
+(`contents.check_names`). Both methods give the same names for 15,444 cubins from 65 public libraries.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ MAX_PLACES = 64  # places tried for the table of names
 
 
 def find_contents(head: bytes, size: int) -> Contents | None:
-    """Return the contents of a cubin of `size` bytes from its first bytes; None if there's any doubt.
+    """Return the contents of a `size`-byte cubin from its first bytes, or None if there's any doubt.
 
-    Raises MalformedError on more names than there is room for.
+    Raises MalformedError if there are more names than fit.
     """
     if len(head) < EHDR_SIZE or MACHINES.get(machine_of(head) or 0) != "cuda":
         return None
@@ -87,7 +87,7 @@ def _find_end(head: bytes, start: int) -> int | None:
 
 
 def _find_names(tables: bytes, named: set[int]) -> bytes | None:
-    """Return the string table, the last of `tables`, by the offsets of names in it."""
+    """Find the string table, the last of `tables`, by the offsets of names in it."""
     named.discard(0)
     if len(named) < LEAST_NAMES or max(named) >= len(tables):
         return None

@@ -1,7 +1,7 @@
 """Parse the sections and segments of the host's ELF files.
 
-Each table is read once, within limits. pyelftools would follow links between sections, read names again and again and
-believe a note's sizes, so a hostile file of a few megabytes would keep it busy for hours or fill the memory.
+Each table is read once, within limits. pyelftools would follow links between sections, read names over and over and
+trust a note's sizes, so a hostile file of a few megabytes would keep it busy for hours or fill the memory.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Elf:
     build_id: str | None
 
     def named(self, *names: str) -> list[Section]:
-        """Return the sections of these names that have bytes in the file, in file order."""
+        """Return the sections with these names that have bytes in the file, in file order."""
         found = [s for s in self.sections if s.name in names and s.in_file and s.size]
         return sorted(found, key=lambda s: s.offset)
 
 
 def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
-    """Return the file offset of the bytes at a virtual address; None if the file doesn't load them."""
+    """Return the file offset of a virtual address, or None if nothing in the file is loaded there."""
     for segment in tables.segments:
         inside = segment.vaddr <= address and address + size <= segment.vaddr + segment.filesz
         if segment.type == PT_LOAD and inside:
@@ -98,7 +98,7 @@ def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
 
 
 def address_of(tables: Elf, offset: int) -> int | None:
-    """Return the virtual address of the byte at a file offset; None if it isn't loaded."""
+    """Return the virtual address of a file offset, or None if that byte isn't loaded."""
     for segment in tables.segments:
         if segment.type == PT_LOAD and segment.offset <= offset < segment.offset + segment.filesz:
             return segment.vaddr + offset - segment.offset
@@ -135,7 +135,7 @@ def parse_elf(source: Source) -> Elf:
 
 
 def _iter_table(source: Source, table: Table, offset: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield the entries of a table, the fields of each in order."""
+    """Yield a table's entries, each with its fields in order."""
     yield from table.struct.iter_unpack(source.pread(offset, count * table.struct.size) if count else b"")
 
 

@@ -1,4 +1,4 @@
-"""The entries of the tables in 64-bit ELF files (elf(5)), each declared once, to read one entry or a whole table.
+"""Table entries in 64-bit ELF files (elf(5)), each declared once, for reading one entry or a whole table.
 
 SECTION.struct.unpack_from(data, offset)        one entry, as a tuple in the order of the fields
 np.frombuffer(data, SYMBOL.dtype)               a table, as a structured array
@@ -25,7 +25,7 @@ class Table:
 
     @cached_property
     def dtype(self) -> np.dtype:
-        """Return the dtype. Importing numpy takes long, so it's only done here."""
+        """Return the dtype. numpy is only imported here, since importing it takes long."""
         import numpy as np
 
         return np.dtype([(name, _SIZES[type_]) for name, type_ in self._fields])

@@ -9,13 +9,13 @@ An *element* is a header of 64 to 128 bytes (a multiple of 8) and a payload:
     u16 kind | u16 0x101 | u32 header size | u64 payload size | u32 compressed size | u32 offset of options
     u16 minor | u16 major | u32 arch | u32 name offset | u32 name length | u64 flags | u64 key | u64 unpacked size
 
-Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). `gpt-patch --mode
-fill` changes the kind of dead elements to 0: all readers, cuobjdump and the driver included, step over those. The
-compressed size is nonzero if and only if a codec flag is set, and the payload is that size rounded up to 8. So the
-unpacked size is known before anything is unpacked, and a wrong one is detected. The limits below bound the cost of a
-hostile file: a process that unpacks holds an element packed and unpacked, its names again, and zstd's window.
+Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). `gpt-patch --mode fill`
+changes the kind of dead elements to 0, which all readers skip, including cuobjdump and the driver. The compressed size
+is nonzero if and only if a codec flag is set; the payload is then that size rounded up to 8. So the unpacked size is
+known before unpacking, and a wrong one is detected. The limits below bound the cost of a hostile file: an unpacking
+process holds an element packed and unpacked, its names, and zstd's window.
 
-Facts from 22,551 elements of 31 public libraries; cuobjdump 13.5 agrees on every byte.
+These facts come from 22,551 elements in 31 public libraries; cuobjdump 13.5 agrees on every byte.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # unpack this many bytes first: th
 
 
 class Region(NamedTuple):
-    """A container at `offset`; `size` counts its header. `offset` is relative to the source it was read from."""
+    """A container at `offset`, relative to the source that it was read from. `size` includes its header."""
 
     offset: int
     size: int
@@ -90,7 +90,7 @@ class Element(NamedTuple):
 
 
 def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
-    """Yield the regions between two offsets; zero words between them are padding. Raises MalformedError on others."""
+    """Yield the regions between two offsets, with zero words as padding. Raises MalformedError on other words."""
     offset = start
     count = 0
     zeros = REGION.size  # bytes to read where zeros stand: more and more
@@ -119,7 +119,7 @@ def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
 
 
 def iter_elements(source: Source, region: Region) -> Iterator[Element]:
-    """Yield the elements of a region, dead ones included. Raises MalformedError if a header makes no sense."""
+    """Yield a region's elements, including dead ones. Raises MalformedError if a header makes no sense."""
     offset = region.offset + REGION.size
     while offset < region.end:
         if offset + ELEMENT.size > region.end:
@@ -157,14 +157,15 @@ def _parse_element(source: Source, region: int, offset: int) -> Element:
 
 
 def with_codec(flags: int, codec: str) -> int:
-    """Return the flags of an element packed by another codec."""
+    """Return the flags for an element that's repacked with another codec."""
     return flags & ~(FLAG_LZ4 | FLAG_ZSTD) | next(flag for flag, name in CODECS.items() if name == codec)
 
 
 def dead_header(head: bytes) -> bytes:
-    """Return the header that readers step over in place of `head`: same sizes of header and payload, same architecture.
+    """Return a header that readers skip, in place of `head`: with the same sizes of header and payload and the same
+    architecture.
 
-    cuobjdump expects an architecture that it knows in every element, even in these.
+    Even there, cuobjdump expects an architecture that it knows.
     """
     _, mark, header_size, payload_size, *_, arch, _, _, _, _, _ = ELEMENT.unpack_from(head)
     dead = ELEMENT.pack(DEAD, mark, header_size, payload_size, 0, 0, 0, 0, arch, 0, 0, 0, 0, 0)
@@ -172,7 +173,7 @@ def dead_header(head: bytes) -> bytes:
 
 
 def dead_element(head: bytes, size: int) -> bytes:
-    """Return the header of a dead element with `size` bytes in all, derived from the header `head`."""
+    """Return a header derived from `head` for a dead element that takes `size` bytes in all."""
     dead = bytearray(dead_header(head)[: ELEMENT.size])
     struct.pack_into("<IQ", dead, 4, ELEMENT.size, size - ELEMENT.size)
     return bytes(dead)
@@ -193,9 +194,9 @@ class _Room:
 
 
 class Unpacker:
-    """Unpacks elements into one buffer that is used again: what `unpack` returned lives until the next call.
+    """Unpacks elements into one reused buffer: what `unpack` returned is valid until the next call.
 
-    Raises MalformedError if the data is corrupt or has another size than it claims.
+    Raises MalformedError if the data is corrupt or doesn't have the size that it claims.
     """
 
     def __init__(self) -> None:
@@ -207,7 +208,7 @@ class Unpacker:
         self._unpacked = _Room()
 
     def unpack(self, source: Source, element: Element) -> memoryview:
-        """Return the unpacked payload, `element.size` bytes. PTX ends with a NUL, as it is stored."""
+        """Return the unpacked payload, `element.size` bytes. PTX keeps its final NUL."""
         return memoryview(self.expand(self.read(source, element), source, element))
 
     def read(self, source: Source, element: Element) -> memoryview:
@@ -229,9 +230,9 @@ class Unpacker:
             ) from None
 
     def iter_heads(self, source: Source, element: Element) -> Iterator[memoryview]:
-        """Yield the first HEADS bytes of what an element unpacks to, one after the other, at most half of it.
+        """Yield the first HEADS bytes of an unpacked element in turn, at most half of it.
 
-        Reads no more of the payload than it needs. Ends where the payload is corrupt; `unpack` says how.
+        Reads no more of the payload than needed. Ends where the payload is corrupt; `unpack` says why.
         """
         sizes = [size for size in HEADS if size <= element.size // 2]
         out = self._unpacked.take(max(sizes, default=0))

@@ -1,10 +1,10 @@
 """Write a fatbin: one region with cubins and PTX, in the format that gpt/formats/fatbin.py reads.
 
-The output follows fatbinary of CUDA 13.0 (a test compares every byte except zstd's). Each element has the flags 0x11
-and the bits of its codec and suffix; cubins from sm_100 on have 0x1000000 too. The version is 1.8 for a cubin, and
-`.version` for PTX. After its header, PTX has an empty list of options; a cubin from sm_100 on has a zero byte and its
-section `.nv.compat` without the last byte. Both are stored as a u32 offset and a u32 length, then the bytes. PTX ends
-with one NUL, and payloads are padded to 8 bytes.
+The output matches fatbinary from CUDA 13.0; a test compares every byte except zstd's. Each element has the flags 0x11
+and the bits for its codec and suffix; cubins from sm_100 on also have 0x1000000. The version is 1.8 for a cubin, and
+`.version` for PTX. After its header, PTX has an empty list of options, and a cubin from sm_100 on has a zero byte and
+its section `.nv.compat` without the last byte. Both are stored as a u32 offset, a u32 length, and then the bytes. PTX
+ends with one NUL, and payloads are padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEVEL = 3  # zstd's own default
 
 @dataclass(frozen=True)
 class Payload:
-    """An element to be: `type` is cubin or ptx, `arch` as sm_90a."""
+    """An element to write: `type` is cubin or ptx, `arch` such as sm_90a."""
 
     type: str
     arch: str

@@ -1,4 +1,4 @@
-"""Programs and GPU code of other systems, recognised by name: there is no CUDA code in them."""
+"""Recognize programs and GPU code from other systems by name; they contain no CUDA code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ HEADS = {
 
 
 def find_other(source: Source) -> str | None:
-    """Say which foreign format a file has, and which formats are supported; None if it's not a known one."""
+    """Return a sentence that names a file's foreign format and the supported formats, or None if the format isn't
+    known.
+    """
     head = source.pread(0, min(64, source.size))
     for magic, what in HEADS.items():
         if head.startswith(magic):
@@ -28,12 +30,12 @@ def find_other(source: Source) -> str | None:
         (at,) = struct.unpack_from("<I", head, 60)
         is_pe = at + 4 <= source.size and source.pread(at, 4) == b"PE\0\0"
         return f"{'PE file (Windows)' if is_pe else 'DOS program'}: only ELF files are read"
-    # A universal binary has the number of its parts here; a Java class has a version, which is 45 or more.
+    # A universal binary has its number of parts here; a Java class has a version, at least 45.
     if head[:4] == b"\xca\xfe\xba\xbe" and 0 < int.from_bytes(head[4:8], "big") < 40:
         return "Mach-O file (macOS): only ELF files are read"
     return AMD.format("an ELF file of theirs") if elf.machine_of(head) == EM_AMDGPU else None
 
 
 def find_other_in(tables: elf.Elf | None) -> str | None:
-    """Return which foreign GPU code an ELF file of the host contains, judging by its sections."""
+    """Return the kind of foreign GPU code in an ELF file for the host, judging by its sections."""
     return AMD.format(f"section '{HIP_SECTIONS[0]}'") if tables and tables.named(*HIP_SECTIONS) else None

@@ -1,11 +1,11 @@
-"""Cubins that a library packs by itself: zstd frames that hold one each, as cuBLASLt keeps them in `.ldata`.
+"""Cubins that a library packs itself: zstd frames with one cubin each, as cuBLASLt keeps them in `.ldata`.
 
-A frame (RFC 8878) begins with a magic number and a header, which may say the unpacked size, and goes on with blocks:
-u24 `last (1 bit) | type (2 bits) | size`, then that many bytes (one, where the type is RLE). A checksum may follow
-the last. So block headers alone give its end, and its first 64 unpacked bytes tell whether it's a cubin: the size
-computed from the ELF header must equal the size that the frame states. Facts: 387 frames of cuBLASLt
-13.1, each at a multiple of 32 with zeros between, state their size and hold one cubin; nothing around them says
-which device a frame is for, so the library must go by the cubin, or by tables of its own.
+A frame (RFC 8878) begins with a magic number and a header, which may state the unpacked size. Blocks follow: u24 `last
+(1 bit) | type (2 bits) | size`, then that many bytes (one for type RLE). A checksum may follow the last block. So the
+block headers alone give a frame's end, and its first 64 unpacked bytes show whether it's a cubin: the size computed
+from the ELF header must equal the frame's. All 387 frames in cuBLASLt 13.1 are at multiples of 32 with zeros between
+them, state their size and hold one cubin. Nothing around them says which device a frame is for, so the library must use
+the cubin, or tables of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The most blocks that are read to find the end."""
+        """The most blocks to read in search of the end."""
         return 2 + self.size // MEAN_BLOCK
 
     @property
@@ -44,7 +44,7 @@ class FrameHeader(NamedTuple):
 
 
 def find_frame(source: Source, offset: int) -> FrameHeader | None:
-    """Return the frame at `offset`; None if no frame there could hold a cubin."""
+    """Return the frame at `offset`, or None if no frame there can hold a cubin."""
     import zstandard
 
     head = source.pread(offset, min(MAX_HEADER, source.size - offset))

@@ -1,4 +1,4 @@
-"""Any file that may hold GPU code, recognised by its content: where its regions and bare cubins lie.
+"""Recognize any file that may hold GPU code by its content, and find its regions and bare cubins.
 
 | begins with | is | GPU code lies in |
 | --- | --- | --- |
@@ -9,12 +9,12 @@
 | `10 ff 10 ad` | offload binary of LLVM | all of it; in an ELF file the section `.llvm.offloading` |
 | comments and `.version` | PTX text | all of it |
 
-Some libraries keep regions and cubins elsewhere (cuFFT in `.ldata`, cuSPARSE in `.rodata`, cuBLASLt in
-`.cask_resource` and, packed by itself, in `.ldata`, onnxruntime bare cubins in `.rodata`): `scan` looks for their
-magic numbers at every 8-byte boundary outside those sections, and believes what parses to its end (of a frame,
-what its header and its blocks' say: frames.py). PTX in a program of Rust or Julia is text anywhere (ptxtext.py).
+Some libraries keep regions and cubins elsewhere: cuFFT in `.ldata`, cuSPARSE in `.rodata`, cuBLASLt in `.cask_resource`
+and, packed in its own way, in `.ldata`, onnxruntime bare cubins in `.rodata`. `scan` looks for their magic numbers at
+every 8-byte boundary outside the usual sections, and accepts what parses to its end (for a frame, to the end that its
+header and blocks give: frames.py). PTX in a Rust or Julia program is text anywhere (ptxtext.py).
 
-A new form is a file beside this one and an entry of FORMS.
+To add a format, add a file beside this one and an entry in FORMS.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIN_WASTE = 4096  # trying a magic number or reading a header counts as this man
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An element with the section and archive member that hold it. Offsets are offsets in the file."""
+    """An element with the section and archive member that it's in. Offsets are file offsets."""
 
     element: fatbin.Element
     section: str | None = None
@@ -49,7 +49,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Image:
-    """A file that may hold GPU code. `elf` are its tables if it is an ELF file of the host."""
+    """A file that may hold GPU code. `elf` has its tables if it's an ELF file for the host."""
 
     source: Source
     type: str
@@ -67,13 +67,13 @@ class Image:
         return self.elf is not None and bool(self.elf.named(*FATBIN_SECTIONS))
 
     def iter_elements(self, scan: bool = False) -> Iterator[Placed]:
-        """Yield every element in file order, dead ones left out. Raises MalformedError."""
+        """Yield every element in file order, except dead ones. Raises MalformedError."""
         live = (placed for placed in self.iter_all(scan) if not placed.element.dead)
         for index, placed in enumerate(live):
             yield replace(placed, index=index)
 
     def find_foreign(self) -> list[offload.OffloadImage]:
-        """Return the images in its offload binaries that are neither cubin nor PTX. Raises MalformedError."""
+        """Return the images in its offload binaries that are neither cubins nor PTX. Raises MalformedError."""
         source = self.source
         ranges = [(0, source.size)] if self.type == "offload" else []
         if self.elf:
@@ -103,7 +103,7 @@ def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
 
 
 def find_image(source: Source) -> Image | None:
-    """Recognize a file; None if it can't hold GPU code. Raises MalformedError."""
+    """Recognize a file. Returns None if it can't hold GPU code. Raises MalformedError."""
     head = source.pread(0, min(HEAD, source.size))
     type_ = _type_of(head)
     if type_ is None:
@@ -179,7 +179,7 @@ def _iter_offload(source: Source, start: int, end: int) -> Iterator[fatbin.Eleme
 
 
 def _iter_image(source: Source, image: offload.OffloadImage) -> Iterator[fatbin.Element]:
-    """Yield the elements of an image, by its content: an object for CUDA is a cubin."""
+    """Yield an image's elements according to its content: an object for CUDA is a cubin."""
     head = source.pread(image.offset, min(HEAD, image.size))
     if head.startswith(fatbin.MAGIC_BYTES):
         yield from _iter_range(source, image.offset, image.offset + image.size)
@@ -194,10 +194,10 @@ def _section_at(tables: elf.Elf, offset: int) -> elf.Section | None:
 
 
 def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list[fatbin.Element]:
-    """Return elements of regions, bare cubins and PTX as text outside the known ranges.
+    """Return elements in regions, bare cubins, and PTX text outside the known ranges.
 
-    After bytes that don't parse, the scan goes on at the next magic number, which in a malicious file could go on
-    forever. So WASTE limits the bytes read in vain.
+    After bytes that don't parse, the scan continues at the next magic number. A malicious file could keep that going
+    forever, so WASTE limits the bytes read in vain.
     """
     found: list[fatbin.Element] = []
     done = 0  # end of the last element found
@@ -224,7 +224,7 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
 
 
 def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iterator[tuple[fatbin.Element | None, int]]:
-    """Yield the elements of the image at `offset`, each with its cost; None with the cost of the next one.
+    """Yield the elements of the image at `offset`, each with its cost, and finally None with the cost of the rest.
 
     What lies before `done` belongs to others.
     """
@@ -253,7 +253,9 @@ def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iter
 
 
 def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:
-    """Offsets of magic numbers at 8-byte boundaries, and of PTX, ascending, outside known ranges and a file's start."""
+    """Yield, in ascending order, the offsets of magic numbers at 8-byte boundaries and of PTX, without known ranges and
+    the start of the file.
+    """
     position = 8
     for start, end in [*sorted(known), (source.size, source.size)]:
         while position + 8 <= start:
@@ -313,9 +315,11 @@ def _iter_archive(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
 
 
 class ImageFormat(NamedTuple):
-    """A form of file: whether a file begins as one does, the machine that its code is for, and its elements.
+    """A file format: how to recognize it from a file's first bytes, which machine its code is for, and how to list its
+    elements.
 
-    `elements` is asked for an image, whether to look outside of the usual sections, and how many archives it lies in.
+    `elements` is called with an image, whether to look outside the usual sections, and how many archives the image is
+    nested in.
     """
 
     begins: Callable[[bytes], bool]

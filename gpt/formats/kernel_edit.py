@@ -1,25 +1,25 @@
-"""Edit one kernel of a cubin: its instructions, registers and parameters, and every table that describes them.
+"""Edit one kernel in a cubin: its instructions, registers and parameters, and every table that describes them.
 
-What describes a kernel K (facts from cubins of ours, each compared with what ptxas writes):
+These sections describe a kernel K (learned from our own cubins, each compared with what ptxas writes):
 
-- `.text.K` is its code: instructions of 16 bytes, often with copies of device functions behind them that have symbols
+- `.text.K` is its code: 16-byte instructions, often followed by copies of device functions with symbols
   of their own, and NOPs up to a multiple of 128 bytes.
 - `.nv.info` of the module has its register count: the highest register + 3, since the hardware keeps two. Before sm_90
-  it's in the top byte of sh_info of `.text.K` as well.
+  the count is also in the top byte of `.text.K`'s sh_info.
 - `.nv.info.K` has its parameters (kernel_params.py), lists of the offsets of some instructions, and a bound on
   registers.
 - `.rela.text.K` names instructions to patch. `.debug_frame` has the ranges of its functions.
 
-Three ways to add code, by what they move:
+There are three ways to add code, which move different things:
 
 - `append` puts it at the end of the section. Nothing moves.
 - `move` says that instructions are now elsewhere, as when a branch leads from where they were to a copy at the end.
 - `insert` puts it in the middle. Tables follow (code_moves.py); the instructions stay as they are, so a branch across
-  that place is the caller's to correct. Refused where something may hold an offset that we can't find.
+  that place is the caller's job to correct. Refused where something may hold an offset that we can't find.
 
-From sm_100 on a cubin describes its code twice: `.nv.capmerc.*` and `.nv.merc.*` have the same kernels for a finalizer
-in the driver (Mercury). Parameters are added to both, as ptxas does. Code and registers there stay as they were.
-We haven't tried how the driver deals with the difference, so `has_mercury` lets a caller refuse.
+From sm_100 on, a cubin describes its code twice: `.nv.capmerc.*` and `.nv.merc.*` hold the same kernels for a finalizer
+in the driver (Mercury). As ptxas does, we add parameters to both, but leave code and registers there as they were. We
+haven't tried what the driver makes of the difference, so `has_mercury` lets a caller refuse.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAXREG_COUNT = 0x1B  # an attribute of `.nv.info.K`
 
 
 class KernelEditor:
-    """A kernel of a cubin being edited. Raises CannotEdit if there's none of that name, or it has no code."""
+    """A kernel being edited. Raises CannotEdit if the cubin has none with that name, or it has no code."""
 
     def __init__(self, cubin: CubinEditor, name: str) -> None:
         self.cubin = cubin
@@ -58,35 +58,35 @@ class KernelEditor:
 
     @property
     def code(self) -> Data:
-        """The bytes of its section: the kernel's instructions, and the functions and NOPs behind them."""
+        """The bytes of its section: the kernel's instructions, then functions and NOPs."""
         return self.cubin.content(self.section)
 
     @property
     def has_mercury(self) -> bool:
-        """True if the cubin has the kernel a second time, as Mercury code, which isn't edited."""
+        """True if the cubin also has the kernel as Mercury code, which isn't edited."""
         return b".nv.capmerc.text." + self.name in self.cubin.numbers
 
     def write(self, at: int, code: bytes) -> None:
-        """Replace instructions by as many others. No table changes."""
+        """Replace instructions by the same number of others. No table changes."""
         self._check(at, code, len(self.code) - len(code))
         self.cubin.editable(self.section)[at : at + len(code)] = code
 
     def append(self, code: bytes) -> int:
-        """Add instructions at the end of the section, and NOPs; return their offset. Nothing that was there moves."""
+        """Append instructions and NOPs to the section, and return their offset. Existing code doesn't move."""
         end = len(self.code)
         self._add(end, code)
         return end
 
     def insert(self, at: int, code: bytes) -> None:
-        """Add instructions at an offset, and move those from there on; what's at offset 0 stays the kernel's entry.
+        """Insert instructions at an offset and move the ones after it. The kernel's entry stays at offset 0.
 
-        Raises CannotEdit where something isn't understood that may hold an offset.
+        Raises CannotEdit if something may hold an offset but isn't understood.
         """
         code_moves.check_understood(self.cubin, self.section, self.info)
         self._add(at, code)
 
     def move(self, moved: Mapping[int, int]) -> None:
-        """Update tables after instructions moved to other offsets: `moved` has the new offset of each that has one."""
+        """Update tables after instructions moved: `moved` maps old offsets to new ones."""
         if any(not 0 <= offset < len(self.code) for offset in moved.values()):
             raise CannotEdit("an instruction moves beyond the code")
 
@@ -100,12 +100,12 @@ class KernelEditor:
 
     @property
     def registers(self) -> int:
-        """Registers of a thread, the two that the hardware keeps included."""
+        """Registers per thread, including the two that the hardware keeps."""
         number, at = self._register_count()
         return int.from_bytes(self.cubin.content(number)[at : at + 4], "little")
 
     def set_registers(self, count: int) -> None:
-        """Set the register count, and raise the bound on it where that's lower."""
+        """Set the register count, and raise its bound if that's lower."""
         if not 0 < count <= MAX_REGISTERS:
             raise CannotEdit(f"{count} registers")
         number, at = self._register_count()
@@ -120,7 +120,7 @@ class KernelEditor:
 
     @property
     def info_section(self) -> int:
-        """The number of its `.nv.info.K`. Raises CannotEdit if it has none."""
+        """The index of its `.nv.info.K`. Raises CannotEdit if it has none."""
         number = self.cubin.numbers.get(b".nv.info." + self.name)
         if number is None or int(self.cubin.sections["info"][number]) != self.section:
             raise CannotEdit("a kernel without attributes")
@@ -132,7 +132,7 @@ class KernelEditor:
         return self.cubin.editable(self.info_section)
 
     def _register_count(self) -> tuple[int, int]:
-        """Return the number of the module's `.nv.info`, and the offset in it."""
+        """Return the index of the module's `.nv.info`, and the offset in it."""
         if self.symbol not in self.cubin.register_counts:
             raise CannotEdit("a kernel without a register count")
         return self.cubin.numbers[b".nv.info"], self.cubin.register_counts[self.symbol]
@@ -151,7 +151,7 @@ class KernelEditor:
         last = end + len(code) + len(padding)
 
         def place(offset: int, is_entry: bool = True) -> int:
-            """Return where an offset is now. The old end becomes the new end, so ranges that reached it still do."""
+            """Return an offset's new value. The old end becomes the new end, so ranges that reached it still do."""
             if not 0 <= offset <= end:
                 raise CannotEdit("something refers to a place beyond the code")
             if offset == end:
@@ -159,7 +159,7 @@ class KernelEditor:
             return offset if offset < at or (is_entry and not offset) else offset + len(code)
 
         def place_instruction(offset: int) -> int:
-            """Return where an instruction is now. The first one moves like others: the entry point isn't part of it."""
+            """Return an instruction's new offset. The first one moves too: the entry point isn't part of it."""
             return place(offset, is_entry=False)
 
         with self.cubin.whole_edit():

@@ -1,19 +1,19 @@
-"""Give a kernel one more parameter, behind its others.
+"""Add a parameter to a kernel, after its others.
 
-Two sections describe a kernel's parameters. `.nv.constant0.K` has room for them after what the driver
-keeps in constant bank 0 (0x160 bytes on sm_80, 0x210 on sm_90, 0x380 on sm_100 and sm_120). `.nv.info.K` has
+Two sections describe a kernel's parameters. `.nv.constant0.K` has room for them after the part of constant bank 0 that
+belongs to the driver (0x160 bytes on sm_80, 0x210 on sm_90, 0x380 on sm_100 and sm_120). `.nv.info.K` has
 
     0x0a  PARAM_CBANK      {u32 symbol of `.nv.constant0.K`, u16 offset of the first in the bank, u16 bytes of all}
     0x19  CBANK_PARAM_SIZE  bytes of all, as the entry's value
     0x17  KPARAM_INFO      {u32 0, u16 ordinal, u16 offset, u32 size << 18 | 0x1f000}, the last parameter first
     0x45  KPARAM_INFO_V2   {u32 0, u16 ordinal, u16 offset, u32 size}
 
-Each kernel has entries of one version only; a mixture is refused by the driver. ptxas writes version 2 for kernels with
-more than 4,352 bytes of parameters, and none of the first two attributes for a kernel without any. The edit gives the
-bytes that ptxas writes for the same kernel with a trailing `unsigned long long`.
+A kernel has entries of one version only; the driver refuses a mixture. ptxas writes version 2 for kernels with more
+than 4,352 bytes of parameters, and neither of the first two attributes for a kernel without parameters. The edit writes
+the same bytes as ptxas does for the kernel with a trailing `unsigned long long`.
 
-Without room in the constant bank a launch ends in "out of resources". A launch that doesn't pass the parameter isn't
-refused: the kernel reads what's there.
+If the constant bank has no room for the parameter, a launch fails with "out of resources". If a launch doesn't pass it,
+the kernel reads whatever is there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNKNOWN_STACK = 0xFFFFFFFF
 SIZE = 8  # bytes of the added parameter
 PARAM_CBANK, CBANK_PARAM_SIZE, KPARAM_INFO, KPARAM_INFO_V2 = 0x0A, 0x19, 0x17, 0x45
 BEFORE = 0x35, 0x37, 0x5A  # ptxas writes these before the parameters; 0x37 is CUDA_API_VERSION
-# From sm_90 on ptxas writes these last, after the bank; before, the bank comes before the parameters.
+# From sm_90 on, ptxas writes these last, after the bank; earlier, the bank comes before the parameters.
 LAST = 0x36, 0x6B, 0x6D  # SW_WAR and, by ptxas of CUDA 13.5, two without a name
 BANK_LAST = 90
 HALF = 3  # the format of an entry whose value is a number of 16 bits
@@ -58,7 +58,7 @@ class Parameter(NamedTuple):
 
 
 def add_parameter(kernel: KernelEditor) -> Parameter:
-    """Add a parameter of 8 bytes. Raises CannotEdit, and then nothing has changed."""
+    """Add an 8-byte parameter. Raises CannotEdit without having changed anything."""
     cubin = kernel.cubin
     number = cubin.numbers.get(b".nv.constant0." + kernel.name)
     if number is None or int(cubin.sections["info"][number]) != kernel.section:
@@ -90,7 +90,7 @@ def add_parameter(kernel: KernelEditor) -> Parameter:
 
 
 def list_parameters(kernel: KernelEditor) -> list[Param]:
-    """Return the parameters of a kernel, in order. Their types aren't known."""
+    """Return a kernel's parameters in order. Their types are unknown."""
     found = []
     for entry in iter_attributes(bytes(kernel.info)):
         if entry.kind in (KPARAM_INFO, KPARAM_INFO_V2) and len(entry.payload) == KPARAM.size:
@@ -100,7 +100,7 @@ def list_parameters(kernel: KernelEditor) -> list[Param]:
 
 
 def raise_stack(kernel: KernelEditor, size: int) -> None:
-    """Raise a kernel's stack by `size` bytes, unless the file doesn't know how many it needs."""
+    """Enlarge a kernel's stack by `size` bytes, unless the file doesn't state its size."""
     number = kernel.cubin.numbers.get(b".nv.info")
     info = kernel.cubin.editable(number) if number is not None else bytearray()
     for entry in iter_attributes(bytes(info)):
@@ -119,7 +119,7 @@ def _is_parameter(entry: Entry) -> bool:
 
 
 def _with_parameter(entries: list[Entry], new: Parameter) -> list[Entry]:
-    """Return the attributes with one more parameter, all in the version that this needs."""
+    """Return the attributes with one more parameter, all in the version that it needs."""
     is_v2 = new.offset + SIZE > MAX_V1 or any(kind == KPARAM_INFO_V2 for _, kind, _, _ in entries)
     version = KPARAM_INFO_V2 if is_v2 else KPARAM_INFO
     out = list(entries)
@@ -149,12 +149,12 @@ def _with_bank(entries: list[Entry], bank: bytes, size: int, is_last: bool) -> l
 
 
 def _start(entries: list[Entry]) -> int:
-    """Return the index after the attributes that come before parameters."""
+    """Return the index after the attributes that precede parameters."""
     return max((index + 1 for index, entry in enumerate(entries) if entry[1] in BEFORE), default=0)
 
 
 def _symbol_of(kernel: KernelEditor, section: int) -> int:
-    """Return the number of the symbol that stands for a section."""
+    """Return the index of a section's symbol."""
     symbols = kernel.cubin.symbols
     found = np.flatnonzero((symbols["shndx"] == section) & (symbols["info"] & 15 == STT_SECTION))
     if not len(found):

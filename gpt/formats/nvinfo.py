@@ -1,14 +1,14 @@
-"""Read `.nv.info`, where a cubin says what its kernels need: registers, stack, constant memory, parameters.
+"""Read `.nv.info`, which lists what a cubin's kernels need: registers, stack, constant memory, parameters.
 
-It holds entries: u8 format, u8 attribute, u16 value; with format 4 the value is the size of a payload that follows.
-cuobjdump prints the name of each attribute. These have as payload the index of a symbol and a number:
+Entries are u8 format, u8 attribute, u16 value; with format 4 the value is the size of the payload that follows.
+cuobjdump prints each attribute's name. The payload of these is a symbol index and a number:
 
     0x2f  registers of a thread       0x11  bytes of the function's own stack frame
     0x12  bytes of stack of an entry and all that it calls; 0xffffffff if not known
 
-Before sm_90 the registers are in bits 24-31 of sh_info of `.text.K` as well. `.nv.constantN.K` are the constant
-banks that K has for itself: bank 0 has what the driver writes and the parameters, bank 2 literals. The size of
-`.nv.shared.K` is not what the kernel declared: from sm_90 on it counts 1,024 bytes that the system keeps.
+Before sm_90 the register count is also in bits 24-31 of `.text.K`'s sh_info. `.nv.constantN.K` are the constant banks
+that belong to K: bank 0 holds the driver's part and the parameters, bank 2 literals. The size of `.nv.shared.K` isn't
+what the kernel declared: from sm_90 on it includes 1,024 bytes that the system keeps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Attribute(NamedTuple):
 
 
 def iter_attributes(content: Data) -> Iterator[Attribute]:
-    """Yield the entries of an `.nv.info` section. Raises MalformedError where it ends within one."""
+    """Yield the entries of an `.nv.info` section. Raises MalformedError if the last one is incomplete."""
     view = memoryview(content)
     at = 0
     while at < len(view):
@@ -64,7 +64,7 @@ def iter_attributes(content: Data) -> Iterator[Attribute]:
 
 @dataclass
 class Needs:
-    """The needs of a kernel: registers per thread, bytes of stack, bytes of its constant banks."""
+    """A kernel's needs: registers per thread, bytes of stack, bytes in its constant banks."""
 
     registers: int = 0
     stack: int = 0
@@ -72,7 +72,7 @@ class Needs:
 
 
 def read_needs(data: Data) -> dict[str, Needs]:
-    """Return the needs of each kernel of a cubin, in symbol table order. Raises MalformedError."""
+    """Return what each kernel in a cubin needs, in symbol table order. Raises MalformedError."""
     view = memoryview(data)
     headers = list(SECTION.iter_unpack(section_headers(data)))
     (shstrndx,) = struct.unpack_from("<H", data, 62)

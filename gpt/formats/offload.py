@@ -1,6 +1,6 @@
-"""LLVM's offload binaries: device images as clang puts them into objects, in the section `.llvm.offloading`.
+"""LLVM offload binaries: device images that clang puts into objects, in the section `.llvm.offloading`.
 
-All numbers are little-endian, and all offsets are from the beginning of the binary. A section holds several, each at a
+All numbers are little-endian, and offsets start at the binary's first byte. A section holds several binaries, each at a
 multiple of 8 (llvm/Object/OffloadBinary.h):
 
 header   10 ff 10 ad, u32 version, u64 size of all, u64 offset of the entries, u64 (version 1) their size or (2) count
@@ -8,8 +8,8 @@ entry    u16 kind of the image, u16 producer, u32 flags (1: no image), u64 offse
          u64 offset and size of the image
 string   u64 offset of the key, u64 offset of the value, and in version 2 u64 size of the value
 
-The strings "triple" and "arch" say what an image is for. Clang's linker wrapper makes cubins and fatbins of what it
-finds in objects, so a linked program has a `.nv_fatbin` as nvcc makes one.
+The strings "triple" and "arch" identify an image's target. Clang's linker wrapper turns the images in objects into
+cubins and fatbins, so a linked program has a `.nv_fatbin` just like nvcc's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_ENTRIES, MAX_STRINGS, MAX_TEXT = (
 
 
 class OffloadImage(NamedTuple):
-    """An image at `offset` of the source that was read, and what its entry says about it."""
+    """An image at `offset` in the source, and what its entry says about it."""
 
     kind: str
     producer: str
@@ -96,7 +96,7 @@ def _text(binary: Source, offset: int, size: int | None) -> str:
 
 
 def describe(images: list[OffloadImage]) -> str:
-    """Say what images there are: `2 bitcode of OpenMP for nvptx64-nvidia-cuda sm_90`."""
+    """Return a list of the images: `2 bitcode of OpenMP for nvptx64-nvidia-cuda sm_90`."""
     kinds = Counter(
         f"{image.kind} of {image.producer} for {' '.join(filter(None, (image.triple, image.arch))) or 'no target'}"
         for image in images

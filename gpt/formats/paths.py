@@ -1,4 +1,4 @@
-"""Handle paths from records, which aren't trusted: they may name anything, or not be valid paths."""
+"""Handle untrusted paths from records: they may name anything, or not be valid paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpt.formats.source import BLOCK
 
 
 def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
-    """Return a regular file, open for reading. Raises MissingError on anything else, OSError if it cannot be opened.
+    """Open a regular file for reading. Raises MissingError on anything else, and OSError if it can't be opened.
 
     Opening a pipe would wait for a writer that may never come, and a device has no end. A link is not a regular file
     without `follow`.
@@ -43,7 +43,7 @@ def is_regular(path: str | Path, follow: bool = True) -> bool:
 
 
 def read_at_most(file: IO[bytes], size: int) -> bytes:
-    """Read at most `size` bytes of a file, without allocating more than it has."""
+    """Read at most `size` bytes of a file. Allocates no more than the file has."""
     blocks: list[bytes] = []
     while size and (block := file.read(min(size, BLOCK))):
         blocks.append(block)
@@ -52,7 +52,9 @@ def read_at_most(file: IO[bytes], size: int) -> bytes:
 
 
 def real_path(path: str | Path) -> str:
-    """Return its canonical form, or the path itself if no file can have it. Path.resolve raises for a loop of links."""
+    """Return a path's canonical form, or the path itself if no file can have it. Path.resolve raises on a loop of
+    links.
+    """
     try:
         return os.path.realpath(path)
     except ValueError:

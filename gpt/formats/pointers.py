@@ -1,13 +1,13 @@
-"""Find every word of a library that holds an address inside its fatbins.
+"""Find every word in a library that holds an address inside its fatbins.
 
-nvcc writes one kind of pointer: a wrapper in `.nvFatBinSegment`, `{u32 magic, u32 version, u64 data, u64 other}`. A
-relative relocation sets its `data` to the start of a region. Linkers and strip also leave a symbol (`fatbinData`) at
-the start of regions. So only words with the start of a region are supported: the addend of a relative relocation
-(RELA), a word that a packed relative relocation (RELR) moves, the value of a symbol, or, in a program at a fixed
-address, a wrapper. Anything else that points into a fatbin raises `NotUnderstood`, and the library's code isn't moved.
+nvcc writes one kind of pointer: a wrapper in `.nvFatBinSegment`, `{u32 magic, u32 version, u64 data, u64 other}`, whose
+`data` a relative relocation sets to the start of a region. Linkers and strip also leave a symbol (`fatbinData`) at the
+start of regions. So we support only words that hold the start of a region: the addend of a relative relocation (RELA),
+a word that a packed relative relocation (RELR) moves, the value of a symbol, or, in a program at a fixed address, a
+wrapper. Anything else that points into a fatbin raises `NotUnderstood`, and the library's code isn't moved.
 
-Regions without a wrapper are common (nvcc drops the wrapper of a source without kernels and leaves the region), but
-code could also take the address of such a region. So the code is searched for any displacement or immediate that would
+Regions without a wrapper are common, since nvcc drops the wrapper of a source without kernels and leaves the region.
+But code could also take such a region's address. So we search the code for any displacement or immediate that would
 lead to its start, which raises `NotUnderstood` too.
 """
 
@@ -32,21 +32,21 @@ RELA, SYMBOL = elftables.RELA.dtype, elftables.SYMBOL.dtype
 
 
 class NotUnderstood(Exception):
-    """Something points into a fatbin in a way that is not known to be safe to move."""
+    """Something points into a fatbin in a way that isn't known to be safe to move."""
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """A word of 8 bytes at file offset `at` that holds the address `value`."""
+    """An 8-byte word at file offset `at` that holds the address `value`."""
 
     at: int
     value: int
 
 
 def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: set[int]) -> list[Pointer]:
-    """Return all words that hold the start of a region. `regions` are their addresses.
+    """Return all words that hold a region's start. `regions` are addresses.
 
-    Raises NotUnderstood if a word points elsewhere into `fatbins`, or where code may refer to a region.
+    Raises NotUnderstood if a word points elsewhere into `fatbins`, or if code may refer to a region.
     """
     _check_addresses(tables)
     if stray := wrappers.find_stray(source, tables)[0]:
@@ -71,9 +71,9 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
 
 
 def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set[int]:
-    """Return the addresses that relative relocations store somewhere or exported symbols have.
+    """Return the addresses that relative relocations store or that exported symbols have.
 
-    Raises NotUnderstood for addresses that a process can't have.
+    Raises NotUnderstood for addresses that no process can have.
     """
     _check_addresses(tables)
     wanted = np.array(sorted(addresses), np.uint64)
@@ -96,9 +96,9 @@ def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set
 
 
 def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> list[int]:
-    """Return the regions that no wrapper and nothing else in a library refers to, in file order.
+    """Return, in file order, the regions of a library that no wrapper and nothing else refers to.
 
-    All are file offsets. For a program at a fixed address the list is empty, as any of its words may be an address.
+    All values are file offsets. For a program at a fixed address the list is empty, since any word may be an address.
     """
     if tables.type != "shared":
         return []
@@ -108,7 +108,7 @@ def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> 
 
 
 def _check_addresses(tables: Elf) -> None:
-    """Raises NotUnderstood for a file that could not be loaded: its addresses are computed with in 64 bits."""
+    """Raises NotUnderstood for a file that can't be loaded, because address arithmetic here is 64 bits wide."""
     for part in tables.sections:
         if part.addr + part.size > MAX_ADDRESS:
             raise NotUnderstood(f"section '{part.name}' has the address {part.addr:#x}")
@@ -151,7 +151,9 @@ def _word(source: Source, tables: Elf, address: int) -> tuple[int, int] | None:
 
 
 def _wrappers(source: Source, tables: Elf, ranges: list[tuple[int, int]]) -> list[Pointer]:
-    """Return wrappers that hold an address themselves: all in a fixed program, some linkers' elsewhere too."""
+    """Return the wrappers that contain their address already: all in a fixed program, and those from some linkers
+    elsewhere.
+    """
     pointers = []
     for section in tables.named(wrappers.SECTION):
         data = source.pread(section.offset, section.size)
@@ -195,9 +197,10 @@ def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
 
 
 def _iter_relr(source: Source, section: Section) -> Iterator[int]:
-    """Addresses of relocated words. RELR: an even entry is an address, an odd one a bitmap of the 63 words that follow.
+    """Yield the addresses of relocated words. In RELR, an even entry is an address, and an odd one a bitmap of the next
+    63 words.
 
-    Addresses ascend, so there can't be more of them than words in the file.
+    Addresses ascend, so there can't be more than words in the file.
     """
     address = 0
     for entry in _read(source, section, np.dtype("<u8")).tolist():
@@ -212,7 +215,7 @@ def _iter_relr(source: Source, section: Section) -> Iterator[int]:
 
 
 def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
-    """Raises NotUnderstood if code may hold one of the addresses, relative to itself or absolute."""
+    """Raises NotUnderstood if code may contain one of the addresses, relative or absolute."""
     wanted = np.array(sorted(addresses), np.int64)
     for section in tables.sections:
         if not (section.in_file and section.flags & elf.SHF_EXECINSTR):
@@ -231,8 +234,8 @@ def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
 def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -> bool:
     """Return whether code may refer to one of these addresses.
 
-    It can do so by a displacement from the end of an instruction, whose ModRM byte, 00xxx101, comes before it (an
-    immediate may follow), or, in a program at a fixed address, by any four bytes with the address itself.
+    Code can use a displacement from the end of an instruction, preceded by the ModRM byte 00xxx101 and perhaps followed
+    by an immediate. In a program at a fixed address, it can also use any four bytes with the address itself.
     """
     words = np.lib.stride_tricks.sliding_window_view(code, 5) if len(code) >= 5 else np.empty((0, 5), "u1")
     relative = np.flatnonzero((words[:, 0] & 0xC7) == 0x05)
@@ -243,7 +246,7 @@ def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -
 
 
 def _arm_refers(code: np.ndarray, address: int, wanted: np.ndarray) -> bool:
-    """ADRP to the page of a region, or ADR to its start."""
+    """ADRP to a region's page, or ADR to its start."""
     words = code[: len(code) & ~3].view("<u4").astype(np.int64)
     place = address + 4 * np.arange(len(words))
     offset = (words >> 5 & 0x7FFFF) << 2 | words >> 29 & 3

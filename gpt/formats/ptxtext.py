@@ -1,13 +1,13 @@
-"""PTX text as a file, and in a program: it is recognised by its head, which says the version and the target.
+"""PTX text in a file or a program, recognized by its head, which states version and target.
 
-The rest is read in gpt/ptx, which a test holds this against. The patterns do not backtrack (their repetitions are
-possessive), so that hostile text, and C source with many comments, takes time in proportion to its size.
+gpt/ptx parses the rest; a test compares the two. The patterns don't backtrack (their repetitions are possessive), so
+hostile text, or C source with many comments, takes time proportional to its size.
 
-Programs of Rust, Julia and cudarc keep PTX as a constant among their data. C ends it with a NUL. Rust doesn't: the
-next constant follows, text as well. So a module reaches from the comments before its head to the last of its
-directives that ends (with `;`, or its closing brace), and to the NUL or the end of the section if only blanks and
-comments lie between. Text that ends in the middle of a directive isn't listed as a module, and neither is a template's
-head without functions and variables.
+Rust, Julia and cudarc programs keep PTX as a constant in their data. In C it ends with a NUL; in Rust the next constant
+follows, which is text as well. A module therefore extends from the comments before its head to the end of its last
+complete directive (`;` or a closing brace), and on to the NUL or the end of the section if only blanks and comments lie
+between. Text that ends in the middle of a directive isn't listed as a module, and neither is a template's head without
+functions or variables.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _HEAD = compiled(
 
 
 class PtxTarget(NamedTuple):
-    """The PTX version of a module, 8.5 as (8, 5), and the compute capability that it is for, if it says one."""
+    """A module's PTX version, 8.5 as (8, 5), and the compute capability of its target, if it has one."""
 
     version: tuple[int, int]
     target: str | None
 
 
 def find_head(text: bytes) -> PtxTarget | None:
-    """Parse the head of a module, after comments; None if the text isn't PTX."""
+    """Parse the head of a module, after comments. Returns None if the text isn't PTX."""
     found = _HEAD.match(text)
     return PtxTarget((int(found[1]), int(found[2])), found[3].decode() if found[3] else None) if found else None
 
@@ -69,7 +69,7 @@ class Text(NamedTuple):
 
 
 def _read_text(source: Source, offset: int, end: int) -> tuple[bytes, bool, int]:
-    """Return the text from a head at `offset` on, whether another head ends it, and how much was read.
+    """Return the text from a head at `offset`, whether another head ends it, and how many bytes were read.
 
     The text ends before the next head, at the first byte that can't be text, or at `end`. Raises TruncatedError.
     """
@@ -105,9 +105,10 @@ def find_text(source: Source, offset: int, begin: int, end: int) -> tuple[Text |
 
 
 def _find_end(text: bytes, end: int, followed: bool) -> int | None:
-    """Return where a module ends whose head ends at `end`; None if a directive has no end, or none defines anything.
+    """Return the end of a module whose head ends at `end`, or None if a directive is unfinished or none defines
+    anything.
 
-    Comments after the last one belong to the module unless it is `followed` by another.
+    Trailing comments belong to the module unless another module follows (`followed`).
     """
     module = False
     while True:

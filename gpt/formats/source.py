@@ -1,4 +1,4 @@
-"""Bytes to read at an offset, wherever they lie: a file, a part of one, or memory."""
+"""Bytes to read at an offset, wherever they are: in a file, a part of a file, or memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ DIGEST_BLOCK = 1 << 20  # fits a cache
 
 
 class Source:
-    """`size` bytes called `name`, read with `pread` so that several share one descriptor.
+    """`size` bytes called `name`, read with `pread` so that several sources can share a descriptor.
 
-    A part (`sub`) keeps the name and base of the whole, so that messages state offsets in the file.
+    A part (`sub`) keeps the whole's name and base, so messages state offsets in the file.
     """
 
     def __init__(self, name: str, data: bytes | int, base: int = 0, size: int | None = None) -> None:
-        """`data` is the bytes themselves or an open file descriptor, which stays the caller's."""
+        """`data` is bytes or an open file descriptor, which the caller still owns."""
         self.name = name
         self.base = base
         self._data = data
@@ -42,7 +42,7 @@ class Source:
         return data
 
     def pread_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset` on. Raises TruncatedError if the source is shorter."""
+        """Fill `buffer`, starting at `offset`. Raises TruncatedError if the source is shorter."""
         if not isinstance(self._data, int):
             buffer[:] = self.pread(offset, len(buffer))
             return
@@ -66,7 +66,7 @@ class Source:
         return at(self.name, self.base + offset)
 
     def sha256(self) -> str:
-        """Return the digest of all of it, in hexadecimal."""
+        """Return the hexadecimal digest of the whole source."""
         import hashlib  # takes long to import, and parts of files have no digest
 
         digest = hashlib.sha256()
@@ -78,7 +78,7 @@ class Source:
         return digest.hexdigest()
 
     def open(self) -> io.BufferedReader:
-        """Return a binary file over it, for libraries that require one."""
+        """Return the source as a binary file, for libraries that require one."""
         return io.BufferedReader(_Raw(self))
 
 

@@ -8,7 +8,7 @@ SPACE = 1 << 16  # names and functions may take this much memory even if the def
 
 
 class Symbol(TypedDict):
-    """A function: the struct `symbol` of gpt/stream/records.py. PTX has no size."""
+    """A function: the struct `symbol` in gpt/stream/records.py. In PTX it has no size."""
 
     name: str
     size: NotRequired[int]

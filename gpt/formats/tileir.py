@@ -1,8 +1,8 @@
-"""Tile IR: the bytecode of CUDA Tile, from which the driver makes code for a GPU, as it does from PTX.
+"""Tile IR: the bytecode of CUDA Tile, which the driver compiles for a GPU as it does PTX.
 
     magic 7f "TileIR" 00 | u8 major | u8 minor | u16 tag | sections | u8 0
 
-A section is a byte, 7 bits of which are its kind and the top one says that it is aligned; its size, a varint; if it is
+A section consists of a byte with its kind in the low 7 bits and "aligned" in the top one; its size, a varint; if
 aligned, the alignment, a varint, and padding up to it, counted from the start of the file; and its bytes. Varints are
 LEB128. Two kinds are read here:
 
@@ -11,11 +11,11 @@ LEB128. Two kinds are read here:
   follow), a location, attributes, the size of its body, the body; then padding.
 
 Attributes have many types, which depend on the version. NVIDIA's public reader only knows hints; nvcc 13.5 writes two
-attributes that are empty. So we read a module both ways, and believe the way that fits to the last byte. If neither or
-both do, or if a module has hints, its kernels aren't known.
+empty attributes. So we read a module both ways and trust the reading that fits to the last byte. If neither or both
+fit, or if a module has hints, its kernels are unknown.
 
-Sources: the chapter "Binary format" of NVIDIA's Tile IR, and modules that nvcc 13.5 makes. nvcc -enable-tile puts them
-into fatbins of their own (kind 128), whose wrappers lie in the section `.nvFatBinSegmentAlt`.
+Sources: the chapter "Binary format" in NVIDIA's Tile IR documentation, and modules from nvcc 13.5. nvcc -enable-tile
+puts modules into fatbins of their own (kind 128), whose wrappers are in the section `.nvFatBinSegmentAlt`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Reader:
 
 
 def parse_tileir(data: bytes | memoryview) -> Contents | None:
-    """Return the kernels of a module, or None if they aren't known. Raises MalformedError."""
+    """Return a module's kernels, or None if they're unknown. Raises MalformedError."""
     view = memoryview(data)
     if bytes(view[: len(MAGIC)]) != MAGIC:
         raise MalformedError("not Tile IR")
@@ -98,7 +98,7 @@ def _iter_sections(view: memoryview) -> list[tuple[int, memoryview]]:
 
 
 def _find_functions(section: memoryview, attributes: bytes) -> list[tuple[int, int]] | None:
-    """Return the number of each function's name, and its flags; None if they don't have these attributes."""
+    """Return each function's name index and flags, or None if the functions don't have these attributes."""
     reader, found = _Reader(section), list[tuple[int, int]]()
     with suppress(MalformedError):
         count = reader.number()

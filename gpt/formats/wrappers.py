@@ -1,14 +1,14 @@
-"""Wrappers: the words by which a program tells the driver where its fatbins are.
+"""Wrappers: the words that tell the driver where a program's fatbins are.
 
-nvcc and clang make one for each region, in the section `.nvFatBinSegment`: `{u32 magic, u32 version, u64 data,
-u64 other}`. The program's constructors register their addresses, and the driver follows `data`, nothing else. A tool
-that moves a fatbin section without its wrappers (patchelf 0.14 does, if the section stands where it needs room) leaves
-a file that looks intact: its regions parse, but no launch finds its code. So each wrapper is followed here as the
-loader and the driver would: through the relocation of `data`, to the bytes there.
+nvcc and clang emit one per region in the section `.nvFatBinSegment`: `{u32 magic, u32 version, u64 data, u64 other}`.
+The program's constructors register their addresses, and the driver follows `data` and nothing else. A tool that moves a
+fatbin section without its wrappers leaves a file that looks intact: its regions parse, but no launch finds its code.
+(patchelf 0.14 does that if the section is where it needs room.) So each wrapper is followed here as the loader and the
+driver would: through the relocation of `data`, to the bytes there.
 
-In a library or program relocations are found as the loader does, through PT_DYNAMIC, whether or not there are
-section headers; in an object through its section of relocations. An address that only the loader will know, such as
-a symbol in another file, is believed.
+In a library or program, relocations are found as the loader finds them, through PT_DYNAMIC, whether or not there are
+section headers; in an object, through its relocation section. An address that only the loader will know, such as a
+symbol in another file, is trusted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ MAX_WRAPPERS = fatbin.MAX_REGIONS
 
 
 class Wrapper(NamedTuple):
-    """A wrapper at `place`, and the `value` that its `data` has once it's relocated: addresses, but offsets in the file
-    and in the section `where` in an object. `target` is the file offset of the fatbin, None if it's not in the file.
+    """A wrapper at `place`, and the `value` of its `data` once it's relocated. Both are addresses, or, in an object,
+    offsets in the file and in the section `where`. `target` is the fatbin's file offset, or None if it's not in the
+    file.
     """
 
     place: int
@@ -91,7 +92,7 @@ def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
 
 
 def _iter_places(source: Source, tables: Elf) -> Iterator[int]:
-    """Yield file offsets of wrappers: in their section, or, if none has that name, wherever data can be written."""
+    """Yield the file offsets of wrappers: in their section or, without such a section, wherever data is writable."""
     named = [section for section in tables.sections if section.name.startswith(SECTION) and section.in_file]
     for section in named:
         yield from _iter_magic(source, section.offset, section.end, WRAPPER.size)
@@ -114,7 +115,9 @@ def _iter_magic(source: Source, start: int, end: int, step: int) -> Iterator[int
 
 
 def _read_relocated(source: Source, tables: Elf, addresses: list[int]) -> dict[int, int | None]:
-    """Return what the loader puts into words at these addresses, None where only it knows; others stay as they are."""
+    """Return what the loader writes into the words at these addresses, or None where only the loader knows. Other words
+    are unchanged.
+    """
     dynamic = _read_dynamic(source, tables)
     wanted, found = set(addresses), dict[int, int | None]()
     start, size = dynamic.get(DT_RELA), dynamic.get(DT_RELASZ, 0)
@@ -149,7 +152,7 @@ def _read_table(source: Source, tables: Elf, address: int, size: int) -> Iterato
 
 
 def _iter_rela(source: Source, offset: int, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield offset, type, symbol and addend of each relocation of a table."""
+    """Yield each relocation's offset, type, symbol and addend."""
     entry = elftables.RELA.struct
     return entry.iter_unpack(source.pread(offset, size - size % entry.size))
 
@@ -164,7 +167,7 @@ def _find_symbol(source: Source, tables: Elf, table: int | None, number: int, ad
 
 
 def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wrapper]:
-    """Yield the wrappers of an object, each with a relocation whose symbol gives a section."""
+    """Yield an object's wrappers, each with a relocation whose symbol identifies a section."""
     for section in tables.sections:
         if not section.name.startswith(SECTION) or not section.in_file:
             continue

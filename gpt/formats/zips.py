@@ -1,10 +1,10 @@
-"""Read zip files, such as wheels, from untrusted sources: check them before unpacking, within limits.
+"""Read zip files, such as wheels, from untrusted sources: within limits, checked before unpacking.
 
-zipfile knows the format. It believes what the tables say, however, and a small file can say much: so the directory is
-read within MAX_DIRECTORY, no two members share bytes or a name, all of them together unpack to at most MAX_RATIO times
-the file, or to FREE bytes if that is more, and a member is unpacked to its end only after its first bytes have shown
-that it may hold GPU code. Only members that are stored or deflated are read, as PyPI takes no others: what bzip2 and
-LZMA make of a few bytes is beyond every bound.
+zipfile knows the format, but it trusts the tables, and a small file can claim a lot. So the directory must fit in
+MAX_DIRECTORY, no two members may share bytes or a name, and all members together may unpack to at most MAX_RATIO times
+the file, or to FREE bytes if that's more. A member is unpacked to its end only after its first bytes have shown that it
+may hold GPU code. Only stored and deflated members are read, as PyPI accepts no others, and the output of bzip2 and
+LZMA from a few bytes is beyond any bound.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_zip(source: Source) -> bool:
 
 
 class Zip:
-    """The members of a zip file, without its folders, in the order of its directory.
+    """A zip file's members, without folders, in directory order.
 
     Raises MalformedError, here and in each method.
     """
@@ -73,7 +73,7 @@ class Zip:
         return self._ends[info.header_offset]
 
     def open(self, info: ZipInfo) -> IO[bytes]:
-        """Return a member, to be unpacked by reading it; faults come from there as well, so read it within `faults`."""
+        """Return a member, which is unpacked as it's read. Reading raises faults too, so do it within `faults`."""
         if info.compress_type not in METHODS:
             raise self._fault("members that are neither stored nor deflated are not read", info)
         if info.flag_bits & ENCRYPTED:
@@ -85,7 +85,7 @@ class Zip:
             return self._file.open(info)
 
     def local_extra(self, info: ZipInfo) -> bytes:
-        """Return the extra fields in front of a member's bytes, which end before the next member begins."""
+        """Return the extra fields before a member's bytes, which end before the next member begins."""
         start = info.header_offset
         magic, name, extra = LOCAL.unpack(self.source.pread(start, LOCAL.size))
         if magic != MAGIC or start + LOCAL.size + name + extra + info.compress_size > self.end_of(info):
@@ -100,12 +100,12 @@ class Zip:
             return packed.read()
 
     def unpack(self, info: ZipInfo, file: IO[bytes]) -> None:
-        """Writes a member to a file. Raises OSError if it cannot."""
+        """Write a member to a file. Raises OSError if that fails."""
         with self.open(info) as packed:
             self._pour(info, packed, file)
 
     def verify(self, info: ZipInfo) -> None:
-        """Compare a member with its checksum. Does nothing if it's in a form that `open` doesn't read.
+        """Compare a member with its checksum. Does nothing for forms that `open` doesn't read.
 
         An installer may read members that we don't; it checks their checksums itself.
         """
@@ -117,7 +117,7 @@ class Zip:
 
     @contextmanager
     def spooled(self, info: ZipInfo) -> Iterator[tuple[bytes, Source | None]]:
-        """Yield the first bytes of a member, and a temporary file with all of it, or None if it can't hold GPU code."""
+        """Yield a member's first bytes, and a temporary file with all of it, or None if it can't hold GPU code."""
         with self.open(info) as packed:
             with self.faults(info):
                 head = packed.read(HEAD)
@@ -166,7 +166,9 @@ class Zip:
 
 
 class _Bounded(BufferedReader):
-    """A reader with limits: zipfile reads a directory in one piece, with the size and place that the file states."""
+    """A reader with limits: zipfile reads a directory in one piece, at the place and with the size that the file
+    states.
+    """
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:

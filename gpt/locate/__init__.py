@@ -1,1 +1,1 @@
-"""Find the elements that a program never used: compare names, lists and traces with the contents of libraries."""
+"""Find the elements that a program never used: compare names, lists and traces with what libraries contain."""

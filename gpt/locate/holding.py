@@ -1,4 +1,4 @@
-"""A filter that holds its output back until it knows whether the records that it added are valid.
+"""A filter that holds its output back until it knows whether the records it added are valid.
 
 Held records stay in memory and spill to a temporary file beyond SPOOL bytes. Each is preceded by a frame, {u16 target,
 u64 size}. Records that the filter added belong to a target, numbered from 1; records that pass through have target 0.
@@ -22,7 +22,7 @@ FRAME = struct.Struct("<HQ")
 
 
 class Added(dict[str, Any]):
-    """A record that's left out if its target is bad."""
+    """A record that's left out if its target is invalid."""
 
     target = 1
 

@@ -1,10 +1,10 @@
-"""Match kernel names that a person wrote down with the kernels of libraries, and report names that match none.
+"""Match a handwritten list of kernel names against libraries, and report names that match no kernel.
 
-A trace says what a program looked up, wherever that kernel is. A list is written by hand or copied from a profiler, so
-a name without a kernel is a mistake, and everything that the right name would have kept looks unused.
+A trace contains names that a program looked up, wherever those kernels are. A list is written by hand or copied from a
+profiler, so a name without a kernel is a mistake, and everything that the right name would have kept looks unused.
 
-A name means the kernel with exactly this name. Otherwise it's taken for a demangled name, which may lack its
-return type, parameters, template arguments and namespaces; then it must match exactly one kernel.
+A name refers to the kernel with exactly this name. If there's none, it's taken for a demangled name, perhaps without
+return type, parameters, template arguments and namespaces, and then must match exactly one kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANONYMOUS = "(anonymous namespace)::"
 
 
 class Listed:
-    """The names in lists, each with the path of its list."""
+    """The names in lists, each with its list's path."""
 
     def __init__(self, lists: Mapping[str, str]) -> None:
         self._lists = lists
@@ -44,7 +44,7 @@ class Listed:
         return not self._missing
 
     def look(self, kernels: set[str], functions: set[str]) -> list[str]:
-        """Add the names of an element. Returns kernels that `fit` must compare with demangled names."""
+        """Add an element's names. Returns kernels that `fit` must compare with demangled names."""
         self._missing -= kernels
         if self.settled:
             return []
@@ -106,7 +106,7 @@ def function_of(name: str) -> str:
 
 
 def forms(text: str) -> set[str]:
-    """Return all ways to write a demangled kernel name, with fewer and fewer parts and without superfluous blanks."""
+    """Return all spellings of a demangled kernel name, with fewer and fewer parts and without superfluous blanks."""
     text = _squeezed(text)
     found = {text}
     for whole in (text, _before(text, "(", ")")):
@@ -120,7 +120,7 @@ def _squeezed(text: str) -> str:
 
 
 def _before(text: str, opening: str, closing: str) -> str:
-    """Return the text before the parentheses at its end; all of it if it doesn't end in one."""
+    """Return the text before the final parentheses, or all of it if it doesn't end in parentheses."""
     depth = 0
     for position in range(len(text) - 1, -1, -1) if text.endswith(closing) else ():
         depth += (text[position] == closing) - (text[position] == opening)

@@ -39,7 +39,7 @@ class LocateOptions:
     def kept(self) -> dict[str, re.Pattern[str]]:
         """Return the patterns of --keep.
 
-        They aren't joined, since each has its own flags and groups. Raises UsageError.
+        They aren't merged, since each has its own flags and groups. Raises UsageError.
         """
         try:
             return {text: re.compile(text) for text in self.keep}
@@ -66,7 +66,7 @@ class Library:
 
 
 class Search:
-    """One run: compares used kernels with the contents of libraries."""
+    """One run: compare used kernels with the contents of libraries."""
 
     def __init__(self, stage: Holding, used: Used, wanted: LocateOptions) -> None:
         self._stage = stage
@@ -189,7 +189,7 @@ class Search:
             self._files.append((library.path, spans))
 
     def _find_demangled(self, library: Library) -> None:
-        """Count kernels as used if a demangled name of a list may mean them."""
+        """Count kernels as used if a demangled name in a list may refer to them."""
         found = self._lists.fit({name for _, names in library.maybe for name in names})
         self._seen |= found
         for candidate, names in library.maybe:

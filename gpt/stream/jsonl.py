@@ -46,7 +46,7 @@ def _check_room(room: int) -> None:
 
 
 def encode(value: Any, room: int = MAX_NESTING) -> Any:
-    """Return a msgpack value in a form that json.dumps takes.
+    """Return a msgpack value in a form that json.dumps accepts.
 
     Raises RecursionError if it's nested deeper than `room`.
     """
@@ -83,7 +83,7 @@ def encode(value: Any, room: int = MAX_NESTING) -> Any:
 def decode(value: Any, room: int = MAX_NESTING) -> Any:
     """Return the inverse of `encode`.
 
-    Raises ValueError, TypeError or KeyError if an escape holds nonsense, RecursionError if it's nested deeper than
+    Raises ValueError, TypeError or KeyError if an escape is malformed, and RecursionError if it's nested deeper than
     `room`.
     """
     _check_room(room)
@@ -173,7 +173,7 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:
 
 
 def _gather_rows(found: Iterable[tuple[Record, str]]) -> Iterator[tuple[Record, str]]:
-    """Put rows back into the `answer` that they follow."""
+    """Put rows back into the `answer` that precedes them."""
     answer: _AnswerLines | None = None
     for record, where in found:
         if answer and answer.add(record, where):

@@ -3,9 +3,9 @@
 A row has `stride` bytes, and each field is at its offset, little-endian. The record chooses the layout and can't be
 trusted, so always parse its fields with `parse_fields` before unpacking rows.
 
-An `answer` has columns instead of fields. A `text` column holds the number of one of the record's `texts`. A `number`
-column does too; its text is an integer of up to 64 bits or a float, in decimals, for columns that mix both. If a type
-ends in `?`, the greatest number of the type, or a NaN for floats, means that the row has no value.
+An `answer` has columns instead of fields. A `text` column holds an index into the record's `texts`. So does a `number`
+column, whose text is an integer of up to 64 bits or a float, in decimals; it's for columns that mix both. If a type
+ends in `?`, its greatest number, or NaN for floats, means that the row has no value.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RowField(NamedTuple):
 
 
 def parse_fields(record: Mapping[str, Any]) -> list[RowField]:
-    """Return the fields of a record's rows, in the order of the record.
+    """Return the fields of a record's rows, in the record's order.
 
     Raises MalformedError if the record lacks keys of its kind, a type is unknown, two fields have the same name, or a
     field overlaps another or the end of the row.
@@ -161,7 +161,7 @@ class Packer:
 
 
 def unpack_rows(answer: Mapping[str, Any], first: int | None = None) -> tuple[list[RowField], Iterator[list[Any]]]:
-    """Return the columns of an answer and its rows, or only the first ones: text as str, None for no value.
+    """Return an answer's columns and its rows, or only the first rows: text as str, None for no value.
 
     Raises MalformedError at once if the columns make no sense, and later at a row with a text number that's out of
     range.

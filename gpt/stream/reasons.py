@@ -1,12 +1,12 @@
-"""Reasons: why a kernel or a launch has no probes, and why the data of a buffer is missing.
+"""Reasons why a kernel or a launch has no probes, and why a buffer's data is missing.
 
 A record has the `code` of a reason and, where there's more to say, a `detail`. What a person reads comes from the
 table below: programs compare codes, never texts, so a text can be improved. `make` generates `GPT_REASONS` in
 `runtime/abi/records.h` from it, and a test compares it with REASONS in gpt-stream(5).
 
-To add a reason, add a line here and one in gpt-stream(5). Codes stay what they are: traces have them.
+To add a reason, add a line here and one in gpt-stream(5). Never change a code: traces contain them.
 
-Traces made before there were codes have a sentence instead, as `reason` in `unprobed` and `kernel`; `parse` maps them.
+Traces from before codes have a sentence instead, as `reason` in `unprobed` and `kernel`; `parse` maps those.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ TABLE: dict[str, tuple[str, str]] = {
         "gpt-ptx-probe(1), Kernels that are left alone, lists what such code must not use",
     ),
     "variables": (
-        "its variables are used in a way that gpt-ptx-probe cannot follow",
+        "its variables are used in a way that cannot be followed",
         "gpt-ptx-probe names the place; PTX as compilers write it works",
     ),
     "function": ("a probe is in a function that cannot have another parameter", "call the function directly"),
@@ -101,6 +101,10 @@ TABLE: dict[str, tuple[str, str]] = {
     "load_refused": ("the driver refused to load it with probes", _KEEP),
     "not_found": ("the driver did not find it after loading it with probes", _KEEP),
     "variable_missing": ("one of its variables was not found", _KEEP),
+    "variable_elsewhere": (
+        "its machine code has the addresses of its module's variables in another context",
+        "nothing: where a kernel has variables, only the first context of a library's kernel gets probes",
+    ),
     "other_parameters": ("the pipeline reported other parameters than the kernel has", _KEEP),
     "property": ("the program sets an attribute that it cannot have with probes", "nothing: probes need a part of it"),
     "occupancy": (
@@ -196,13 +200,14 @@ TABLE: dict[str, tuple[str, str]] = {
     "max_disk": ("--max-disk was reached", "a larger --max-disk, or --launch-count or --sample, leave room"),
     OTHER: ("another reason", "gpt-hook(1), KERNELS WITHOUT PROBES, has more"),
 }
-# Earlier texts of codes, which old traces and folders have in place of the code.
+# Texts that codes had in earlier versions, and that old traces and folders have in place of the code.
 FORMER = {
     "its graph was set of a node inside of a conditional one": "graph_conditional",
     "it was linked, and not of one PTX module": "linked",
     "where its code comes from is not known": "unknown_source",
     "it was found without its name, or is still being made": "not_ready",
     "the pipeline made nothing of it": "pipeline_empty",
+    "its variables are used in a way that gpt-ptx-probe cannot follow": "variables",
     "its variables are used in a way that is not understood": "variables",
     "its instructions do not tell where it goes on": "unbounded",
     "it does not begin as kernels that ptxas makes begin": "unknown_entry",
@@ -255,7 +260,7 @@ EARLIER = {
 
 
 class Reason(NamedTuple):
-    """A code of TABLE, or one of a newer version, and a detail of this case."""
+    """A code from TABLE or from a newer version, with a detail about this case."""
 
     code: str
     detail: str = ""
@@ -272,13 +277,13 @@ class Reason(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """Say what to do about it, after the text; empty if there's nothing to say."""
+        """Return advice to print after the text, or an empty string."""
         text, advice = TABLE.get(self.code, ("", ""))
         return f"{text}: {advice}" if advice and self.code != OTHER else ""
 
 
 def find_reason(record: Mapping[str, Any]) -> Reason | None:
-    """Return the reason in an `unprobed` or `kernel` record of any version; None if it has none."""
+    """Return the reason in an `unprobed` or `kernel` record of any version, or None if it has none."""
     if "code" in record:
         return Reason(record["code"], record.get("detail", ""))
     return parse(record["reason"]) if "reason" in record else None

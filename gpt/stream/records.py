@@ -1,9 +1,9 @@
-"""Every kind of record in a GPT stream, declared once: its keys in canonical order, their types and units.
+"""Every record kind in a GPT stream, declared once: its keys in canonical order, their types and units.
 
 The kinds are in record_code.py and record_runs.py; structs that several of them share are here.
 
 `make` generates `runtime/abi/records.h` from these tables. Tests compare them with gpt-stream(5) and with the bytes
-that C writes, so a change here needs one there.
+that C writes, so changes here must be made there too.
 
 Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and
 the name of a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type
@@ -46,10 +46,10 @@ STRUCTS: dict[str, Keys] = {
         "y": ("[str]", "columns for the vertical axis; for spans and heat, the row; for roofs, three"),
         "end": (
             "str?",
-            "for spans and histogram, column where one ends; for bars, a number to write at the end",
+            "for spans and histograms, column of the end; for bars, a number to print at the end",
         ),
-        "lane": ("str?", "for spans, column of the place within a row; for heat, a text that picks the hue"),
-        "color": ("str?", "column that picks the color"),
+        "lane": ("str?", "for spans, column of the position within a row; for heat, a text that selects the hue"),
+        "color": ("str?", "column that selects the color"),
         "of": ("str?", "draw only rows whose first text is this"),
         "title": ("str?", "heading; absent for the first line of the verdict"),
     },
@@ -64,14 +64,17 @@ STRUCTS: dict[str, Keys] = {
         "name": ("str", "name in its module"),
         "space": ("str", "global or const"),
         "size": ("u64?", "bytes; absent if the module does not declare it"),
-        "offset": ("u64?", "for global: where its address goes, in bytes from the start of the table"),
+        "offset": (
+            "u64?",
+            "for global: where its address goes, in bytes from the start of the table, or of the cubin without one",
+        ),
         "copy": ("str?", "for const: always, or taken (copy only after the program took its address)"),
     },
     "entry": {
         "name": ("str", "mangled name"),
         "params": ("[param]", "its parameters, in order"),
-        "threads": ("u64", "threads of a block at most, by .maxntid or .reqntid; 0 for no limit"),
-        "registers": ("u64", "registers per thread, by .maxnreg; 0 for no limit"),
+        "threads": ("u64", "maximum threads per block, from .maxntid or .reqntid; 0 for no limit"),
+        "registers": ("u64", "maximum registers per thread, from .maxnreg; 0 for no limit"),
         "shared": ("u64", "bytes of static shared memory that it uses"),
         "local": ("u64", "bytes of local memory that it and its functions declare"),
     },
@@ -80,7 +83,7 @@ STRUCTS: dict[str, Keys] = {
         "symbol": ("str", "the variable or function"),
         "addend": ("u64", "added to the address, modulo 2^64"),
         "size": ("u64", "bytes that are stored"),
-        "shift": ("u64", "bits that the address is shifted to the right, as by 0xff00(x)"),
+        "shift": ("u64", "number of bits by which the address is shifted right, as in 0xff00(x)"),
         "generic": ("bool", "a generic address instead of one in the variable's space"),
     },
     "global": {
@@ -99,14 +102,14 @@ STRUCTS: dict[str, Keys] = {
         "type": ("str", "as in api: memcpy, memset, memory, or stream for a host function"),
         "op": ("str", "as in api: HtoD, DtoH, DtoD, HtoH, any, set, alloc, free, host"),
         "nodes": ("u64", "number of nodes that do it, each once per replay"),
-        "bytes": ("u64", "bytes of all of them in one replay"),
+        "bytes": ("u64", "total bytes per replay"),
         "address": ("u64?", "for memory: its address"),
     },
     "site": {
         "probe": ("str", "name of the probe"),
         "position": ("str", "position in the probe file"),
-        "matched": ("u64", "places in the program that the position matches"),
-        "woven": ("u64", "places that the probe was woven into"),
+        "matched": ("u64", "number of places in the program that the position matches"),
+        "woven": ("u64", "number of places into which the probe was woven"),
     },
 }
 
@@ -124,7 +127,7 @@ ANSWER_ROW = "row"  # kind of a row of an answer in JSON; reading puts it back i
 def make(kind: str, **values: Any) -> dict[str, Any]:
     """Make a record of `kind` with its keys in canonical order; None means absent.
 
-    Raises TypeError on an undeclared key or a missing required one: both are bugs of the caller, never bad input.
+    Raises TypeError on an undeclared key or a missing required one. Both are the caller's bugs, never bad input.
     """
     record: dict[str, Any] = {"kind": kind}
     for key, (type_, _) in KINDS[kind].items():
@@ -139,7 +142,7 @@ def make(kind: str, **values: Any) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> str | None:
-    """Return the fault of a record that was read, or None. Unknown kinds and keys are fine."""
+    """Return what's wrong with a record that was read, or None. Unknown kinds and keys are fine."""
     keys = KINDS.get(record["kind"], {})
     return _check(record, keys, str(record["kind"]))
 

@@ -75,7 +75,7 @@ class Stage:
     # Messages
 
     def warn(self, where: str, fact: str, ref: str | None = None) -> dict[str, Any]:
-        """Print a warning to standard error, each line once, and return the `diag` to write."""
+        """Print a warning to standard error, but each line only once, and return the `diag` to write."""
         self._say("warning", where, fact)
         return records.make("diag", level="warning", where=where, text=fact, ref=ref)
 
@@ -223,7 +223,7 @@ class Stage:
         settle: Callable[[], Iterable[Output]] = tuple,
         wants: tuple[str, str] | None = None,
     ) -> int:
-        """Pass a stream through `handle`, which yields the replacement of a record. Returns the exit status.
+        """Pass a stream through `handle`, which yields each record's replacement. Returns the exit status.
 
         The stage's name is added to each header's `via`, and each `sync` is flushed. `handle` also gets each `end`, and
         writes its last records before it. A `handle` that holds records back passes `settle`, which yields the rest:
@@ -273,7 +273,7 @@ class Stage:
     def _judge_idle(self, fact: str, kinds: set[str], inside: bool) -> Iterator[Output]:
         """Report that there was nothing to do, unless this stage or an earlier one has reported an error.
 
-        Segments without records are no error: a source found nothing.
+        Segments without records aren't an error: a source found nothing.
         """
         if self.told:
             self.status = max(self.status, GptError.status)

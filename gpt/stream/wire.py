@@ -110,7 +110,7 @@ def read_packed(file: IO[bytes], name: str) -> Iterator[Record]:
 
 
 class Segments:
-    """Tracks which segment each record of a stream belongs to.
+    """Tracks which segment each record in a stream belongs to.
 
     `count` is the number of segments so far, `current` the number of the segment of the last record (from 0; None
     between segments), `open` the segments without an `end`.
@@ -147,7 +147,7 @@ R = TypeVar("R", bound=dict[str, Any])
 
 
 def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
-    """Pass records on while they form segments, each with a header of a version that we read.
+    """Pass records on if they form segments, each with a header of a supported version.
 
     `found` yields each record with its location. Raises MalformedError otherwise, and on empty input.
     """
@@ -175,7 +175,7 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _size_ahead(file: IO[bytes]) -> int:
-    """Return how many bytes are left in a regular file; sys.maxsize for a pipe, a terminal or another object."""
+    """Return how many bytes are left in a regular file, or sys.maxsize for a pipe, a terminal or another object."""
     try:
         status = os.fstat(file.fileno())
         return max(0, status.st_size - file.tell()) if stat.S_ISREG(status.st_mode) else sys.maxsize

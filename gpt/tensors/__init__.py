@@ -1,4 +1,4 @@
-"""Record names of tensors in the trace that gpt-hook writes.
+"""Record the names of tensors in gpt-hook's trace.
 
     import gpt.tensors
 
@@ -84,7 +84,7 @@ _Key = Tuple[Any, ...]  # a place: id() of the code, variable, and keys inside i
 
 
 class _Other(enum.Enum):
-    """Stands for a reader of a container, or of a type that hasn't been seen yet."""
+    """A marker for a reader of containers, or of a type that hasn't been seen yet."""
 
     CONTAINER = enum.auto()
     NEW = enum.auto()
@@ -233,9 +233,9 @@ class trace:
 
 
 class _Entered(threading.local):
-    """The blocks that a thread is in, and whether each has set the profile function. Tasks may leave in any order.
+    """The blocks that a thread is in, and whether each one set the profile function. Tasks may leave in any order.
 
-    A generator may leave a block in another thread than it entered it. The blocks of that thread aren't changed then.
+    A generator may leave a block in another thread than it entered in. That thread's blocks aren't changed.
     """
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ def _is_ours(profiler: Any) -> bool:
 
 
 def record(tensors: Mapping[str, Any] | None = None, /, *, also: Sink | None = None, **named: Any) -> None:
-    """Record tensors under the given names. The caller becomes their function and line."""
+    """Record tensors under the given names, with the caller's function and line."""
     hook = _find_hook()
     if not (hook or also):
         return

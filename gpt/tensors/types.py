@@ -47,7 +47,7 @@ def find_reader(type_: type) -> Reader | None:
 
 
 def find_pointer(type_: type) -> Pointer | None:
-    """Return a function that gets the current address of a value of this type; None if it can't change.
+    """Return a function that gets the current address of such a value, or None if the address can't change.
 
     For PyTorch it's an internal function instead of a method: no mode or subclass intercepts it, and it copies nothing.
     """
@@ -129,7 +129,7 @@ def _without_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def _core(name: str) -> Any:
-    """Return a member of PyTorch's C module; None if PyTorch isn't imported or lacks it."""
+    """Return a member of PyTorch's C module, or None if PyTorch isn't imported or lacks it."""
     return getattr(getattr(sys.modules.get("torch"), "_C", None), name, None)
 
 
@@ -140,7 +140,7 @@ def _is_traced() -> bool:
 
 
 def _address(value: Any, item: int) -> int:
-    """Return the address of the first element. Asking a lazy clone of PyTorch for it would make the copy."""
+    """Return the first element's address. Asking PyTorch for a lazy clone's address would make the copy."""
     is_lazy, begin = _core("_is_cow_tensor"), _core("_data_address")
     if is_lazy and begin and isinstance(value, sys.modules["torch"].Tensor) and is_lazy(value):
         return int(begin(value)) + int(value.storage_offset()) * item

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 def open(*paths: str | PathLike[str]) -> TraceModel:
     """Read traces, and the traces of the child processes that they name, into a model (gpt/trace/model.py).
 
-    A truncated trace is read up to where it breaks off, and `incomplete` says so. Raises GptError if nothing can be
-    read.
+    A truncated trace is read up to its last complete record, and `incomplete` says so. Raises GptError if nothing can
+    be read.
     """
     from pathlib import Path
 

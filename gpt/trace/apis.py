@@ -1,7 +1,7 @@
 """Classify functions of the CUDA driver by name, for traces that record only names.
 
-gpt-hook has the same table (runtime/hook/entry/table.h), and a test keeps the two equal. A listed function has a type
-and an op; for any other, both follow from how its name begins.
+gpt-hook has the same table (runtime/hook/entry/table.h), and a test keeps the two equal. Listed functions have a type
+and an op; for others, both follow from the beginning of the name.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _FOUND = {name: what for what, names in LISTED.items() for name in names.split()
 
 
 def find_api(symbol: str) -> Api:
-    """Return the function that a driver symbol belongs to."""
+    """Return the function that a driver symbol stands for."""
     name = SUFFIXES.sub("", symbol, count=1)
     if name in _FOUND:
         return Api(*_FOUND[name], name, symbol)

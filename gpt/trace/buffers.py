@@ -1,4 +1,4 @@
-"""Launches of probed kernels, and what their probes saved: numpy arrays over the bytes, without an object per record.
+"""Launches of probed kernels and what their probes saved: numpy arrays over the bytes, without an object per record.
 
 gpt-stream(5), PROBE BUFFERS, describes the layout of a buffer; gpt/trace/parts.py finds its bytes. Each thread writes
 chunks of its own, so a `buffer` may come before the `probed`, `map` or `kernel` that it refers to. It waits for them.
@@ -43,11 +43,11 @@ MOST_COPIES = 1 << 16  # limit for a histogram
 class SavedBuffer(NamedTuple):
     """The contents of a buffer, as read-only views of its bytes.
 
-    For a histogram, `bins` has how many values are in each bin, and `slots` is empty. For arrays and totals, `counts`
-    has the shape (blocks, units per block), and `slots` (blocks, units per block,
-    capacity). For a log, `counts` has one element, `slots` are the entries that were saved, and `units` has the unit
-    number of each. `dropped` records did not fit; see gpt-stream(5) for a capacity of 1. An array that keeps the last
-    records of a repeated launch dropped the oldest ones.
+    For a histogram, `bins` has the number of values in each bin, and `slots` is empty. For arrays and totals, `counts`
+    has the shape (blocks, units per block), and `slots` (blocks, units per block, capacity). For a log, `counts` has
+    one element, `slots` are the saved entries, and `units` has each one's unit number. `dropped` records didn't fit;
+    see gpt-stream(5) for a capacity of 1. An array that keeps the last records of a repeated launch dropped the oldest
+    ones.
     """
 
     counts: Counts
@@ -58,7 +58,7 @@ class SavedBuffer(NamedTuple):
 
 
 class MapLayout:
-    """The layout of a map in the buffer of a launch."""
+    """A map's layout in a launch's buffer."""
 
     def __init__(self, record: Record) -> None:
         """Raises MalformedError if the `map` record makes no sense."""
@@ -109,11 +109,11 @@ class MapLayout:
         return None if self.type == "log" else self.head + self.capacity * self.stride
 
     def units(self, threads: int) -> int:
-        """Return how many units a block with this number of threads has."""
+        """Return the number of units in a block with this many threads."""
         return {"thread": threads, "warp": -(-threads // WARP), "block": 1}[self.level]
 
     def size(self, blocks: int, threads: int) -> int:
-        """Return the bytes of the buffer for this number of blocks, each with this number of threads."""
+        """Return the buffer's size in bytes for this many blocks with this many threads each."""
         if self.type == "log":
             return COUNT + self.capacity * (COUNT + self.stride)
         units = self.copies or blocks * self.units(threads)
@@ -168,7 +168,7 @@ class MapLayout:
         return SavedBuffer(counts, np.zeros(0, self._slot), None, 0, bins if self.capacity else None)
 
     def iter_edges(self) -> Iterator[tuple[int, int | None]]:
-        """Yield where each bin of a histogram begins, and where the next one does, if there is one."""
+        """Yield the lower bound of each histogram bin, and the next bin's if there is one."""
         count = self.stride // COUNT
         if self.step:
             starts = [0, *(self.low + self.step * number for number in range(count - 1))]
@@ -199,7 +199,7 @@ class MapLayout:
 
 
 def _find_flipped(type_: str, op: str) -> npt.NDArray[Any]:
-    """Return the bits that are inverted where a field keeps the least or the greatest of its values."""
+    """Return the bits that are inverted in a field that keeps its least or greatest value."""
     if type_ not in ("u32", "u64", "i32", "i64"):
         raise MalformedError(f"map: the {op} of a field of type {type_}")
     bits = int(type_[1:])
@@ -248,9 +248,9 @@ def _parse_launch(record: Record) -> ProbedLaunch:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The records that the probes of a launch saved to one map. The bytes are read on demand.
+    """The records that a launch's probes saved to one map. The bytes are read on demand.
 
-    `kernel` is the kernel's mangled name; `lost` is the reason if there are no bytes.
+    `kernel` is the mangled name; `lost` is the reason if there are no bytes.
     """
 
     launch: ProbedLaunch
@@ -302,10 +302,10 @@ def _in_order(saved: SavedBuffer) -> SavedBuffer:
 
 
 class Probes:
-    """The probed launches in the part of a segment that has been read.
+    """The probed launches in the part of a segment that's been read.
 
     `maps` are by id. `probed` counts launches by function, `unprobed` by function and reason. A buffer is kept until
-    it's taken, and a launch until all of its buffers are. `kinds` are the kinds of records that the reader asked for.
+    it's taken, and a launch until all its buffers are. `kinds` are the record kinds that the reader asked for.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class Probes:
 
     @property
     def pending(self) -> int:
-        """The number of chosen launches that still miss buffers, or have some that weren't taken."""
+        """The number of chosen launches that lack buffers, or have some that weren't taken."""
         if not self._selected:
             return len(self._launches)
         chosen = filter(self._is_chosen, self._launches.values())
@@ -378,7 +378,7 @@ class Probes:
                 self._fresh += 1
 
     def take(self) -> Iterator[Buffer]:
-        """Yield the buffers that came since the last time and have all their parts and the records they refer to."""
+        """Yield new buffers that are complete and have all the records they refer to."""
         found, self._buffers, self._size, self._fresh = self._buffers, [], 0, 0
         for record in found:
             launch, layout = self._launches.get(record["launch"]), self.maps.get(record["map"])

@@ -43,7 +43,7 @@ def call_fields(names: Sequence[str]) -> list[tuple[str, str]]:
 class _Batch(NamedTuple):
     """Rows of one layout, sorted by time stamp.
 
-    In the file, the threads of calls precede their rows. `device` is None if GPU times don't name it.
+    In the file, the calls' threads precede their rows. `device` is None if GPU times don't name it.
     """
 
     number: int  # the process's number
@@ -56,7 +56,7 @@ class _Batch(NamedTuple):
     device: int | None
 
     def has(self, name: str) -> bool:
-        """Tell whether its rows have a field."""
+        """Return whether its rows have a field."""
         return name in (self.layout.names or ())
 
 
@@ -70,6 +70,7 @@ class Kept:
         self._gpu_times: list[_Batch] = []
         self._firsts: dict[int, FirstLaunches] = {}
         self._last: dict[int, tuple[int, Process]] = {}  # time stamp of the end of the last call, by process
+        self.loading: dict[tuple[int, int], tuple[int, int]] = {}  # how many kernels were loaded, and ns, by place
 
     def take(self, number: int, process: Process) -> None:
         """Store what a process has collected. Raises OutputError."""
@@ -123,7 +124,7 @@ class Kept:
     # Calls
 
     def last(self, number: int) -> int:
-        """Return when the last call of a process ended, even if calls of its type aren't kept; it began without one."""
+        """Return when a process's last call ended, even of a type that isn't kept, or its begin if it made none."""
         stamp, process = self._last[number]
         return int(times_of(process, np.array([stamp], np.uint64))[0])
 
@@ -138,7 +139,7 @@ class Kept:
         return merge([_KeptRun(self, batch, fields, ("start",), _fill_call) for batch in chosen], "start")
 
     def _iter_launches(self, process: int) -> Iterator[Array]:
-        """Yield the launch calls of a process in the form that find_loading takes, in any order."""
+        """Yield a process's launch calls in the form that find_loading takes, in any order."""
         for batch in (one for one in self._calls if one.number == process and one.has("function")):
             for at in range(0, batch.rows, BLOCK):
                 _, rows = self._read(batch, at, min(BLOCK, batch.rows - at))
@@ -152,7 +153,7 @@ class Kept:
     # GPU times
 
     def gpus(self) -> dict[tuple[int, int], int]:
-        """Return how many GPU times each process and device has, in order."""
+        """Return the number of GPU times of each process and device, in order."""
         found: dict[tuple[int, int], int] = {}
         for batch in self._gpu_times:
             place = batch.number, _device(batch)
@@ -167,6 +168,9 @@ class Kept:
             own = [batch for batch in self._gpu_times if batch.number == number]
             late = self._find_late(number, own)
             moved.append(late.rows[np.isin(late.rows["device"], [device for one, device in places if one == number])])
+            for device in [device for one, device in places if one == number]:
+                cut = late.cut[late.rows["device"] == device]
+                self.loading[number, device] = len(cut), int(cut.sum())
             for place, batch in enumerate(own):
                 if (number, _device(batch)) in places:
                     skip = late.places[late.batches == place]
@@ -185,6 +189,7 @@ class Kept:
         rows = join(parts) if parts else np.zeros(0, GPU)
         chosen = find_firsts(rows)
         rows, places = rows[chosen], np.array(where, np.int64).reshape(-1, 2)[chosen]
+        cut = np.zeros(len(rows))
         if len(rows):
             cut = np.rint(find_loading(rows, self._iter_launches(number))[0])
             late = np.flatnonzero(cut > 0)
@@ -192,15 +197,16 @@ class Kept:
             rows, places, cut = rows[late], places[late], cut[late]
             rows["begin"] += cut.astype(np.int64)
             rows["duration"] -= cut
-        return _Moved(rows, places[:, 0], places[:, 1])
+        return _Moved(rows, places[:, 0], places[:, 1], cut)
 
 
 class _Moved(NamedTuple):
-    """GPU times whose beginning was moved, with the batch and the row that each came from."""
+    """GPU times whose beginning was moved by `cut` ns, with the batch and the row that each came from."""
 
     rows: Array
     batches: Array
     places: Array
+    cut: npt.NDArray[np.float64]
 
 
 class _KeptRun:

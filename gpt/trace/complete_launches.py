@@ -1,4 +1,5 @@
-"""Extract probed launches from a stream that is still being written, each once everything that it saved has come.
+"""Extract probed launches from a stream that's still being written, each one as soon as everything it saved has
+arrived.
 
 Each launch becomes a trace of its own: header, the records that it refers to, `probed`, its buffers, end. So every
 program that reads traces can read it. Until the last buffer arrives, earlier ones are kept packed, and large ones in
@@ -130,7 +131,7 @@ class _Segment:
 
 
 class CompleteLaunches:
-    """The launches of a stream. Incomplete buffers are kept in `folder`."""
+    """A stream's launches. Incomplete buffers are kept in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

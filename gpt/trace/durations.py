@@ -1,8 +1,8 @@
 """Summarize durations of calls: count, total, largest, and percentiles from a histogram of bounded size.
 
-Ten million durations would take 80 MB and a sort; a histogram over the logarithm takes at most 64 KiB. A bin is the
-exponent and the first seven bits of the mantissa of the duration as a double, so it's 1/128 of its lower edge wide. A
-percentile is the middle of its bin, at most 0.4 % off. Count, total and largest are exact.
+Ten million durations would take 80 MB and a sort; a histogram of their logarithms takes at most 64 KiB. A bin is the
+exponent and the first seven bits of the mantissa of the duration as a double, so its width is 1/128 of its lower edge.
+A percentile is the middle of its bin, at most 0.4 % off. Count, total and largest are exact.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Durations:
             self._bins[first - self._first : last + 1 - self._first] += np.bincount(places - first)
 
     def replace(self, old: float, new: float) -> None:
-        """Replace a duration that was added by another one. The largest stays as it was."""
+        """Replace an added duration by another. The largest is left as it was."""
         self.total += new - old
         self._squares += new * new - old * old
         before, after = _bins_of(np.array([old, new])).tolist()

@@ -1,7 +1,8 @@
-"""Names of what the driver asks NVIDIA's kernel modules for: commands of NV_ESC_RM_CONTROL, classes of NV_ESC_RM_ALLOC.
+"""Names for the driver's requests to NVIDIA's kernel modules: commands of NV_ESC_RM_CONTROL, classes of
+NV_ESC_RM_ALLOC.
 
 The numbers come from the control headers of NVIDIA's open kernel modules (ctrl*.h, cl*.h), release 580, limited to
-commands that a compute process may send. The upper half of a command is the class of the object that receives it.
+commands that a compute process may send. The upper half of a command is the class of the receiving object.
 """
 
 from __future__ import annotations

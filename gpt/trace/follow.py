@@ -1,4 +1,4 @@
-"""Follow traces: first the files on the command line, then the traces of the processes that these started.
+"""Follow traces: first the files on the command line, then the traces of the processes they started.
 
 A `child` record names the trace of another process, a file in the same folder. The name is untrusted, so nothing else
 is opened: no link, and no file elsewhere. A live stream names no files, because the children's segments follow in it.
@@ -27,7 +27,7 @@ MISSING = "missing"  # `ref` of a diag record that names something the trace lac
 
 
 class Child(NamedTuple):
-    """A process that another one started: its pid, the path of its trace, the number of the segment that names it."""
+    """A child process: its pid, its trace's path, and the index of the segment that names it."""
 
     pid: int
     path: str
@@ -87,7 +87,7 @@ class Trace:
             self.forked.add(record["pid"])
 
     def has_segment_of(self, child: Child) -> bool:
-        """Tell whether the file has a segment for a child. After an `exec` it has its parent's pid."""
+        """Return whether the file has a segment for a child. After an `exec`, the child has its parent's pid."""
         return bool(self._started.get(child.pid, set()) - {child.segment})
 
 
@@ -114,7 +114,7 @@ class Follow:
                 self.traces += self.children(trace)
 
     def is_new(self, trace: Trace) -> bool:
-        """Tell whether it's read now for the first time, and remember it."""
+        """Return whether it's being read for the first time, and remember it."""
         if trace.path is None:
             return True
         real = real_path(trace.path)

@@ -1,7 +1,7 @@
 """Executable graphs and their launches, stored in 16 bytes per launch.
 
 A call only has the graph's handle. The driver reuses the handle of a destroyed graph, so a launch refers to the graph
-that had the handle when the call began; each `graph` record says from when on it counts.
+that had the handle when the call began. Each `graph` record says from when on it's valid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Column = npt.NDArray[np.uint64]
 
 
 class Operation(NamedTuple):
-    """Work of a graph that isn't a kernel: the nodes that do it, and the bytes of all of them in one launch."""
+    """Work of a graph other than kernels: how many nodes do it, and their bytes in one launch."""
 
     type: str
     op: str
@@ -33,10 +33,11 @@ class Operation(NamedTuple):
 
 
 class GraphContents(NamedTuple):
-    """The graph that a handle means since a time stamp: nodes, launches by function, and the work of other nodes.
+    """The graph that a handle refers to from a time stamp on: its nodes, its launches by function, and its other nodes'
+    work.
 
-    `operations` is None if that isn't recorded; `unknown` nodes run as often as a condition says, and are in neither.
-    If it's `for_device`, kernels may launch it.
+    `operations` is None if it wasn't recorded. `unknown` nodes run as often as a condition decides, and aren't in
+    either. With `for_device`, kernels may launch the graph.
     """
 
     since: int
@@ -82,7 +83,7 @@ class Graphs:
         self._calls.setdefault(api, []).append((calls["object"][good], calls["start"][good]))
 
     def find(self, handle: int, at: int) -> Counter[int]:
-        """Return the launches, by function, of the graph that had a handle at a time; empty if no record says."""
+        """Return the launches, by function, of the graph that had a handle then; empty if no record describes it."""
         known = [graph for graph in self.of(handle) if graph.since <= at]
         return Counter(known[-1].kernels) if known else Counter()
 
@@ -110,7 +111,9 @@ class Graphs:
                 yield handle, graphs[at - 1] if at else NOTHING, own[meant == at]
 
     def iter_replays(self, apis: Container[int]) -> Iterator[tuple[GraphContents, int]]:
-        """Yield each graph that `apis` launched, and how often; NOTHING stands for graphs without a record."""
+        """Yield each graph that `apis` launched with its number of launches; NOTHING stands for graphs without a
+        record.
+        """
         parts = [part for api, calls in self._calls.items() if api in apis for part in calls]
         if parts:
             columns = [np.concatenate(column) for column in zip(*parts, strict=True)]

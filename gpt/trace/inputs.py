@@ -1,8 +1,8 @@
 """Read the traces on a command line: files of gpt-hook, `-` for standard input, and files of other people's tools.
 
-A reader gets records from all of them. Foreign formats are looked up in FORMATS. gpt/compat/ fills that table when it's
-imported, which the stages do; nothing in the core imports it. So this file stays cheap to import: a format imports its
-reader only when it's needed.
+Readers get records from all of them. Foreign formats are looked up in FORMATS. Importing gpt/compat/ fills that table;
+the stages do that, and nothing in the core does. This file stays cheap to import because a format imports its reader
+only when needed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ FORMATS: dict[str, Format] = {}  # by name; asked in this order
 
 
 def register(*formats: Format) -> None:
-    """Add formats to the table. A format replaces an earlier one of the same name."""
+    """Add formats to the table. A format replaces an earlier one with the same name."""
     FORMATS.update((one.name, one) for one in formats)
 
 
@@ -87,7 +87,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path]:
-    """Return a folder's members of a kind, sorted by name; a file or a trace folder is its own only member."""
+    """Return a folder's members of one kind, sorted by name. A file or a trace folder is its own only member."""
     if not path.is_dir() or _is_trace(path):
         return [path]
     found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and is_one(one)]
@@ -118,7 +118,7 @@ def _begins_stream(path: Path) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    """Tell whether a path is a folder that is one trace."""
+    """Return whether a path is a folder that is one trace."""
     return path.is_dir() and _find_trace(path) is not None
 
 
@@ -154,7 +154,7 @@ def _find_text_of(path: Path) -> ReadText | None:
 
 
 def find_text(head: bytes) -> ReadText | None:
-    """Return the reader of a text that starts with these HEAD bytes, or None for a stream and for other text."""
+    """Return a reader for text that starts with these HEAD bytes, or None for a stream or other text."""
     if is_stream(head):
         return None
     return next(filter(None, (one.find_text(head) for one in FORMATS.values() if one.find_text)), None)
@@ -166,7 +166,7 @@ def find_library(path: Path) -> str | None:
 
 
 def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
-    """Return the kernels and libraries that a text lists as used, or None if no format knows it.
+    """Return the kernels and libraries that a text lists as used, or None if no format recognizes it.
 
     Raises MalformedError.
     """

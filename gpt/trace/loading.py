@@ -1,17 +1,17 @@
-"""Estimate how much of a kernel's time on the GPU was spent loading its code.
+"""Estimate how much of a kernel's GPU time was spent loading its code.
 
-If modules are loaded lazily, which is the default since CUDA 12.2, the driver loads a kernel within the call that first
-launches it: after the event that `gpt-hook --gpu-time` records before it, and before the kernel. GPU times only have
-the two events. But calls have times too, and the launch is the last thing that such a call does. So if a first launch
-took over FAR times as long on the host as the kernel's other launches, the kernel can't have begun earlier than one
-such usual launch time before the end of the call.
+With lazy loading, the default since CUDA 12.2, the driver loads a kernel within the call that first launches it: after
+the event that `gpt-hook --gpu-time` records before it, and before the kernel. GPU times only have the two events. But
+calls have times too, and launching is the last thing such a call does. So if a first launch took over FAR times as long
+on the host as the kernel's other launches, the kernel can't have begun earlier than one such usual launch time before
+the call's end.
 
-Threads that launch a kernel while another one is loading it wait for that, too. So the first launch of each thread
-counts, if its call began before the end of the kernel's very first launch call.
+Threads that launch a kernel while another thread is loading it wait for that too. So each thread's first launch is
+considered, if its call began before the end of the kernel's very first launch call.
 
-A kernel that was launched once has nothing to compare with, and calls that were only counted have no times: then the
-loading time is unknown. Under CUDA_LAUNCH_BLOCKING a call contains its kernel; if the kernel runs FAR times as long the
-first time because it has more to do, that is mistaken for loading.
+A kernel that was launched once has nothing to compare with, and calls that were only counted have no times; then the
+loading time is unknown. Under CUDA_LAUNCH_BLOCKING a call contains its kernel. If the kernel runs FAR times as long the
+first time because it has more to do, that's mistaken for loading.
 """
 
 from __future__ import annotations
@@ -78,10 +78,11 @@ class FirstLaunches:
 
 
 def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times]:
-    """Return how much of each first launch's time was loading, given the process's launch calls (LAUNCH) in any parts.
+    """Return how much of each first launch's time was loading. The process's launch calls (LAUNCH) may come in any
+    parts.
 
-    The second array is for kernels that were launched once: an upper limit, because their loading time isn't known. All
-    times have the same unit.
+    The second array is for kernels that were launched once. It's an upper limit, since their loading time is unknown.
+    All times have the same unit.
     """
     known, at = np.unique(firsts["function"], return_inverse=True)
     count, total = np.zeros(len(known), np.int64), np.zeros(len(known))
@@ -105,7 +106,7 @@ def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times
 
 
 def _are_during_the_first(firsts: Array, took: Times) -> npt.NDArray[np.bool_]:
-    """Tell which calls began before the end of the first launch call of their kernel on their device."""
+    """Return which calls began before the end of the first launch call of their kernel on their device."""
     ends: dict[tuple[int, int], tuple[int, float]] = {}  # by function and device: begin and end of the first
     for function, device, call, duration in zip(
         *(firsts[name].tolist() for name in ("function", "device", "call")), took.tolist(), strict=True

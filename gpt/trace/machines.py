@@ -1,8 +1,8 @@
-"""Relate the clocks of processes: between two boots of a machine, its processes share CLOCK_MONOTONIC.
+"""Relate the clocks of processes. Between two boots of a machine, its processes share CLOCK_MONOTONIC.
 
-Each header pairs that clock with the time of day. All processes of a machine use the pair of the first one, because the
-time of day may be set while they run. Different machines are aligned by the time of day alone, so the alignment is as
-good as whatever sets it.
+Each header pairs that clock with the time of day. All processes on a machine use the first process's pair, because the
+time of day may be set while they run. Different machines are aligned by the time of day alone, so their alignment is
+only as good as whatever sets it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Machines:
         self._fixed = True
 
     def offset(self, header: Header) -> int:
-        """Return the ns to add to CLOCK_MONOTONIC of an added process to get the time since the first process began."""
+        """Return the ns to add to an added process's CLOCK_MONOTONIC to get the time since the first process began."""
         if self._zero is None:
             self._zero = min(first["realtime"] for first in self._first.values())
         first = self._first[machine_of(header)]

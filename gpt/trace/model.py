@@ -6,8 +6,8 @@
     calls["bytes"][trace.chosen(calls, type="memcpy")].sum()
 
 Times are ns since the first process began; gpt/trace/machines.py explains how clocks are aligned. Rows are stored as
-they are in the trace (gpt/trace/calls_store.py), and arrays are made on demand: all at once, or, for traces of
-any length, in chunks, oldest first. Buffers of probes are bytes of the trace or of the file beside it.
+they are in the trace (gpt/trace/calls_store.py), and arrays are made on demand: all at once or, for traces of any
+length, in chunks, oldest first. Probe buffers are bytes in the trace or in the file beside it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES | SITES | TENSORS | DETAILS
 
 
 class Maps(Mapping[str, npt.NDArray[np.void]]):
-    """The records that the probes of a launch saved, by map, with shape (blocks, units per block, capacity).
+    """The records that a launch's probes saved, by map, with shape (blocks, units per block, capacity).
 
     A unit is a thread, a warp or a block, depending on the map; a log has the shape (records,). `Launch.saved` has the
     number of slots that each unit used. Looking up a map raises MissingError if its bytes are lost.
@@ -94,7 +94,7 @@ class TraceModel:
     """The processes of traces, their calls and the data that probes saved. `incomplete` has a line for each gap."""
 
     def __init__(self, types: frozenset[str] | None = None, drains: bool = False) -> None:
-        """`types` limits which calls are kept, by the type of the function; by default all are.
+        """`types` limits which calls are kept, by the function's type; by default all are.
 
         If it `drains` processes, it stores their NVTX ranges too, for `iter_ranges`.
         """
@@ -148,7 +148,7 @@ class TraceModel:
         return self._kept.last(number)
 
     def counted(self, number: int) -> int:
-        """Return how many calls of a process were only counted, so that it isn't known when they were made."""
+        """Return how many of a process's calls were only counted, so their times are unknown."""
         return self._counted[number]
 
     def unrecorded(self, process: Process) -> Unrecorded:
@@ -158,9 +158,9 @@ class TraceModel:
     def calls(self, *names: str) -> npt.NDArray[np.void]:
         """Return all calls, oldest first: the fields of CALL and the named ones of gpt/trace/rows.py, 0 where missing.
 
-        `process` is an index into `processes`; a `duration` of 0 means that the call did not return. Two more fields
-        can be named: `stamp`, the start as a time stamp, which `tensors` of the process expects; and `stack`, where
-        the call came from, as a number for `sites` of the process, or 0 if it isn't recorded.
+        `process` is an index into `processes`. A `duration` of 0 means that the call didn't return. Two more fields can
+        be named: `stamp`, the start as a time stamp, which the process's `tensors` expects; and `stack`, where the call
+        came from, as a number for the process's `sites`, or 0 if it wasn't recorded.
         """
         return self._gather(self.iter_calls(*names), self._kept.count_calls(), call_fields(names))
 
@@ -184,6 +184,11 @@ class TraceModel:
     def iter_gpu_times(self, places: Collection[tuple[int, int]]) -> Iterator[npt.NDArray[np.void]]:
         """Yield GPU times in chunks, for these processes and devices. Rows that begin in the same ns share a chunk."""
         return self._kept.iter_gpu_times(places)
+
+    def loading(self, places: Collection[tuple[int, int]]) -> tuple[int, int]:
+        """Return how many kernels were loaded in a first launch there, and the ns; after `iter_gpu_times` of them."""
+        found = [self._kept.loading.get(place, (0, 0)) for place in places]
+        return sum(count for count, _ in found), sum(time for _, time in found)
 
     def iter_ranges(self, process: int, last: int) -> Iterator[npt.NDArray[np.void]]:
         """Yield the NVTX ranges of a process whose last call ended at `last`, in the form of KeptRanges.iter_ranges."""

@@ -1,8 +1,9 @@
 """Assemble the bytes of a probe's buffer from the places that its records name.
 
-A buffer is in one `buffer` record or in several, each with the next bytes. They are in the record or in a file beside
-the trace, whole or only the units that saved something. These bytes are plain, columns, or either in a zstd frame; or
-they're in a file of another format, whose name is then the codec. gpt-stream(5) lists the keys and describes columns.
+A buffer is in one `buffer` record or in several, each with the next bytes. They are in the record itself or in a file
+beside the trace, complete or reduced to the units that saved something. The bytes are plain or columns, either of them
+perhaps in a zstd frame, or they're in a file of another format, whose name is then the codec. gpt-stream(5) lists the
+keys and describes columns.
 
 Every number in a trace is untrusted. The bytes of one record, or of several that are adjacent in a file, are used in
 place. Others are copied into zeroed memory, so that units that saved nothing take no pages. A frame is only
@@ -40,10 +41,10 @@ FRAMES = ("zstd", "columns+zstd")
 
 
 class BufferPart(NamedTuple):
-    """The contents of one record: `length` bytes from `at` on, or `units` units in that range, with their numbers.
+    """The contents of one record: `length` bytes starting at `at`, or `units` units in that range, with their numbers.
 
-    They are in `data`, or at an offset of the file `path`; `packed` is their size there if they are packed, and `row`
-    the bytes of a row if they are columns.
+    They are in `data`, or at an offset in the file `path`. `packed` is their size there if they are packed, and `row`
+    the bytes per row if they are columns.
     """
 
     at: int
@@ -62,7 +63,7 @@ class BufferPart(NamedTuple):
         return self.units is None and self.codec is None
 
     def follows(self, other: BufferPart) -> bool:
-        """Tell whether its bytes directly follow another part's in the same file."""
+        """Return whether its bytes directly follow another part's in the same file."""
         return self.data is None and (self.path, self.offset) == (other.path, other.offset + other.length)
 
 
@@ -87,7 +88,7 @@ def parse_part(record: Record) -> BufferPart:
 
 
 def _is_foreign(codec: str | None) -> bool:
-    """Tell whether a codec is the name of another format."""
+    """Return whether a codec is the name of another format."""
     return codec in FORMATS and FORMATS[codec].unpack is not None
 
 
@@ -95,7 +96,7 @@ Unpack = Callable[[IO[bytes], BufferPart], npt.NDArray[np.uint8]]
 
 
 class Parts:
-    """The parts of a buffer of `size` bytes, as they come; `lost` is the reason if the rest is lost."""
+    """The parts of a `size`-byte buffer, in order of arrival; `lost` is the reason if the rest is lost."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -122,7 +123,7 @@ class Parts:
         return self._held == self.size
 
     def read(self, unit: int | None, files: SideFiles, unpack: Unpack | None = None) -> tuple[Bytes, int]:
-        """Return the bytes, and the offset at which the buffer begins in them. `unit` is its bytes per unit, or None.
+        """Return the bytes, and the buffer's offset in them. `unit` is its bytes per unit, or None.
 
         `unpack` decodes a part of another format. Raises MissingError if the bytes are lost, if a file is absent or
         isn't the original, or if memory doesn't suffice; TruncatedError if a file is too short; MalformedError if the
@@ -172,7 +173,7 @@ class Parts:
 
 
 def _wrong(part: BufferPart, fact: str) -> GptError:
-    """Make the error for bad contents: in the record it's malformed; in a file, the original file was lost."""
+    """Make the error for bad contents: a malformed record, or a file that isn't the original."""
     return MalformedError(f"buffer: {fact}") if part.data is not None else MissingError(f"{part.path}: {fact}")
 
 
@@ -201,7 +202,7 @@ def unpack_part(part: BufferPart, unit: int | None, files: SideFiles) -> Bytes:
 
 
 def _decompress(stored: bytes | memoryview, wanted: int, part: BufferPart) -> bytes:
-    """Return what a frame holds: `wanted` bytes, or columns of at most as many."""
+    """Return a frame's contents: `wanted` bytes, or columns of at most that many."""
     import zstandard
 
     may_be_less = part.codec in COLUMNS
@@ -243,7 +244,7 @@ def _unpack_columns(held: npt.NDArray[np.uint8], wanted: int, part: BufferPart) 
 
 
 def _written(part: BufferPart, unit: int | None) -> int:
-    """Return how many bytes were written, before they were packed."""
+    """Return how many bytes were written before packing."""
     return part.length if part.units is None else part.units * (NUMBER + (unit or 0))
 
 
@@ -262,7 +263,7 @@ def _read_stored(part: BufferPart, unit: int | None, files: SideFiles) -> bytes 
 
 
 class SideFiles:
-    """The files that hold buffers: regular files in the folder of the trace, mapped. The last one stays open."""
+    """The files that hold buffers: regular files in the trace's folder, mapped. The last one stays open."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

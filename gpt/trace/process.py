@@ -1,8 +1,8 @@
-"""A process of a trace: everything that a segment says about it, for all readers.
+"""A process in a trace: everything that a segment says about it, for all readers.
 
-Ids are only valid in their segment. Each thread writes chunks of its own, so a row may come before the record that
-names its function, and a function before its module: the meaning of an id is only certain at the end. Rows stay packed
-(gpt/trace/rows.py), and a reader takes them whenever `full` says that there are enough of them.
+Ids are only valid in their segment. Each thread writes its own chunks, so a row may precede the record that names its
+function, and a function may precede its module: what an id refers to is only certain at the end. Rows stay packed
+(gpt/trace/rows.py), and a reader takes them whenever `full` says that there are enough.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LoadedFunction(NamedTuple):
 
 
 class Process:
-    """The contents of a segment so far. Kinds of records that the reader didn't ask for are ignored.
+    """The contents of a segment so far. Record kinds that the reader didn't ask for are ignored.
 
     `started` is false for a segment that only names another process. `status` comes from its `end`; None without one.
     `libraries` are records by path; `lookups` are pairs of a module id and `enumerate` or `variable`;
@@ -130,7 +130,7 @@ class Process:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of the program, None if unknown: gpt-attach ends a trace with a status of its own."""
+        """The program's exit status, or None if unknown; gpt-attach ends a trace with a status of its own."""
         return self.status if self.header["tool"] == RECORDER else None
 
     @property
@@ -165,7 +165,7 @@ class Process:
         return rows or self.probes.full or (self.drained and len(self.ranges) + len(self._details) >= MOST)
 
     def add(self, record: Record) -> None:
-        """Take a record in. Raises MalformedError if it's nonsense."""
+        """Take in a record. Raises MalformedError if it makes no sense."""
         kind = record["kind"]
         if kind not in self._kinds or self._excluded:
             return
@@ -246,7 +246,7 @@ class Process:
                 self._selected.devices.add(record["index"])
 
     def take_ranges(self) -> list[Record]:
-        """Return the records of ranges and their ends since the last time."""
+        """Return the records of ranges and range ends since the last time."""
         found, self.ranges = self.ranges, []
         return found
 
@@ -267,15 +267,15 @@ class Process:
 
     @property
     def last_api(self) -> int:
-        """Return the largest number of a function that isn't an ioctl."""
+        """Return the largest id of a function that isn't an ioctl."""
         return LAST_IOCTL - len(self._ioctls)
 
     def is_ioctl(self, api: int) -> bool:
-        """Tell whether a function's number stands for an ioctl."""
+        """Return whether a function's id stands for an ioctl."""
         return api > self.last_api
 
     def api(self, id_: int) -> Api:
-        """Return the function with an id. Without a record, the name is the number."""
+        """Return the function with an id, named after the id if there's no record."""
         return self.apis.get(id_) or Api("other", "unknown", f"#{id_}")
 
     def kernels(self) -> dict[int, str]:
@@ -303,12 +303,12 @@ class Process:
         return not self._selected.kept if self._selected.looked else None
 
     def is_chosen(self, kernel: str) -> bool:
-        """Tell whether a kernel is chosen."""
+        """Return whether a kernel is chosen."""
         return self._selected.matches(kernel)
 
     @property
     def unrecorded_stamps(self) -> Unrecorded:
-        """When recording was off, in time stamps since the header (`Clock.since`)."""
+        """The periods in which recording was off, in time stamps since the header (`Clock.since`)."""
         stamps = self.clock.since(np.array([at for at, _ in self.changes], np.uint64)).tolist()
         return find_unrecorded(0, list(zip(stamps, [on for _, on in self.changes], strict=True)))
 
@@ -326,11 +326,11 @@ class Process:
         return max(last, int(self.clock.times(np.array([max(self.changes)[0]], np.uint64))[0]))
 
     def unrecorded_until(self, last: int) -> int:
-        """Return for how many ns recording was off from the beginning of the process to `find_end(last)`."""
+        """Return for how many ns recording was off between the process's begin and `find_end(last)`."""
         return self.unrecorded.within_one(self.clock.monotonic, self.find_end(last))
 
     def recorded(self, last: int) -> int | None:
-        """Return for how many ns it was recorded in that time; None if it was recorded throughout."""
+        """Return for how many of these ns it was on, or None if it was on throughout."""
         if not self.changes:
             return None
         return max(0, self.find_end(last) - self.clock.monotonic - self.unrecorded_until(last))
@@ -342,7 +342,7 @@ def iter_processes(
     folder: Path | None = None,
     selection: Selection | None = None,
 ) -> Iterator[Process]:
-    """Yield the process of each segment when it's over. An error in the records is raised after the last process."""
+    """Yield each segment's process when it's complete. An error in the records is raised after the last process."""
     segments = Segments()
     processes: dict[int, Process] = {}
     fault: MalformedError | None = None

@@ -1,6 +1,6 @@
-"""Store the NVTX ranges of a process as they come, and read them back as arrays, sorted by begin.
+"""Store a process's NVTX ranges as they come, and read them back as arrays, sorted by begin.
 
-The end of a range is a record of its own, which may come anywhere in the trace. So begins and ends are spilled
+The end of a range is a separate record, which may come anywhere in the trace. So begins and ends are spilled
 separately, sorted by id, and joined when they're read.
 """
 
@@ -97,7 +97,7 @@ class KeptRanges:
             yield rows[np.lexsort((rows["place"], -rows["end"], rows["begin"]))]
 
     def has_open(self) -> bool:
-        """Tell whether a range has no end."""
+        """Return whether a range has no end."""
         self._put_aside()
         windows = iter_windows((iter(self._ranges), BEGUN, "id"), (iter(self._ends), END, "id"))
         return any((_find_ends(begun, ended) == 0).any() for begun, ended in windows)

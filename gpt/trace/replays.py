@@ -31,11 +31,11 @@ class OperationBytes(NamedTuple):
 
 
 class Replays:
-    """The work of graph launches besides kernels, `done` by type and op, and how much of it isn't known.
+    """The work of graph launches besides kernels: `done` by type and op, and how much of it is unknown.
 
-    Launches are `conditional` if some of their nodes ran as often as a condition decided, `untold` if only their
-    kernels are known, `blind` if nothing is. `for_device` graphs may have been launched by kernels too; launches of
-    `unseen` graphs aren't recorded.
+    Launches are `conditional` if a condition decided how often some of their nodes ran, `untold` if only their kernels
+    are known, `blind` if nothing is. `for_device` graphs may have been launched by kernels too. Launches of `unseen`
+    graphs aren't recorded.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Replays:
 
 
 def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -> Replays:
-    """Add up the work of graphs, each with its number of launches; `graphs` are all graphs of the process."""
+    """Add up the work of graphs, each with its number of launches; `graphs` are all of the process's graphs."""
     found = Replays()
     for graph, launches in launched:
         found.conditional += launches if graph.unknown else 0

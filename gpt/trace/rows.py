@@ -109,11 +109,11 @@ class Collector:
 
     @property
     def full(self) -> bool:
-        """True when there are enough rows to `take` them."""
+        """True if there are enough rows to `take` them."""
         return self._size >= BATCH
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take a record in. Raises MalformedError if it's nonsense."""
+        """Take in a record. Raises MalformedError if it makes no sense."""
         layout, rows = self._pack_line(record) if record["kind"] != self._kind else self._find_layout(record)
         thread = record.get("thread") if self._threads else 0
         if type(thread) is not int or not 0 <= thread < 1 << 64:

@@ -1,4 +1,4 @@
-"""Choose what part of traces to read: filters by process, thread, device, stream, kernel, time and more.
+"""Choose which part of traces to read: filters by process, thread, device, stream, kernel, time and more.
 
 Rows and launches that are left out never reach the reader. Some records lack what a filter needs: counts of calls and
 launches have no thread, stream or time, a call has no device, an ioctl no kernel. Then the counts are left out, and
@@ -65,7 +65,7 @@ class Selection:
         return bool(self.pids or self.ranks or self.hosts or self.kernels) or self.narrow
 
     def excludes(self, header: Header) -> bool:
-        """Tell whether it leaves out a whole process."""
+        """Return whether it leaves out a whole process."""
         wanted = ((self.pids, header["pid"]), (self.ranks, header.get("rank")), (self.hosts, header["host"]))
         return any(chosen and value not in chosen for chosen, value in wanted)
 
@@ -149,22 +149,22 @@ class Selected:
         return self._note_all(np.full(len(rows), not (self.selection.narrow or self.selection.kernels)))
 
     def of_moment(self, thread: int, start: int) -> bool:
-        """Tell whether an event is chosen that only has a thread and a time."""
+        """Return whether an event is chosen that only has a thread and a time."""
         return self._note(self._is_in(thread, start))
 
     def of_ioctl(self, thread: int, start: int) -> bool:
-        """Tell whether an ioctl is chosen. An ioctl has neither kernel nor stream."""
+        """Return whether an ioctl is chosen. An ioctl has neither kernel nor stream."""
         return not (self.selection.kernels or self.selection.streams) and self._is_in(thread, start)
 
     def of_launch(self, thread: int, start: int, device: int, stream: int) -> bool:
-        """Tell whether a probed launch is chosen, apart from its kernel."""
+        """Return whether a probed launch is chosen, apart from its kernel."""
         selection = self.selection
         wanted = ((selection.devices, device), (selection.streams, stream))
         inside = all(value in chosen for chosen, value in wanted if chosen)
         return inside and self._is_in(thread, start)
 
     def of_function(self, function: int | None) -> bool:
-        """Tell whether something is chosen by its kernel, if it's chosen otherwise; None means that it isn't."""
+        """Return whether something is chosen by its kernel, if other filters chose it; None means that they didn't."""
         return self._note(function is not None and self.matches(self.names.get(function, "")))
 
     @property
@@ -191,7 +191,7 @@ class Selected:
         return chosen
 
     def matches(self, kernel: str) -> bool:
-        """Tell whether a kernel is chosen."""
+        """Return whether a kernel is chosen."""
         globs = self.selection.kernels
         if not globs:
             return True

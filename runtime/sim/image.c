@@ -98,8 +98,7 @@ static CUresult read_image(struct code *code, const void *start, size_t room) {
         const char *bytes = sim_copy_elf(code, head, room, &size);
         if (!bytes)
             return CUDA_ERROR_INVALID_IMAGE;
-        sim_read_cubin(code, bytes, size);
-        return CUDA_SUCCESS;
+        return sim_read_machine_code(code, bytes, size);
     }
     size = strlen(start);
     if (!memmem(start, size, ".version", 8)) {

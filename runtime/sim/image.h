@@ -21,6 +21,8 @@ CUresult sim_read_ptx(struct code *code, const char *text,
 // Copy an ELF file, up to the end of its tables or of the readable memory. `room`: see sim_read_image.
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size);
 void sim_read_cubin(struct code *code, const char *start, size_t size);
+CUresult sim_read_machine_code(struct code *code, const char *start,
+                               size_t size); // the same, or its twin; without the lock
 
 // devrt.c
 extern const char sim_device_runtime[]; // PTX

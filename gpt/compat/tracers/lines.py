@@ -53,7 +53,7 @@ FAULTS = (BROKEN, LONG, CUT)
 
 
 def is_lines(head: bytes) -> bool:
-    """Tell whether a file that begins like this has such lines."""
+    """Return whether a file that begins like this has such lines."""
     return not is_stream(head) and b"\0" not in head and EVENT.search(head) is not None
 
 

@@ -37,7 +37,7 @@ from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import control_of, dump_words, opcode_of, parse_words, with_bits
 from gpt.sass.woven import Snippet
 
-FORMAT = b"4"  # version of the cache's contents
+FORMAT = b"5"  # version of the cache's contents
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies

@@ -196,7 +196,7 @@ def _iter_data(file: int, place: SectionLayout, step: int) -> Iterator[tuple[int
 
 
 def _saved(rows: Bytes) -> npt.NDArray[np.bool_]:
-    """Tell which records aren't empty."""
+    """Return which records aren't empty."""
     size = next(size for size in (8, 4, 2, 1) if rows.shape[1] % size == 0)
     words: Any = rows.view(f"<u{size}")
     any_, all_ = words[:, 0].copy(), words[:, 0].copy()
