@@ -138,6 +138,7 @@ class Summary:
             partly = any(kernel.launches > kernel.gpu.count > 0 for kernel in totals.kernels.values())
             shown = [one._replace(shown="any") if partly and one.name == "gpu_launches" else one for one in KERNELS]
             yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
+        yield from totals.coverage.answer()
         if facts := [*self._facts, *map(make_facts, self._open.values())]:
             yield from answer_questions(totals, facts)
 
