@@ -382,5 +382,5 @@ def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> tuple[list[tuple[Any
     return [(*row[:3], 100 * row[TIME] / (total or 1), row[3], *[None] * 4) for row in rows], total
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
+ANALYSIS = of_model(stages, "Show how an inference spends its time.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
                     need=find_need, drains=True)  # fmt: skip
