@@ -406,5 +406,5 @@ def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> list[tuple[Any, ...]
     return [(name, time, 100 * time / (total or 1), begin, *[None] * 4) for name, time, begin in rows]
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
+ANALYSIS = of_model(stages, "Show how an inference spends its time.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
                     need=find_need, drains=True)  # fmt: skip
