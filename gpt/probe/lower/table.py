@@ -4,8 +4,8 @@ There are several copies, by the number of the SM, so that SMs rarely wait for e
 
 A slot holds each 32 bits of its key in a word of 64, whose upper half is 1. A word of zeros is free, and one atomic
 takes it, for any key. Lanes take the words of a slot in order. One that finds another key in a word goes on to the next
-slot; a word never changes once it's taken, so all lanes with one key pass the same slots and end in the same one. Two
-lanes with equal first words may both want the second one: whoever is first has the slot.
+slot; a word never changes once it's taken, so all lanes with one key pass the same slots and end in the same one. If
+two lanes with equal first words want the same slot, the one that takes the second word first gets it.
 
 A key comes to all slots before it's given up, so none is dropped as long as there are no more keys than slots. The
 lanes of a warp go through the loop together, with uniform branches, so they also leave it together.
@@ -30,7 +30,7 @@ def add_to_slot(
     label: str,
 ) -> None:
     """Add values to the slot of their key, if the condition holds. A value may be narrower than its field. `label` is
-    one that nothing else has.
+    unique.
     """
     copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
     unit = code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
