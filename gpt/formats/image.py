@@ -224,8 +224,7 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
 
 
 def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iterator[tuple[fatbin.Element | None, int]]:
-    """Yield the elements of the image at `offset`, each with its cost, and finally None with the cost of what came
-    after.
+    """Yield the elements of the image at `offset`, each with its cost, and finally None with the cost of the rest.
 
     What lies before `done` belongs to others.
     """

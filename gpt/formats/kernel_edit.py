@@ -78,7 +78,7 @@ class KernelEditor:
         return end
 
     def insert(self, at: int, code: bytes) -> None:
-        """Insert instructions at an offset and move those that follow. The kernel's entry stays at offset 0.
+        """Insert instructions at an offset and move the ones after it. The kernel's entry stays at offset 0.
 
         Raises CannotEdit if something may hold an offset but isn't understood.
         """

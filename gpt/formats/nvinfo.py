@@ -64,7 +64,7 @@ def iter_attributes(content: Data) -> Iterator[Attribute]:
 
 @dataclass
 class Needs:
-    """What a kernel needs: registers per thread, bytes of stack, bytes in its constant banks."""
+    """A kernel's needs: registers per thread, bytes of stack, bytes in its constant banks."""
 
     registers: int = 0
     stack: int = 0

@@ -11,8 +11,8 @@ LEB128. Two kinds are read here:
   follow), a location, attributes, the size of its body, the body; then padding.
 
 Attributes have many types, which depend on the version. NVIDIA's public reader only knows hints; nvcc 13.5 writes two
-empty attributes. So we read a module both ways and trust the one that fits to the last byte. If neither or both fit, or
-if a module has hints, its kernels are unknown.
+empty attributes. So we read a module both ways and trust the reading that fits to the last byte. If neither or both
+fit, or if a module has hints, its kernels are unknown.
 
 Sources: the chapter "Binary format" in NVIDIA's Tile IR documentation, and modules from nvcc 13.5. nvcc -enable-tile
 puts modules into fatbins of their own (kind 128), whose wrappers are in the section `.nvFatBinSegmentAlt`.

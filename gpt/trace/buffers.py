@@ -60,7 +60,7 @@ class SavedBuffer(NamedTuple):
 
 
 class MapLayout:
-    """How a map is laid out in a launch's buffer."""
+    """A map's layout in a launch's buffer."""
 
     def __init__(self, record: Record) -> None:
         """Raises MalformedError if the `map` record makes no sense."""
