@@ -18,6 +18,7 @@ import pytest
 
 from gpt.stream import wire
 from tests import cuda
+from tests.runtime import twins
 
 ROOT = Path(__file__).parents[2]
 SHARED = ("-shared", "-fPIC")  # for compile_c, to make a library
@@ -100,10 +101,16 @@ def build_launcher(folder: Path, *flags: str) -> Path:
     return folder / "gpt-hook"
 
 
+machine_code: twins.Folder | None = None  # where programs run as machine code; set by the fixture `code`
+
+
 def command(*args: str | Path, quiet: bool = True) -> list[str]:
     """The command line of gpt-hook; a `quiet` run leaves standard error to the program."""
     more = ["--quiet"] if quiet and args[:1] == ("run",) else []
-    return [str(runtime() / "gpt-hook"), *map(str, args[:1]), *more, *map(str, args[1:])]
+    if machine_code:
+        args = tuple(map(machine_code.replace, args))
+    launcher = machine_code.launcher if machine_code else runtime() / "gpt-hook"
+    return [str(launcher), *map(str, args[:1]), *more, *map(str, args[1:])]
 
 
 def run(

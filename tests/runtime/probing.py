@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gpt.probe.read.load import find_probe
 from gpt.stream import records, wire
@@ -20,6 +21,12 @@ from gpt.trace.buffers import Probes
 from gpt.trace.parts import SideFiles, parse_part, unpack_part
 from tests import cuda
 from tests.runtime import hooked, simulated
+from tests.tiers import full
+
+# Runs a test with kernels in PTX, and with the same kernels in machine code; twins.py says how that runs. Most of the
+# latter are left to `make test-full`.
+in_both_forms = pytest.mark.parametrize("code", ["ptx", full("sass")], indirect=True)
+in_both_forms_at_once = pytest.mark.parametrize("code", ["ptx", "sass"], indirect=True)
 
 PTX = Path(__file__).with_name("probing.ptx")
 BLOCKS, THREADS, COUNT = 6, 70, 400  # 3 warps a block, the last one of 6 threads

@@ -93,8 +93,8 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
         KEYS(&at, {"name", &name, NULL}, {"space", &space, NULL}, {"size", &size, NULL},
              {"offset", &offset, NULL}, {"copy", &copy, NULL});
         struct woven_variable *variable = &woven->variables[i];
-        *variable = (struct woven_variable){keep_text(name), unsigned_of(size), unsigned_of(offset),
-                                            is(space, "const"), is(copy, "always")};
+        *variable = (struct woven_variable){keep_text(name),    unsigned_of(size),  unsigned_of(offset),
+                                            is(space, "const"), is(copy, "always"), 0};
         woven->variable_count = i + 1;
         if (at.bad || !variable->name || (!variable->constant && offset.type != UNSIGNED))
             return doubt(woven, "it lists impossible variables");

@@ -32,9 +32,10 @@ KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and
     (r"(ld\S* %b32_1, \[%[bus](16|32)_|cp\.async\.mbarrier\.\S* \[global_)", "addresses that can't be right"),
     (r"cp\.reduce\.async\.bulk\S* .*, %[us]64_\d;", "an address without brackets: no page says so"),
     (r"(set|cvt)\.\S*bf16x2\.bf16x2 |cvt\.\S*ue8m0x2\.bf16x2 ", "any 32 bits as a pair of .bf16: no page says so"),
-    (r"set\.\w+\.bf16\.\w+ %[us]16_", "a .bf16 in a register of .u16 or .s16: no page says so"),
+    (r"set\.\S*\.bf16\.\w+ %[us]16_", "a .bf16 in a register of .u16 or .s16: no page says so"),
     (r"setp?\.eq\.(u32\.)?bf16x2 .*, %p\d;", "a predicate as a pair of .bf16: no page says so"),
     (r"setp\S*\.b?f16 %p\d\|_", "a second result of halves, if it's dropped"),
+    (r"(add|sub|fma)\.\S*f32\.bf16 .*, (0x)?\d", "an integer as a .bf16: no page says so"),
     (r"cvt\.pack\S* .*, %f64_\d;", "a register of .f64 as 32 bits: no page says so"),
     (r"fma\.(\S*\.)?r[zmp]\.\S*bf16", "a mode the manual lacks, for which ptxas makes wrong code"),
     (r"createpolicy\.fractional\S* %\w+, \{", "a vector where .f32 is expected, which ptxas takes"),
@@ -166,6 +167,11 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("bar.sync 16;", "a barrier, 0 to 15"),
         ("mbarrier.arrive.noComplete.release.cluster.b64 %b64_1, [%b64_2], 1;", "doesn't go with '.noComplete'"),
         ("pmevent 16;", "'16' is not from 0 to 15"),
+        ("mov.f32 %f32_1, global_;", "'global_' is a variable, whose address is no .f32"),
+        ("mbarrier.arrive.b64 %f64_3, [%b64_1];", "'%f64_3' is a register of .f64"),
+        ("mbarrier.test_wait.b64 %p1, [%b64_1], 1.5;", "'1.5' where .u64 is expected"),
+        ("ld.volatile.local.u32 %u32_1, [%b64_1];", "'.volatile' doesn't go with '.local'"),
+        ("ld.relaxed.cta.ca.u32 %u32_1, [%b64_1];", "'.ca' doesn't go with '.relaxed'"),
         ("alloca.u64 %u64_1, %u64_2, 3;", "alignment 3 is not a power of two"),
         ("cvta.shared.u64 %u64_1, global_;", "'global_' is in .global, not .shared"),
         ("cvta.to.shared.u64 %u64_1, shared_;", "'shared_' where a register is expected"),
@@ -234,6 +240,26 @@ def test_every_form(ptxas, tmp_path, limit, target, version):
     """With OPCODES=add,mad in the environment, only the rows of these opcodes, but many more forms of each."""
     only = os.environ.get("OPCODES", "")
     found = differences(share(forms.forms(500 if only else limit, only)), ptxas, target, version, tmp_path)
+    assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "version"),
+    [
+        ("sm_90", "7.8"),
+        ("sm_50", "4.0"),
+        *(full("sm_90", version) for version in ("8.0", "8.1", "8.3", "8.5", "8.6", "8.8")),
+        *(full("sm_80", version) for version in ("7.0", "7.1", "7.3", "7.4", "7.6", "8.0")),
+        *(full("sm_75", version) for version in ("6.3", "6.4", "6.5", "7.0", "7.8")),
+        *(full(*case) for case in (("sm_86", "7.1"), ("sm_89", "7.8"), ("sm_100a", "8.6"), ("sm_120a", "8.7"))),
+        *(full(*case) for case in (("sm_70", "6.0"), ("sm_60", "5.0"), ("sm_53", "6.5"), ("sm_61", "7.0"))),
+        *(full(*case) for case in (("sm_35", "3.1"), ("sm_30", "3.0"), ("sm_30", "6.5"), ("sm_20", "3.2"))),
+    ],
+)
+def test_every_row_in_old_versions(ptxas, tmp_path, target, version):
+    """Compare each word of each row in modules that are older than the word, or for older GPUs."""
+    lines = forms.forms_of_all(6 if FULL else 1)
+    found = differences(lines if FULL else lines[::2], ptxas, target, version, tmp_path)
     assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
 
 

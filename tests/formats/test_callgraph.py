@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.base.errors import MalformedError
+from gpt.formats.callgraph import KeptWhole, find_cut
 from gpt.formats.cubin import parse_cubin
-from gpt.patch.callgraph import KeptWhole, find_cut
 from tests import cuda
 from tests.formats import forge, samples
 from tests.patch.cubins import ARCHS, KERNELS, code_of, cut_out, damaged, forged

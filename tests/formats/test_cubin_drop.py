@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.base.errors import MalformedError
+from gpt.formats.callgraph import KeptWhole, find_cut
 from gpt.formats.cubin import parse_cubin
+from gpt.formats.cubin_drop import find_fault, without
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
-from gpt.patch.callgraph import KeptWhole, find_cut
-from gpt.patch.drop import find_fault, without
 from gpt.patch.trim import trim_all
 from tests import cuda
 from tests.formats import oracle, samples
@@ -218,7 +218,7 @@ def check_zeroed(data, why, codec, folder):
 
 
 def test_what_does_not_stand_up_to_a_second_look_becomes_zeros(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt.patch.drop.find_fault", lambda *_: "section 7 changed")
+    monkeypatch.setattr("gpt.formats.cubin_drop.find_fault", lambda *_: "section 7 changed")
     path = tmp_path / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", built("sm_90"))], "none", ["-link"]))
     with open(path, "rb") as file:
