@@ -3,7 +3,6 @@
 import ast
 import re
 import sys
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +12,11 @@ LAYERS = [
     for names in re.findall(r"^\.It Pa (gpt/\S+(?: , gpt/\S+)*)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
 ]
 FREE = {"gpt/__init__.py"}
-LONG_STRING = re.compile(r'"""(?:[^"\\]|\\.|"(?!""))*"""|\'\'\'(?:[^\'\\]|\\.|\'(?!\'\'))*\'\'\'', re.S)
-IMPORT = re.compile(r"^[ \t]*(from +[\w.]+ +import +(?:\([^)]*\)|[^\n(]+)|import +[^\n]+)$", re.M)
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
 
 
 @cache
@@ -28,14 +30,17 @@ def layer_of(path):
     return max(fits)[1] if fits else None
 
 
+def statements(nodes):
+    """The statements below these, without a look into expressions: most of a tree is those."""
+    for node in nodes:
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(node, part, ()))
+
+
 @cache
 def imports_of(path):
-    """The statements that import, wherever they stand. Parsing all files takes five seconds of CPU."""
-    found = []
-    for text in IMPORT.findall(LONG_STRING.sub("", path.read_text())):
-        with suppress(SyntaxError):  # prose
-            found += ast.parse(text).body
-    return found
+    return [node for node in statements([tree_of(path)]) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 @cache
