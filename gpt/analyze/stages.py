@@ -24,6 +24,7 @@ the times of these ranges are shown. Ranges of LIBRARIES don't count: ncclCommIn
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
@@ -72,11 +73,13 @@ WORDS = (  # lower case, in names of NVTX ranges; the first match counts
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
 LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cusparse", "cufft", "cccl", "cub", "thrust"))
-NO_WAIT = (
-    "no wait between them, so per round is the time from the first one's first launch to the end of the wait after the"
-    " last one, divided by their number"
+WHOLE = (
+    "so per round is the time from the first one's first launch to the end of the wait after the last one, divided by"
+    " their number"
 )
+NO_WAIT, FEW_WAITS = f"no wait between them, {WHOLE}", f"few waits between them, {WHOLE}"
 MEDIAN = "per round: the median from one's first launch to the next launch after it, waits included"
+AT_LEAST = "; few of them are waited for, so they may take longer on the GPU"
 LAST = ", for the last one to the end of the wait"
 AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
 LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
@@ -164,8 +167,7 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     first = tapes.find_launch(inference)
     period = _find_rounds(tapes, first)
     if period and any(row[0] == INFERENCE for row in rows):
-        whole = 0 if marked else sum(row[TIME] for row in rows if row[0] in (INFERENCE, SYNC))
-        took, told = _time_round(tapes, first, period, inference, whole)
+        took, told = _time_round(tapes, first, period)
         rows.append((ROUND, took, None, None, None, None, period.length, None))
         verdict.append(f"{_describe_rounds(tapes, period)}; {told}")
     if not marked and (counted := trace.counted(number)):
@@ -178,17 +180,18 @@ def _name_longest(process: Process, api: int, took: int) -> str:
     return f"{process.api(api).name}, {human_time(took)}"
 
 
-def _time_round(tapes: Tapes, first: int, period: Period, inference: int, whole: int) -> tuple[float, str]:
-    """Return how long a round takes, and how that's known; `whole` is the time of the `inference`, or 0."""
+def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
+    """Return how long a round takes, and how that's known; the inference begins with the launch `first`."""
     from gpt.analyze.lib.rounds import ALL
 
-    took, waited = tapes.measure(period)
+    (took, waited), begin, done = tapes.measure(period), tapes.start(int(period.begins[0])), tapes.done
+    if done is None:
+        return took, MEDIAN + (AT_LEAST if waited < AHEAD else "")
+    whole = max(0, done - begin - tapes.unrecorded.within_one(begin, done))
     covers_all = period.covered >= ALL * (len(tapes.launches) - first)
-    if waited < AHEAD and (took * period.times < AHEAD * whole or (covers_all and whole)):
-        whole -= tapes.start(int(period.begins[0])) - inference  # what the program did before the first one
-        return whole / period.times, NO_WAIT
-    last = int(period.begins[-1]) + int(period.ends[-1] - period.begins[-1]) // period.length * period.length
-    return took, MEDIAN + (LAST if last == len(tapes.launches) and tapes.done is not None else "")
+    if waited < AHEAD and (took * period.times < AHEAD * whole or covers_all):
+        return whole / period.times, NO_WAIT if waited == 0 else FEW_WAITS
+    return took, MEDIAN + (LAST if period.ends[-1] == len(tapes.launches) else "")
 
 
 def _describe_rounds(tapes: Tapes, period: Period) -> str:
@@ -211,7 +214,7 @@ def _find_rounds(tapes: Tapes, first: int) -> Period | None:
 
     for begin in dict.fromkeys((0, first)):
         codes = tapes.codes(begin)
-        if unit := find_after(codes, max(0, tapes.again[2] + 1 - begin)).unit:
+        if unit := find_after(codes, partial(max, 0, tapes.again[2] + 1 - begin)).unit:
             found = begin_at_break(codes, tapes.starts(begin), unit).shift(begin).after(first)
             if found.times > 1 and found.covered >= SHARE * (len(tapes.launches) - first):
                 return found
@@ -403,5 +406,5 @@ def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> list[tuple[Any, ...]
     return [(name, time, 100 * time / (total or 1), begin, *[None] * 4) for name, time, begin in rows]
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
+ANALYSIS = of_model(stages, "Show how an inference spends its time.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
                     need=find_need, drains=True)  # fmt: skip

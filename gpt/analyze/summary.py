@@ -135,9 +135,10 @@ class Summary:
         if totals.kernels or verdict:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
             drawn = plot("bars", "name", "gpu_total" if times else "launches")
-            partly = any(kernel.launches != kernel.gpu.count > 0 for kernel in totals.kernels.values())
+            partly = any(kernel.launches > kernel.gpu.count > 0 for kernel in totals.kernels.values())
             shown = [one._replace(shown="any") if partly and one.name == "gpu_launches" else one for one in KERNELS]
             yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
+        yield from totals.coverage.answer()
         if facts := [*self._facts, *map(make_facts, self._open.values())]:
             yield from answer_questions(totals, facts)
 
@@ -220,13 +221,17 @@ def _iter_copies(totals: Totals) -> Rows:
 
 
 def _iter_kernels(totals: Totals) -> Rows:
-    """Yield each kernel, longest time on the GPU first, then most launches."""
-    launches = sum(kernel.launches for kernel in totals.kernels.values())
+    """Yield each kernel, longest time on the GPU first, then most launches.
+
+    Traces that other tools made may have times of launches that they don't count.
+    """
+    counts = {name: max(kernel.launches, kernel.gpu.count) for name, kernel in totals.kernels.items()}
+    launches = sum(counts.values())
     time = sum(kernel.gpu.total for kernel in totals.kernels.values()) + sum(_graph_times(totals))
     for name, kernel in sorted(totals.kernels.items(), key=lambda k: (-k[1].gpu.total, -k[1].launches, k[0])):
-        gpu, share = kernel.gpu, 100 * kernel.launches / (launches or 1)
+        gpu, share = kernel.gpu, 100 * counts[name] / (launches or 1)
         known = gpu.count, gpu.total, 100 * gpu.total / (time or 1), gpu.total / (gpu.count or 1)
-        yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4), kernel.captured
+        yield name, counts[name], share, *(known if gpu.count else (None,) * 4), kernel.captured
 
 
 def _graph_times(totals: Totals) -> list[float]:

@@ -1,10 +1,10 @@
 """Change elements that stay: remove unused kernels, use another codec, or both.
 
-Kernels are dropped if the cubin is understood and the result passes a check (drop.py). Otherwise, or if dropping wasn't
-requested, their code is zeroed. Zeros aren't an instruction, so launching such a kernel ends with an error; the rest of
-the cubin stays unchanged. A compressed element is compressed again with the same codec, and its header gets the new
-sizes. An uncompressed element with zeroed code keeps its size, and the zeros become holes. If a level for zstd is
-given, all of them are compressed with that instead, whatever their codec was (recompress.py).
+Kernels are dropped if the cubin is understood and the result passes a check (gpt/formats/cubin_drop.py). Otherwise, or
+if dropping wasn't requested, their code is zeroed. Zeros aren't an instruction, so launching such a kernel ends with an
+error; the rest of the cubin stays unchanged. A compressed element is compressed again with the same codec, and its
+header gets the new sizes. An uncompressed element with zeroed code keeps its size, and the zeros become holes. If a
+level for zstd is given, all of them are compressed with that instead, whatever their codec was (recompress.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from gpt.base.errors import GptError, MalformedError
 from gpt.base.workers import run_all
+from gpt.formats import cubin_drop as drop
 from gpt.formats import fatbin
+from gpt.formats.callgraph import DeadCode, KeptWhole, Span, find_cut
 from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.source import Source
 from gpt.locate.unused import KEPT, KERNEL_UNUSED
-from gpt.patch import drop
-from gpt.patch.callgraph import DeadCode, KeptWhole, Span, find_cut
 
 ZSTD_LEVEL, LZ4_LEVEL = 19, 12  # give about the sizes of NVIDIA's tools
 SIZES = struct.Struct("<QI")  # sizes of payload and compressed payload, at an offset in an element's header

@@ -82,7 +82,7 @@ TABLE: dict[str, tuple[str, str]] = {
         "gpt-ptx-probe(1), Kernels that are left alone, lists what such code must not use",
     ),
     "variables": (
-        "its variables are used in a way that gpt-ptx-probe cannot follow",
+        "its variables are used in a way that cannot be followed",
         "gpt-ptx-probe names the place; PTX as compilers write it works",
     ),
     "function": ("a probe is in a function that cannot have another parameter", "call the function directly"),
@@ -101,6 +101,10 @@ TABLE: dict[str, tuple[str, str]] = {
     "load_refused": ("the driver refused to load it with probes", _KEEP),
     "not_found": ("the driver did not find it after loading it with probes", _KEEP),
     "variable_missing": ("one of its variables was not found", _KEEP),
+    "variable_elsewhere": (
+        "its machine code has the addresses of its module's variables in another context",
+        "nothing: where a kernel has variables, only the first context of a library's kernel gets probes",
+    ),
     "other_parameters": ("the pipeline reported other parameters than the kernel has", _KEEP),
     "property": ("the program sets an attribute that it cannot have with probes", "nothing: probes need a part of it"),
     "occupancy": (
@@ -203,6 +207,7 @@ FORMER = {
     "where its code comes from is not known": "unknown_source",
     "it was found without its name, or is still being made": "not_ready",
     "the pipeline made nothing of it": "pipeline_empty",
+    "its variables are used in a way that gpt-ptx-probe cannot follow": "variables",
     "its variables are used in a way that is not understood": "variables",
     "its instructions do not tell where it goes on": "unbounded",
     "it does not begin as kernels that ptxas makes begin": "unknown_entry",

@@ -64,7 +64,10 @@ STRUCTS: dict[str, Keys] = {
         "name": ("str", "name in its module"),
         "space": ("str", "global or const"),
         "size": ("u64?", "bytes; absent if the module does not declare it"),
-        "offset": ("u64?", "for global: where its address goes, in bytes from the start of the table"),
+        "offset": (
+            "u64?",
+            "for global: where its address goes, in bytes from the start of the table, or of the cubin without one",
+        ),
         "copy": ("str?", "for const: always, or taken (copy only after the program took its address)"),
     },
     "entry": {

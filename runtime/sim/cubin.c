@@ -1,11 +1,22 @@
 // Cubins. They can't run here; we only keep ones for a device of this kind.
+//
+// With GPT_SIM_TWINS, which is for tests, a cubin runs by its twin: PTX with the same kernels, in a file of
+// that folder. So a test goes through all that happens to machine code up to the launch. The file is named by
+// the digest of the cubin without what's in constant bank 4, where a loader puts addresses. Lines at its
+// start like
+//
+//     // address 16 gpt_variables 8
+//
+// say where the twin has such an address: here, byte 16 of the bank goes to byte 8 of the variable.
 
 #include <elf.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "common/cache.h"
 #include "image.h"
 
 struct cubin {
@@ -55,7 +66,7 @@ static void read_info(const struct cubin *cubin, struct entry *entry) {
             memcpy(words, bytes + at, 12);
             if (attribute ==
                 PARAMETER) // its number, and its offset from the first; its size in the high bits
-                sim_add_parameter(entry, words[1] & 0xffff, words[1] >> 16, words[2] >> 18);
+                sim_add_parameter(cubin->code, entry, words[1] & 0xffff, words[1] >> 16, words[2] >> 18);
             else if (attribute == MAX_THREADS || attribute == REQUIRED_THREADS)
                 entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] =
                     (int)(words[0] * words[1] * words[2]);
@@ -89,17 +100,23 @@ static void read_symbol(const struct cubin *cubin, const Elf64_Sym *symbol, cons
     }
 }
 
-void sim_read_cubin(struct code *code, const char *start, size_t size) {
+static bool open_cubin(struct cubin *cubin, struct code *code, const char *start, size_t size) {
     const Elf64_Ehdr *head = (const void *)start;
     if (size < sizeof(*head) || head->e_shoff % 8 || head->e_shoff > size ||
         head->e_shentsize != sizeof(Elf64_Shdr) ||
         head->e_shnum > (size - head->e_shoff) / sizeof(Elf64_Shdr) || head->e_shstrndx >= head->e_shnum)
+        return false;
+    *cubin = (struct cubin){code, start, size, (const void *)(start + head->e_shoff), head->e_shnum, NULL, 0};
+    const Elf64_Shdr *names = &cubin->sections[head->e_shstrndx];
+    cubin->names = section_bytes(cubin, names);
+    cubin->names_size = names->sh_size;
+    return cubin->names != NULL;
+}
+
+void sim_read_cubin(struct code *code, const char *start, size_t size) {
+    struct cubin cubin;
+    if (!open_cubin(&cubin, code, start, size))
         return;
-    struct cubin cubin = {code, start, size, (const void *)(start + head->e_shoff), head->e_shnum, NULL, 0};
-    const Elf64_Shdr *names = &cubin.sections[head->e_shstrndx];
-    if (!(cubin.names = section_bytes(&cubin, names)))
-        return;
-    cubin.names_size = names->sh_size;
     for (unsigned i = 0; i < cubin.count; i++) {
         const Elf64_Shdr *section = &cubin.sections[i];
         const char *symbols = section->sh_type == SHT_SYMTAB ? section_bytes(&cubin, section) : NULL;
@@ -112,6 +129,114 @@ void sim_read_cubin(struct code *code, const char *start, size_t size) {
             read_symbol(&cubin, &symbol, name_at(texts, strings->sh_size, symbol.st_name));
         }
     }
+}
+
+// Twins
+
+static struct entry *find_entry(const struct code *code, const char *name) {
+    for (size_t i = 0; i < code->entry_count; i++)
+        if (!strcmp(code->entries[i].name, name))
+            return &code->entries[i];
+    return NULL;
+}
+
+// A launch has to pass the parameters that the cubin's kernel has.
+static bool has_same_parameters(const struct entry *one, const struct entry *other) {
+    bool same = one->count == other->count;
+    for (size_t i = 0; same && i < one->count; i++)
+        same = one->parameters[i].offset == other->parameters[i].offset &&
+               one->parameters[i].size == other->parameters[i].size;
+    return same;
+}
+
+static CUresult compare(struct code *code, const struct code *cubin, const char *digest) {
+    for (size_t i = 0; i < cubin->entry_count; i++) {
+        const struct entry *entry = &cubin->entries[i], *twin = find_entry(code, entry->name);
+        if (!twin) {
+            sim_add_entry(code, entry->name); // it can be found, but not launched
+            continue;
+        }
+        if (!has_same_parameters(entry, twin)) {
+            sim_say("kernel '%.512s': the twin of cubin %s has other parameters", entry->name, digest);
+            return CUDA_ERROR_INVALID_IMAGE;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+// Give a variable of the twin an address from bank 4.
+static bool take_address(struct code *code, const char *bank, size_t bank_size, const char *line) {
+    size_t from, to;
+    char name[1024];
+    if (sscanf(line, "// address %zu %1023s %zu", &from, name, &to) != 3)
+        return false;
+    for (size_t i = 0; i < code->variable_count; i++) {
+        struct variable *variable = &code->variables[i];
+        if (strcmp(variable->name, name))
+            continue;
+        if (bank_size < 8 || from > bank_size - 8 || variable->size < 8 || to > variable->size - 8)
+            return false;
+        char *initial =
+            variable->initial_size ? (char *)variable->initial : sim_new_block(code, variable->size);
+        if (!initial)
+            return false;
+        memcpy(initial + to, bank + from, 8);
+        variable->initial = initial, variable->initial_size = variable->size;
+        return true;
+    }
+    return false;
+}
+
+static CUresult read_twin(struct code *code, const struct cubin *cubin, const char *bank, size_t bank_size,
+                          const char *digest) {
+    static const char mark[] = "// address ";
+    char path[4096], *text;
+    size_t size;
+    snprintf(path, sizeof(path), "%s/%s", sim_twins, digest);
+    if (sim_read_whole(path, &text, &size)) {
+        sim_say_once("cubin %s has no twin in GPT_SIM_TWINS", digest);
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    }
+    const char *kept = sim_keep_text(code, text, size);
+    free(text);
+    CUresult status = kept ? sim_read_ptx(code, kept, size) : CUDA_ERROR_OUT_OF_MEMORY;
+    for (const char *line = kept; !status && !strncmp(line, mark, sizeof(mark) - 1);) {
+        if (!take_address(code, bank, bank_size, line)) {
+            sim_say("the twin of cubin %s: wrong line '%.*s'", digest, (int)strcspn(line, "\n"), line);
+            status = CUDA_ERROR_INVALID_IMAGE;
+        }
+        line += strcspn(line, "\n");
+        line += *line == '\n';
+    }
+    struct code *plain = status ? NULL : calloc(1, sizeof(*plain));
+    if (plain) {
+        plain->references = 1;
+        sim_read_cubin(plain, cubin->start, cubin->size);
+        status = compare(code, plain, digest);
+        LOCKED;
+        sim_release_code(plain);
+    }
+    return status;
+}
+
+CUresult sim_read_machine_code(struct code *code, const char *start, size_t size) {
+    if (!sim_runs || !sim_twins) {
+        sim_read_cubin(code, start, size);
+        return CUDA_SUCCESS;
+    }
+    struct cubin cubin;
+    char digest[65];
+    char *masked = sim_keep_text(code, start, size);
+    if (!masked)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!open_cubin(&cubin, code, start, size))
+        return CUDA_ERROR_INVALID_IMAGE;
+    const Elf64_Shdr *section = find_section(&cubin, ".nv.constant4", "");
+    const char *bank = section ? section_bytes(&cubin, section) : NULL;
+    size_t bank_size = bank ? section->sh_size : 0;
+    memset(masked + (bank ? bank - start : 0), 0, bank_size);
+    gpt_sha256(masked, size, digest);
+    return read_twin(code, &cubin, bank, bank_size, digest);
 }
 
 // Return how many of the bytes can be read: a header may claim more than there is.
@@ -138,6 +263,7 @@ char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *si
     do {
         size_t want = claimed - got < PIECE ? claimed - got : PIECE;
         char *larger = realloc(bytes, got + want + 1);
+        code->starved |= !larger;
         if (!larger)
             break;
         bytes = larger;

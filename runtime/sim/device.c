@@ -15,6 +15,7 @@ uint64_t sim_delay, sim_memory;
 unsigned sim_load_delay;
 bool sim_strict;
 bool sim_runs = true;
+const char *sim_twins;
 unsigned sim_timeout;
 
 static void say(const char *begin, const char *format, va_list arguments) {
@@ -51,8 +52,8 @@ void sim_warn(const char *format, ...) {
     va_end(arguments);
 }
 
-// Tells gpt-hook whom it watches.
-__attribute__((visibility("default"))) int gpt_sim_version(void) { return 1; }
+// Tells gpt-hook whom it watches, and what code that needs; after cuInit().
+__attribute__((visibility("default"))) const char *gpt_sim_runs(void) { return sim_twins ? "sass" : "ptx"; }
 
 API cuInit(unsigned flags) {
     static bool done;

@@ -63,6 +63,7 @@ static bool read_all(void) {
     sim_timeout = (unsigned)timeout;
     sim_strict = find("GPT_SIM_STRICT") != NULL;
     sim_runs = !what || strcmp(what, "none");
+    sim_twins = find("GPT_SIM_TWINS");
     return true;
 }
 

@@ -16,7 +16,7 @@ unsigned sim_suits(const struct fatbin_element *element) {
     if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
         (element->flags & FATBIN_SUFFIX_F && !same_major))
         return 0;
-    if (element->kind == FATBIN_CUBIN && same_major && !sim_runs)
+    if (element->kind == FATBIN_CUBIN && same_major && (!sim_runs || sim_twins))
         return 1000 + arch;
     return element->kind == FATBIN_PTX ? arch : 0;
 }
@@ -111,6 +111,10 @@ CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, 
             code->packed = true;
             continue;
         }
+        if (at->flags & FATBIN_PACKED && at->kind == FATBIN_CUBIN) {
+            sim_say_once("a compressed cubin, which runs by no twin");
+            return CUDA_ERROR_NO_BINARY_FOR_GPU;
+        }
         char *text = NULL;
         size_t size = at->payload_size;
         if (at->flags & FATBIN_PACKED && (status = sim_unpack(at, GPT_WANT_OUTLINE, &text, &size)))
@@ -122,7 +126,7 @@ CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, 
         if (at->kind == FATBIN_PTX)
             status = sim_read_ptx(code, bytes, size);
         else
-            sim_read_cubin(code, bytes, size);
+            status = sim_read_machine_code(code, bytes, size);
     }
     return status;
 }

@@ -6,11 +6,11 @@
 #include "host/abi.h"
 #include "sim.h"
 
-// code.c
+// code.c: without memory, `starved` is set
 void *sim_new_block(struct code *code, size_t size); // zeros, which live as long as the code
 char *sim_keep_text(struct code *code, const char *bytes, size_t size); // in such a block, as a string
 struct entry *sim_add_entry(struct code *code, const char *name);       // NULL without memory, or a name
-void sim_add_parameter(struct entry *entry, size_t index, size_t offset, size_t size);
+void sim_add_parameter(struct code *code, struct entry *entry, size_t index, size_t offset, size_t size);
 void sim_add_variable(struct code *code, struct variable variable);
 
 // outline.c
@@ -21,6 +21,8 @@ CUresult sim_read_ptx(struct code *code, const char *text,
 // Copy an ELF file, up to the end of its tables or of the readable memory. `room`: see sim_read_image.
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size);
 void sim_read_cubin(struct code *code, const char *start, size_t size);
+CUresult sim_read_machine_code(struct code *code, const char *start,
+                               size_t size); // the same, or its twin; without the lock
 
 // devrt.c
 extern const char sim_device_runtime[]; // PTX

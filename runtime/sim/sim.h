@@ -123,6 +123,7 @@ extern unsigned sim_load_delay;  // minimum microseconds to load
 extern uint64_t sim_delay;       // minimum ns per operation
 extern uint64_t sim_memory;      // bytes of device memory; 0: as much as the machine has
 extern bool sim_runs;            // run kernels; otherwise launches are accepted and do nothing
+extern const char *sim_twins;    // the folder with PTX by which cubins run, or NULL; see cubin.c
 extern unsigned sim_timeout;     // seconds without progress until a launch is ended; 0: never
 bool sim_read_environment(void); // sets these; false, with a message the first time, if a value is invalid
 int sim_attribute(int attribute);
@@ -259,7 +260,8 @@ struct variable {
 };
 struct code {
     unsigned references;
-    bool packed; // has parts that can't be read: any name may be in them
+    bool packed;  // has parts that can't be read: any name may be in them
+    bool starved; // memory ran out while it was read, so something is missing
     struct entry *entries;
     struct variable *variables;
     size_t entry_count, variable_count, entry_room, variable_room;

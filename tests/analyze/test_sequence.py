@@ -418,6 +418,15 @@ def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
     assert "no wait between them" in found.verdicts["stages"][2]
 
 
+def test_rounds_that_are_never_waited_for_have_the_time_of_their_launches():
+    """Recording was off from 100 to 200 ms, which is in no round."""
+    calls = [("cuInit", 0, 1), *launches(*((10 * n, 1) for n in range(1, 10)), *((10 * n, 1) for n in range(20, 30)))]
+    found = ask("stages", made(*calls, more=recording((0.5, True), (100, False), (200, True))))
+    rows = {row["category"]: row["time"] / MS for row in found.rows["stages"]}
+    assert rows["Per round"] == 10
+    assert found.verdicts["stages"][-2].endswith("few of them are waited for, so they may take longer on the GPU")
+
+
 def test_a_round_that_was_held_up_was_not_launched_ahead():
     """Each token is waited for; one of them takes ten times as long as all others together."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2)), ("cuStreamSynchronize", 20, 5)]

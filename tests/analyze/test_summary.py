@@ -229,6 +229,22 @@ def test_launches_with_and_without_probes_are_counted():
     assert len(found["map"]) == len(found["probed"]) == len(found["buffer"]) == 1  # passed on
 
 
+def test_gpu_time_without_probes_is_told_by_reason():
+    """Kernel a runs for 60 us with probes and 20 without, b for 20 without: for two reasons, once and three times."""
+    kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
+    unprobed = [records.make("unprobed", function=f, launches=n, reason=r) for f, n, r in
+                ((1, 9, "no PTX"), (2, 1, "x"), (2, 3, "no PTX"))]  # fmt: skip
+    times = [(10_000, 60_000, 4, 1, 1), (80_000, 20_000, 4, 1, 0)]
+    times += [(110_000, 12_000, 4, 2, 0), (130_000, 8_000, 4, 2, 0)]
+    found = summed(forge.trace(*APIS, *kernel, forge.probed(1, 9, 1, 1, 32), forge.probed_times(times), *unprobed))
+    times = "(0.060 ms on the GPU, 60.0 %), 13 without (0.040 ms on the GPU, 40.0 %)"
+    assert found["verdicts"][-1] == f"1 launch ran with probes {times}: no PTX (12, 35.0 %), x (1, 5.0 %)"
+    assert [tuple(row[name] for name in ("kernel", "reason", "launches", "gpu_time", "share")) for row in
+            found["unprobed"] if "share" in row] == [
+        ("a", "no PTX", 9, 20_000, 20.0), ("b", "no PTX", 3, 15_000, 15.0), ("b", "x", 1, 5_000, 5.0)
+    ]  # fmt: skip
+
+
 def test_calls_that_were_only_counted():
     counts = records.make("counts", **forge.rows([(30, 5, 1, 0), (4, 5, 1, 0)], forge.QUERIES))
     found = summed(forge.trace(*APIS, counts, forge.calls([(5, 8, 1, 0)])))

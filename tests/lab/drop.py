@@ -160,8 +160,9 @@ def weak(cubin: bytes, used: list[str]) -> bytes:
     """Kernels dropped, and their symbols weak and undefined, not empty: another way, should that one fail."""
     import numpy as np
 
+    from gpt.formats import callgraph
+    from gpt.formats import cubin_drop as drop
     from gpt.formats.cubin import parse_cubin
-    from gpt.patch import callgraph, drop
 
     names = {k["name"] for k in parse_cubin(cubin).kernels}
     sections = callgraph.find_cut(cubin, names - set(used)).sections

@@ -9,8 +9,26 @@ from textwrap import dedent
 
 import pytest
 
-from tests.runtime import hooked, simulated
+from tests.runtime import hooked, simulated, twins
 from tests.tiers import full
+
+
+@pytest.fixture(scope="session")
+def twin_folder(tmp_path_factory) -> twins.Folder:
+    return twins.Folder(tmp_path_factory.mktemp("twins"))
+
+
+@pytest.fixture(autouse=True)
+def code(request, monkeypatch):
+    """The form of a test's kernels: PTX, or with `in_both_forms` in a second run machine code."""
+    form = getattr(request, "param", "ptx")
+    if form == "sass":
+        folder = request.getfixturevalue("twin_folder")
+        hooked.runtime()  # which GPT_RUNTIME names from now on
+        monkeypatch.setattr(hooked, "machine_code", folder)
+        monkeypatch.setenv("GPT_RUNTIME", str(hooked.runtime()))
+        monkeypatch.setenv("GPT_SIM_TWINS", str(folder.path))
+    return form
 
 
 @pytest.fixture(params=[None, full("thread"), full("address,undefined")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 
 from gpt.stream import wire
 from tests import cuda
+from tests.runtime import twins
 
 ROOT = Path(__file__).parents[2]
 SHARED = ("-shared", "-fPIC")  # for compile_c, to make a library
@@ -57,13 +59,33 @@ def compile_c(out: Path, source: str | Path, *flags: str | Path, prelude: bool =
     return out
 
 
-def build_hook(out: Path, *more: str | Path, compiler: str = "cc") -> Path:
-    """Builds libgpthook.so from its sources, with more of them or other flags than `make` does."""
+def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> Path:
+    """Compiles a file of the runtime, or one that belongs to a test, as libgpthook.so is compiled."""
+    base = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", *flags, *INCLUDE]
+
+    def build() -> bytes:
+        subprocess.run([compiler, *base, "-c", file, "-o", out], check=True)
+        return out.read_bytes()
+
+    out.write_bytes(cuda.keep((compiler, base, file, file.read_bytes()), build))
+    return out
+
+
+def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compiler: str = "cc") -> Path:
+    """Builds libgpthook.so from its sources, with more of them, options of the linker, or flags of the compiler.
+
+    Objects are kept: a build with other files than the last compiles those only.
+    """
     source = ROOT / "runtime"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic-functions"]
-    flags += [f"-Wl,--version-script={ARCH}/hook/versions.map", *INCLUDE]
-    files = [*source.glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]")]
-    subprocess.run([compiler, *flags, *files, *more, "-o", out], check=True)
+    files = [*source.glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]"), *(file for file in more if isinstance(file, Path))]
+    with tempfile.TemporaryDirectory() as folder:
+        objects = [
+            compile_object(Path(folder, f"{number}.o"), file, *flags, compiler=compiler)
+            for number, file in enumerate(sorted(files))
+        ]
+        links = ["-shared", "-Wl,-Bsymbolic-functions", f"-Wl,--version-script={ARCH}/hook/versions.map"]
+        links += [str(option) for option in more if not isinstance(option, Path)]
+        subprocess.run([compiler, *flags, *links, *objects, "-o", out], check=True)
     return out
 
 
@@ -79,10 +101,16 @@ def build_launcher(folder: Path, *flags: str) -> Path:
     return folder / "gpt-hook"
 
 
+machine_code: twins.Folder | None = None  # where programs run as machine code; set by the fixture `code`
+
+
 def command(*args: str | Path, quiet: bool = True) -> list[str]:
     """The command line of gpt-hook; a `quiet` run leaves standard error to the program."""
     more = ["--quiet"] if quiet and args[:1] == ("run",) else []
-    return [str(runtime() / "gpt-hook"), *map(str, args[:1]), *more, *map(str, args[1:])]
+    if machine_code:
+        args = tuple(map(machine_code.replace, args))
+    launcher = machine_code.launcher if machine_code else runtime() / "gpt-hook"
+    return [str(launcher), *map(str, args[:1]), *more, *map(str, args[1:])]
 
 
 def run(

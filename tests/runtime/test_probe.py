@@ -21,6 +21,8 @@ from tests.runtime.probing import (
     by_warp,
     check_bytes,
     good,
+    in_both_forms,
+    in_both_forms_at_once,
     probed,
     saved,
     unprobed,
@@ -80,15 +82,18 @@ def launches(tmp_path_factory):
     return build(tmp_path_factory.mktemp("launches"), source)
 
 
-def test_every_form_of_a_launch(tmp_path, forms):
+@in_both_forms_at_once
+def test_every_form_of_a_launch(tmp_path, forms, code):
     trace = good(tmp_path, forms, "-p", "gmem_bytes", "-p", "block_sched")
     check_bytes(trace, 5)
     assert trace.launches == {"scale": 5}  # what the program launched
     assert not trace.of("unprobed")
     for record in trace.of("probed"):
         assert (record["grid"], record["block"]) == ([BLOCKS, 1, 1], [THREADS, 1, 1])
-        arguments = parse_arguments(trace.of("kernel")[-1]["params"], record["params"])
-        assert [(one.type, one.value) for one in arguments[1:]] == [("u32", 5), ("u32", COUNT)]
+        params = next(r["params"] for r in trace.of("kernel") if "params" in r)
+        arguments = [(one.type, one.value) for one in parse_arguments(params, record["params"])[1:]]
+        untyped = [("", value.to_bytes(4, "little")) for value in (5, COUNT)]
+        assert arguments == ([("u32", 5), ("u32", COUNT)] if code == "ptx" else untyped)
     starts = {call["start"] for call in trace.calls if call["op"] == "launch"}
     assert {record["start"] for record in trace.of("probed")} == starts
     kernels = trace.of("kernel")
@@ -137,6 +142,7 @@ def test_where_the_pipeline_makes_nothing_the_program_runs_as_it_is(tmp_path, la
     assert not trace.of("probed")
 
 
+@in_both_forms
 @pytest.mark.parametrize(
     ("options", "with_probes", "without"),
     [
@@ -158,6 +164,7 @@ def test_which_launches(tmp_path, launches, options, with_probes, without):
         check_bytes(trace, with_probes)
 
 
+@in_both_forms
 @pytest.mark.full
 @pytest.mark.parametrize("option", ["--launch-skip", "--launch-count"])
 def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
@@ -183,6 +190,7 @@ def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
     assert (len(trace.of("probed")), *unprobed(trace).values()) == (with_probes, 5 - with_probes)
 
 
+@in_both_forms
 @pytest.mark.full
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     """Buffers of 720 KB, and room for two of them."""
@@ -213,6 +221,7 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
         assert units.slots["read"].sum() == 8 * COUNT
 
 
+@in_both_forms
 @pytest.mark.full
 def test_threads_wait_for_each_others_launches(tmp_path):
     """Four buffers for twelve streams: where all are in launches under way, nothing comes back, but soon does."""
@@ -249,6 +258,7 @@ def test_threads_wait_for_each_others_launches(tmp_path):
         assert (len(trace.of("probed")), unprobed(trace)) == (3600, {})
 
 
+@in_both_forms_at_once
 def test_variables_are_the_programs(tmp_path):
     """Constants that are written between launches, before and after their address was asked for."""
     source = (
@@ -273,6 +283,7 @@ def test_variables_are_the_programs(tmp_path):
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 4)
 
 
+@in_both_forms_at_once
 def test_a_library_and_its_kernels(tmp_path):
     source = (
         CLIENT
@@ -296,6 +307,7 @@ def test_a_library_and_its_kernels(tmp_path):
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 2)
 
 
+@in_both_forms
 def test_a_module_that_comes_and_goes(tmp_path):
     """Handles come back; each module has its own kernel with probes, and its own variables."""
     source = (
@@ -315,6 +327,7 @@ def test_a_module_that_comes_and_goes(tmp_path):
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 5)
 
 
+@in_both_forms
 def test_threads_and_streams(tmp_path):
     source = (
         CLIENT
@@ -348,6 +361,7 @@ def test_threads_and_streams(tmp_path):
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 200)
 
 
+@in_both_forms
 @pytest.mark.parametrize(
     "end", first("_exit(0)", "quick_exit(0)", "exit(0)", "D(cuDevicePrimaryCtxReset_v2)(0), _exit(0)")
 )
@@ -356,6 +370,7 @@ def test_what_is_on_its_way_is_awaited_at_the_end(tmp_path, end):
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 2)
 
 
+@in_both_forms
 @pytest.mark.full
 def test_a_child_of_fork_and_a_kill(tmp_path):
     source = (
@@ -441,6 +456,7 @@ def test_the_line_at_the_end(tmp_path, launches):
     assert done.stderr.splitlines()[1].startswith("gpt-hook: 2 launches with probes, 3 without: ")
 
 
+@in_both_forms
 @pytest.mark.full
 def test_the_broker_is_killed(tmp_path):
     """The program's own kernels run; existing results stay."""

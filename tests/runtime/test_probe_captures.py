@@ -20,6 +20,7 @@ def check(folder, program, stream, turns, moment):
     assert graphing.check_captures(trace, turns) == []
 
 
+@probing.in_both_forms
 @pytest.mark.parametrize("turns", [100, soak(100000)])
 @pytest.mark.parametrize("stream", first(*graphing.CAPTURED))
 def test_a_capture_begins_while_another_thread_collects(tmp_path, program, stream, turns):

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from gpt.stream.reasons import parse
-from tests.runtime.probing import CLIENT, PTX, build, good, probed, unprobed
+from gpt.stream.reasons import TABLE, parse
+from tests.runtime.probing import CLIENT, PTX, build, good, in_both_forms, probed, unprobed
 
 pytestmark = pytest.mark.full
 
@@ -81,6 +81,21 @@ def test_a_kernel_in_two_contexts(tmp_path):
     assert counts(run(tmp_path, body)) == (6, {NOT_YET: 1})
 
 
+@pytest.mark.parametrize("code", ["sass"], indirect=True)
+def test_machine_code_has_the_variables_of_one_context(tmp_path, code):
+    """In another one the kernel runs as it is, and its variables are what they should be."""
+    body = r"""
+        void *second;
+        run();
+        assert(sum() == 400);
+        OK(D(cuCtxCreate_v2)(&second, 0, 0));
+        enter();
+        run(), run();
+        assert(sum() == 800);
+    """
+    assert counts(run(tmp_path, body)) == (1, {NOT_YET: 1, TABLE["variable_elsewhere"][0]: 1})
+
+
 def test_a_function_of_a_kernel_in_two_contexts(tmp_path):
     """Getting it there is a look-up."""
     body = r"""
@@ -103,6 +118,7 @@ def test_a_function_of_a_kernel_in_two_contexts(tmp_path):
     assert counts(run(tmp_path, body)) == (6, {})
 
 
+@in_both_forms
 @pytest.mark.parametrize("wait", ["30", "0"])
 def test_a_function_that_was_got_before_its_kernel_was_there(tmp_path, wait):
     body = r"""
@@ -153,6 +169,7 @@ def test_a_context_that_is_made_again(tmp_path):
     assert counts(run(tmp_path, body)) == (8, {})
 
 
+@in_both_forms
 def test_a_library_that_comes_and_goes(tmp_path):
     body = r"""
         for (int i = 0; i < 4; i++) {
@@ -168,6 +185,7 @@ def test_a_library_that_comes_and_goes(tmp_path):
     assert counts(run(tmp_path, body)) == (8, {})
 
 
+@in_both_forms
 @pytest.mark.parametrize(
     ("kernel", "variable"),
     [
@@ -276,6 +294,7 @@ def test_dynamic_shared_memory_that_there_is_not(tmp_path, how):
     assert set_dynamic(tmp_path, body) == (1, {UNFIT: 2})
 
 
+@in_both_forms
 def test_a_stream_of_another_context_with_the_handle_of_one_before(tmp_path):
     """Whose a stream is, is asked once, and again when a stream has ended."""
     body = r"""

@@ -11,7 +11,7 @@ from elftools.elf.elffile import ELFFile
 from tests import cuda
 from tests.runtime import hooked, simulated
 from tests.runtime.graphing import check_scenario, compile_scenarios
-from tests.runtime.probing import COUNT, PTX, good, probed, saved, unprobed
+from tests.runtime.probing import COUNT, PTX, good, in_both_forms, probed, saved, unprobed
 from tests.tiers import first
 
 WRITES = "its graph writes a constant, of which the kernel with probes has a copy"
@@ -647,6 +647,7 @@ def graphs(tmp_path_factory):
     return compile_scenarios(tmp_path_factory.mktemp("graphs"), SCENARIOS, HELPERS)
 
 
+@in_both_forms
 @pytest.mark.parametrize("name", first(*SCENARIOS))
 def test_graphs(tmp_path, graphs, name):
     _, launches, reasons = SCENARIOS[name]

@@ -16,7 +16,20 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.controlling import Server
 from tests.runtime.graphing import GRAPHS, STRESS, check_scenario, compile_scenarios
-from tests.runtime.probing import COUNT, PTX, buffers, build, by_warp, check_bytes, good, kept, probed, unprobed
+from tests.runtime.probing import (
+    COUNT,
+    PTX,
+    buffers,
+    build,
+    by_warp,
+    check_bytes,
+    good,
+    in_both_forms,
+    in_both_forms_at_once,
+    kept,
+    probed,
+    unprobed,
+)
 from tests.tiers import every
 
 # By name: the body of the function, how many launches have probes, and those without by the reason.
@@ -326,12 +339,14 @@ def graphs(tmp_path_factory):
     return compile_scenarios(tmp_path_factory.mktemp("graphs"), SCENARIOS)
 
 
+@in_both_forms
 @pytest.mark.parametrize("name", every(4, SCENARIOS))
 def test_graphs(tmp_path, graphs, name):
     _, launches, reasons = SCENARIOS[name]
     check_scenario(tmp_path, graphs, name, launches, reasons, [3] if name == "conditional" else [])
 
 
+@in_both_forms_at_once
 def test_each_node_of_each_replay_is_named(tmp_path, graphs):
     trace = good(tmp_path, graphs, "-p", "gmem_bytes", "-p", "block_sched", arguments=(PTX, "capture"))
     (graph,) = trace.of("graph")
@@ -345,6 +360,7 @@ def test_each_node_of_each_replay_is_named(tmp_path, graphs):
     assert all((units["slots"]["stop"] > 0).all() for units in buffers(trace, "block_sched").values())
 
 
+@in_both_forms
 @pytest.mark.parametrize(
     ("options", "launches", "reason"),
     [
@@ -378,6 +394,7 @@ int main(int argc, char **argv) {
 )
 
 
+@in_both_forms
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     program = build(tmp_path, REPLAYS)
     options = ("-p", by_warp(), "--max-memory", "136K")  # a set, and room for four replays
@@ -389,6 +406,7 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     check_bytes(good(tmp_path, program, *options, arguments=(PTX, "2", "100")), 200)
 
 
+@in_both_forms
 def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
     """All launches are counted for nodes without room, and recorded for the others."""
     source = (
@@ -416,6 +434,7 @@ def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
     assert unprobed(trace) == {"other graphs hold all buffers that --max-memory allows": 20}
 
 
+@in_both_forms
 def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
     """With --complete it waits for some to be free, as launches do."""
     source = (
@@ -445,6 +464,7 @@ def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
     check_bytes(good(tmp_path, program, *options, "--complete"), 606)
 
 
+@in_both_forms
 def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatch):
     """The program does not wait for the device after its only replay, and launches nothing else."""
     source = (
@@ -474,6 +494,7 @@ def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatc
     check_bytes(server.end(), 80)
 
 
+@in_both_forms
 def test_what_waits_for_buffers_does_not_wait_for_those_of_later_replays(tmp_path, monkeypatch):
     """Other threads go on. It prints how long an allocation took for which there is no memory, and the end of a
     context, in ms."""

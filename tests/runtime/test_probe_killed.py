@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.runtime.killing import ENDLESS, KINDS, LATE, complete, kill_one
-from tests.runtime.probing import build
+from tests.runtime.probing import build, in_both_forms
 
 
 @pytest.fixture(scope="module")
@@ -13,6 +13,7 @@ def endless(tmp_path_factory):
     return build(tmp_path_factory.mktemp("endless"), ENDLESS)
 
 
+@in_both_forms
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_had_ended_before_is_in_the_trace(tmp_path, endless, kind):
     """A busy machine may stop the writer for longer than that, so one of three kills may lose more."""

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.runtime import hooked
-from tests.runtime.probing import CLIENT, COUNT, PTX, build, kept, saved, unprobed
+from tests.runtime.probing import CLIENT, COUNT, PTX, build, in_both_forms, kept, saved, unprobed
 
 ENTRY = 32  # bytes: the number of a thread, and a record
 ACCESSES = 3 * COUNT  # accesses of a launch of `scale`
@@ -73,6 +73,7 @@ int main(int argc, char **argv) {
 LEFT = "of the records in logs were kept"
 
 
+@in_both_forms
 @pytest.mark.parametrize("capacity", [1, 7, 1199])
 def test_second_launch_is_complete(tmp_path, capacity):
     found, trace, said = run_logs(tmp_path, SYNCED, capacity)
@@ -87,12 +88,14 @@ def test_nothing_is_said_where_all_fits(tmp_path):
     assert found == [(ACCESSES, 0)] * 3 and LEFT not in said
 
 
+@in_both_forms
 def test_complete_waits_for_the_count_of_a_launch(tmp_path):
     found, trace, _ = run_logs(tmp_path, ASYNC, 7, "--complete")
     assert found == [(7, ACCESSES - 7), (ACCESSES, 0), (ACCESSES, 0)]
     assert not unprobed(trace)
 
 
+@in_both_forms
 def test_no_launch_waits_for_one_that_runs(tmp_path):
     """Without --complete a launch that follows at once has its map's log, and its count shows what's missing."""
     found, trace, said = run_logs(tmp_path, ASYNC, 7)
@@ -100,6 +103,7 @@ def test_no_launch_waits_for_one_that_runs(tmp_path):
     assert not unprobed(trace) and LEFT in said
 
 
+@in_both_forms
 def test_each_grid_has_its_own_count(tmp_path):
     found, _, _ = run_logs(tmp_path, GRIDS, 100)
     assert found == [(100, ACCESSES - 100)] * 2 + [(ACCESSES, 0)] * 2

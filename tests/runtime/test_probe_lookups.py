@@ -13,7 +13,7 @@ from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.stream.reasons import TABLE
 from tests import loaded
 from tests.runtime import hooked
-from tests.runtime.probing import CLIENT, PTX, build, by_warp, check_bytes, good, probed, unprobed
+from tests.runtime.probing import CLIENT, PTX, build, by_warp, check_bytes, good, in_both_forms, probed, unprobed
 
 PIPELINE = "gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
 LARGE = 70 << 20  # bytes, more than a record holds
@@ -208,6 +208,7 @@ def interrupted(folder, number, pipeline, *arguments):
         return process.wait(60), time.monotonic() - start
 
 
+@in_both_forms
 def test_a_look_up_can_be_interrupted(tmp_path):
     status, seconds = interrupted(tmp_path, signal.SIGINT, f"touch '{tmp_path}/asked'; exec sleep 1000")
     assert status == -signal.SIGINT
@@ -324,8 +325,9 @@ def test_the_end_says_what_was_covered(tmp_path):
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=True)
     _, covered, way = done.stderr.splitlines()
     reason, advice = TABLE["buffers_over_limit"]
-    time = r"\([\d.,]+ ms on the GPU\)"
-    assert re.fullmatch(rf"gpt-hook: 2 launches with probes {time}, 3 without {time}: {reason} \(3\)", covered)
+    time = r"\([\d.,]+ ms on the GPU, [\d.]+ %\)"
+    why = rf"{reason} \(3, [\d.]+ %\)"
+    assert re.fullmatch(rf"gpt-hook: 2 launches with probes {time}, 3 without {time}: {why}", covered)
     assert way == f"gpt-hook: {reason}: {advice}"
     summary = loaded.run(["gpt-analyze", "summary", tmp_path / "t.mp"], text=True, check=True)
     text = " ".join(summary.stdout.split())

@@ -5,7 +5,7 @@ The simulated device doesn't bear that, so the handler does it where a signal me
 
 import pytest
 
-from tests.runtime.probing import CLIENT, PTX, build, probed, unprobed
+from tests.runtime.probing import CLIENT, PTX, build, in_both_forms, probed, unprobed
 
 LAUNCHES = 6000
 SOURCE = (
@@ -94,12 +94,14 @@ def play(folder, program, how):
     return trace, *map(int, done.stdout.split())
 
 
+@in_both_forms
 def test_a_signal_handler_that_launches_within_a_launch(tmp_path, program):
     trace, made, handled, ran = play(tmp_path, program, "launch")
     assert handled and made + handled == ran == len(trace.of("probed"))
     assert not any("lost" in r for r in trace.of("buffer"))
 
 
+@in_both_forms
 def test_a_signal_handler_that_leaves_a_launch(tmp_path, program):
     """The interrupted launch may have reached the device. No later launch is affected."""
     trace, made, handled, ran = play(tmp_path, program, "leave")

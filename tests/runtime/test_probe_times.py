@@ -10,7 +10,7 @@ from gpt.analyze.lib.base import SIMULATED
 from tests import loaded
 from tests.analyze.asked import Answers
 from tests.runtime import hooked
-from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, build, check_bytes, good, kept, unprobed
+from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, build, check_bytes, good, in_both_forms, kept, unprobed
 
 # As `scale`, but from one array to another: only `total` is changed in place.
 COPY = PTX.read_text().replace("ld.global.u32 %r6, [%d1]", "ld.global.u32 %r6, [%d1+1680]")
@@ -69,6 +69,7 @@ def analyzed(name, path):
     return Answers(done.stdout)
 
 
+@in_both_forms
 def test_what_a_launch_took(tmp_path, program, ptx):
     trace = good(tmp_path, program, "-p", "gmem_bytes", "--gpu-time", arguments=(ptx,))
     check_bytes(trace, 4)
@@ -110,6 +111,7 @@ def test_benchmark_of_a_pipeline_without_the_original(tmp_path, program, ptx):
     assert unprobed(trace) == {reason: 4} and not trace.of("probed")
 
 
+@in_both_forms
 @pytest.mark.parametrize("probe", [pytest.param("gmem_bytes", marks=pytest.mark.full), "dmat"])
 def test_memusage(tmp_path, program, ptx, probe):
     trace = good(tmp_path, program, "-p", probe, "--memusage", arguments=(ptx,))
@@ -140,6 +142,7 @@ def test_options_that_exclude_each_other(tmp_path, options, message):
     assert (done.returncode, done.stderr) == (2, f"gpt-hook: error: {message}\n")
 
 
+@in_both_forms
 def test_the_line_at_the_end(tmp_path, program, ptx):
     options = ("-o", tmp_path / "t.mp", "--device", "sim", "-p", "dmat", "--memusage", "--")
     line = hooked.command("run", *options, program, ptx, quiet=False)
@@ -149,6 +152,7 @@ def test_the_line_at_the_end(tmp_path, program, ptx):
     assert done.stderr.splitlines()[1:] == [f"gpt-hook: buffers of {needs}: gpt-analyze memusage says which"]
 
 
+@in_both_forms
 def test_a_kernel_that_works_in_place_is_warned_of(tmp_path):
     line = hooked.command("run", "-o", tmp_path / "t.mp", "-p", "gmem_bytes", "--benchmark", "true", quiet=False)
     done = subprocess.run(line, capture_output=True, text=True, check=False)

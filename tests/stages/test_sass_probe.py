@@ -83,7 +83,7 @@ def test_it_needs_a_probe(image):
 def test_the_original_comes_along_on_request(image):
     """`gpt-hook run --benchmark` and --memusage compare with it."""
     done = weave("-p", "block_sched", "--original", data=segment(element(image)))
-    assert {record["original"] for record in done.kind("cubin")} == {image}
+    assert [list(CubinEditor(record["original"]).kernels) for record in done.kind("cubin")] == [[b"sums"], [b"copy"]]
 
 
 def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
@@ -116,6 +116,24 @@ def test_what_is_left_alone_follows_without_probes(image):
     done = weave("-p", "tensorop_count", data=segment(module, element(image, only=["sums"])), status=1)
     (refused,) = done.kind("refused")
     assert (refused["module"], refused["name"], refused["code"]) == (7, "sums", "no_place")
+
+
+def test_a_kernel_has_no_more_registers_than_are_allowed(image):
+    """gpt-hook asks again with a limit where a block doesn't fit."""
+    for limit, kinds in ((64, {"module", "cubin", "map", "kernel"}), (16, {"module", "refused"})):
+        module = records.make("module", id=7, type="cubin", arch="sm_90", only=["copy"], registers=limit)
+        done = weave("-p", "gmem_bytes", data=segment(module, element(image, only=["copy"])))
+        assert {record["kind"] for record in done.records} - {"header", "end"} == kinds
+    (refused,) = [record for record in done.records if record["kind"] == "refused"]
+    assert (refused["module"], refused["name"], refused["code"]) == (7, "copy", "no_registers")
+    assert refused["detail"].endswith("and 16 are allowed")
+
+
+def test_a_woven_cubin_has_one_kernel(image):
+    done = weave("-p", "gmem_bytes", "-k", "copy", data=segment(element(image)))
+    (cubin,) = [record["data"] for record in done.records if record["kind"] == "cubin"]
+    assert list(CubinEditor(cubin).kernels) == [b"copy"]
+    assert b".text.copy" in cubin and b".text.sums" not in cubin
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100"])

@@ -75,6 +75,15 @@ def gpu_times(values: Iterable[tuple[int, int, int, int]]) -> dict:
     return records.make("gpu_times", **rows([(*row, 1, 0) for row in packed], GPU_TIMES))
 
 
+def probed_times(values: Iterable[tuple[int, int, int, int, int]]) -> dict:
+    """Make GPU times of (begin, duration, api, function, whether it had probes)."""
+    fields = {"probed" if name == "pad" else name: type_ for name, type_ in GPU_TIMES.items()}
+    packed = [
+        (begin, duration, begin, 0, api_, function, 1, probed) for begin, duration, api_, function, probed in values
+    ]
+    return records.make("gpu_times", **rows(packed, fields))
+
+
 def probe_map(
     name: str, id_: int = 1, type_: str = "array", level: str = "warp", capacity: int = 1, **fields: str
 ) -> dict:

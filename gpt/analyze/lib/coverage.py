@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ UNPROBED = (
     Column("kernel", "text", "kernel", "kernels without probes"),
     Column("reason", "text"),
     Column("launches", "u64"),
+    Column("gpu_time", "f64?", "ns", "GPU time", "any"),
+    Column("share", "f64?", "%", "share of all", "any"),
 )
 TOP = 10  # rows that tables show
 REASONS = 3  # reasons that a line names
@@ -33,6 +35,7 @@ class Coverage:
         self.unprobed = Counter[tuple[str, Reason]]()
         self.quick = 0
         self.gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
+        self.times = defaultdict[tuple[str, Reason], float](float)  # those without, by kernel and reason
 
     def merge(self, other: Coverage) -> None:
         """Merge another one."""
@@ -40,6 +43,21 @@ class Coverage:
         self.quick += other.quick
         self.unprobed.update(other.unprobed)
         self.gpu_time = [a + b for a, b in zip(self.gpu_time, other.gpu_time, strict=True)]
+        for key, time in other.times.items():
+            self.times[key] += time
+
+    def add_times(self, gpu_time: list[float], kernels: Mapping[str, float]) -> None:
+        """Add GPU time in ns: all of it without and with probes, and that without by kernel.
+
+        A kernel's time goes to its reasons by how many launches each has: a time doesn't say which it belongs to.
+        """
+        self.gpu_time = [a + b for a, b in zip(self.gpu_time, gpu_time, strict=True)]
+        launches = Counter[str]()
+        for (kernel, _), count in self.unprobed.items():
+            launches[kernel] += count
+        for (kernel, reason), count in self.unprobed.items():
+            if time := kernels.get(kernel):
+                self.times[kernel, reason] += time * count / launches[kernel]
 
     def rejects(self) -> bool:
         """Return True if launches should have been probed and weren't."""
@@ -47,7 +65,10 @@ class Coverage:
 
     def verdict(self) -> Iterator[str]:
         """Yield one line, if there were launches, and one for each reason in it that has a remedy."""
-        times = [f" ({time / 1e6:,.3f} ms on the GPU)" if any(self.gpu_time) else "" for time in self.gpu_time]
+        times = [
+            f" ({time / 1e6:,.3f} ms on the GPU, {self._share(time):.1f} %)" if any(self.gpu_time) else ""
+            for time in self.gpu_time
+        ]
         ran = f"{amount(self.probed, 'launch')} ran with probes{times[True]}"
         if self.unprobed:
             yield from self.reasons(f"{ran}, {self.unprobed.total():,} without{times[False]}")
@@ -58,24 +79,36 @@ class Coverage:
 
     def reasons(self, what: str) -> Iterator[str]:
         """Yield why launches ran without probes, after `what` happened to them; then the remedies."""
-        reasons = Counter[Reason]()
+        reasons, times = Counter[Reason](), defaultdict[Reason, float](float)
         for (_, reason), launches in self.unprobed.items():
             reasons[reason] += launches
-        told = [f"{reason} ({launches:,})" for reason, launches in reasons.most_common(REASONS)]
+        for (_, reason), time in self.times.items():
+            times[reason] += time
+        first = sorted(reasons, key=lambda reason: (-times[reason], -reasons[reason]))[:REASONS]
+        told = [
+            f"{reason} ({reasons[reason]:,}{f', {self._share(times[reason]):.1f} %' if any(self.gpu_time) else ''})"
+            for reason in first
+        ]
         more = [f"{len(reasons) - REASONS} more reasons"] if len(reasons) > REASONS else []
         yield f"{what}: {', '.join(told + more)}"
-        yield from dict.fromkeys(reason.advice for reason, _ in reasons.most_common(REASONS) if reason.advice)
+        yield from dict.fromkeys(reason.advice for reason in first if reason.advice)
+
+    def _share(self, time: float) -> float:
+        """Return the share of the GPU time of all kernels, in percent."""
+        return 100 * time / sum(self.gpu_time) if any(self.gpu_time) else 0.0
 
     def answer(self) -> Iterator[Record]:
         """Yield the launches without probes, by kernel and reason, if there were any."""
         if self.unprobed:
-            ordered = sorted(self.unprobed.items(), key=lambda row: (-row[1], row[0]))
-            yield make_answer(
-                "unprobed",
-                UNPROBED,
-                [(kernel, str(reason), launches) for (kernel, reason), launches in ordered],
-                top=TOP,
-            )
+            ordered = sorted(self.unprobed.items(), key=lambda row: (-self.times.get(row[0], 0.0), -row[1], row[0]))
+            rows = [
+                (key[0], str(key[1]), launches, *self._timed(self.times.get(key, 0.0) if any(self.gpu_time) else None))
+                for key, launches in ordered
+            ]
+            yield make_answer("unprobed", UNPROBED, rows, top=TOP)
+
+    def _timed(self, time: float | None) -> tuple[float | None, float | None]:
+        return time, None if time is None else self._share(time)
 
 
 def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -> Coverage:

@@ -153,6 +153,7 @@ class ProcessTotals:
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._captures = Counter[tuple[int, int]]()  # by api and function
         self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
+        self._unprobed_time = defaultdict[int, float](float)  # ns of the former, by function
         self._firsts = FirstLaunches()
 
     @property
@@ -178,6 +179,9 @@ class ProcessTotals:
                 for probed in (0, 1):
                     chosen = (found["function"] != 0) & ((found["probed"] != 0) == probed)
                     self._gpu_time[probed] += float(took[chosen].sum())
+                plain = np.flatnonzero((found["function"] != 0) & (found["probed"] == 0))
+                for id_, order in rows.iter_groups(found["function"][plain]):
+                    self._unprobed_time[id_] += float(took[plain[order]].sum())
         for id_, count in process.take_launches().items():
             self._kernels[id_].launches += count
         for _, found in process.counts.take():
@@ -251,7 +255,7 @@ class ProcessTotals:
         for id_, kernel in self._kernels.items():
             kernel.find_loading(id_ in loaded["function"])
             found.kernels[kernels.get(id_, f"#{id_}")].merge(kernel)
-        gpu_time = self._take_out(found, loaded)
+        gpu_time, unprobed_time = self._take_out(found, loaded)
         graphs = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
         for id_, launches in process.graphs.count_launches(graphs).items():
             found.kernels[kernels.get(id_, f"#{id_}")].launches += launches
@@ -268,12 +272,14 @@ class ProcessTotals:
                 found.replays.captured[what.op] += function.calls
         found.coverage = make_coverage(process)
         if found.coverage.probed or found.coverage.unprobed:
-            found.coverage.gpu_time = gpu_time
+            found.coverage.add_times(gpu_time, unprobed_time)
         return found
 
-    def _take_out(self, totals: Totals, loaded: rows.Rows) -> list[float]:
-        """Take loading out of the times of kernels. Returns ns without probes, and with them."""
-        left, kernels = [*self._gpu_time], self.process.kernels()
+    def _take_out(self, totals: Totals, loaded: rows.Rows) -> tuple[list[float], dict[str, float]]:
+        """Take loading out of the times of kernels. Returns ns without and with probes, the former by kernel, too."""
+        left, kernels, unprobed = [*self._gpu_time], self.process.kernels(), defaultdict[str, float](float)
+        for id_, time in self._unprobed_time.items():
+            unprobed[kernels.get(id_, f"#{id_}")] += time
         names = ["function", "api", "probed", "took", "cut", "unsure"]
         for function, api, probed, took, cut, unsure in loaded[names].tolist():
             kernel = totals.kernels[kernels.get(function, f"#{function}")]
@@ -282,7 +288,9 @@ class ProcessTotals:
             for gpu in (kernel.gpu, totals.functions[self.process.api(api)._replace(symbol="")].gpu):
                 gpu.replace(took, took - cut)
             left[probed != 0] -= cut
-        return left
+            if not probed:
+                unprobed[kernels.get(function, f"#{function}")] -= cut
+        return left, unprobed
 
 
 def _check_number(functions: Sized) -> None:

@@ -16,11 +16,14 @@ from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table
 from gpt.sass.words import NO_BARRIER, control_of, with_control
 
+UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # the unit of instructions that share one; others have one each
+
 
 def announce(words: list[int], table: Table) -> tuple[list[int], int]:
     """Let each store that nothing announces have a scoreboard; return the words, and the barriers to wait for.
 
-    ptxas leaves one of several S2URs without a barrier, too, as their results come in order: it gets the next one's.
+    ptxas leaves one of several S2URs without a barrier, too, as their results come in order: it gets the next one's. So
+    does a POPC before an FLO.
     """
     words = _announce_results(words, table)
     used = 0
@@ -51,10 +54,11 @@ def _announce_results(words: list[int], table: Table) -> list[int]:
         control = control_of(word)
         if not entry.variable or not any(operand.writes.most for operand in entry.operands):
             continue
+        unit = UNITS.get(entry.name, entry.name)
         if control.write_barrier < NO_BARRIER:
-            following[entry.name] = control.write_barrier
-        elif table.decoder(word).masks(word).writes and entry.name in following:
-            found[index] = with_control(word, control._replace(write_barrier=following[entry.name]))
+            following[unit] = control.write_barrier
+        elif table.decoder(word).masks(word).writes and unit in following:
+            found[index] = with_control(word, control._replace(write_barrier=following[unit]))
     return found
 
 

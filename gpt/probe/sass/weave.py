@@ -11,6 +11,8 @@ What probes keep from one place to another goes, in this order,
 
 A register that every place sees with the same constant isn't kept: it's set where it's read.
 
+The cubin will be loaded a second time, but its kernel has to use the variables of the first (cubin_variables.py).
+
 An entry and its exits are woven together or not at all. Other places that can't be woven are left out and counted. In
 the end `gpt/sass/check.py` has to prove the kernel; if it doesn't, the kernel is left alone.
 """
@@ -24,6 +26,7 @@ from typing import NamedTuple
 from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
+from gpt.formats.cubin_variables import Freed, Variables
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import Parameter, add_parameter, list_parameters, raise_stack
 from gpt.formats.params import Param
@@ -33,7 +36,7 @@ from gpt.probe.model import ProbeFile
 from gpt.probe.plan.function import PlacedSnippet
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.plan import Plan
-from gpt.probe.plan.woven import Woven
+from gpt.probe.plan.woven import SharedVariable, Woven
 from gpt.probe.sass.body import Body, is_guarded, lower, make_initial
 from gpt.probe.sass.function import SassFunction, find_obstacle
 from gpt.probe.sass.given import Kept, give_kept, give_operand, place_kept
@@ -48,11 +51,12 @@ from gpt.sass.graph import UnboundedError
 from gpt.sass.kernels import Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
 from gpt.sass.tables import UnknownOpcodeError, table_of
-from gpt.sass.words import NO_BARRIER, SIZE, dump_words, with_control
+from gpt.sass.words import NO_BARRIER, SIZE, bits, dump_words, with_control
 from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
 TARGET = 90
+CONSTANT_BANK, ADDRESS_BANK = 3, 4  # of a module: variables in constant memory, and addresses of others
 STORES = {"STG", "ST", "REDG", "RED"}
 ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
@@ -130,6 +134,7 @@ class _Weaver:
         self.plan = Plan(self.name, [self.function], self.files, PREFIX, self.count)
         splicer = self.plan.settle(self.lower_all)
         declaration = self.edit(splicer)
+        freed, constants = self.share_variables()
         built = self.cubin.build()
         new = CubinEditor(built)
         version = Version(read_kernel(new, self.name, self.table), read_facts(new, self.name))
@@ -145,6 +150,7 @@ class _Weaver:
             self.plan.used_maps,
             self.plan.matched,
             self.plan.misfits,
+            variables=[*self._locate(freed), *constants],
             needs={
                 "registers": version.facts.registers,
                 "stack": version.facts.stack,
@@ -296,3 +302,28 @@ class _Weaver:
         if splicer.stack:
             raise_stack(editor, splicer.stack)
         return Declaration(tuple(splicer.trampolines), self.amended, Registers(R=self.kept), count, splicer.stack)
+
+    def share_variables(self) -> tuple[list[Freed], list[SharedVariable]]:
+        """Make the kernel use its module's variables; return the places for their addresses, and those to copy."""
+        kernel = self.original.kernel
+        banks = {bits(word, 54, 5) for word in kernel.code.words}  # and parts of other operands, which does no harm
+        if kernel.graph.calls_out:
+            banks |= {ADDRESS_BANK, CONSTANT_BANK}
+        try:
+            found = Variables(self.cubin)
+            freed = found.free_addresses(self.editor.section) if ADDRESS_BANK in banks else []
+            constants = found.list_constants() if CONSTANT_BANK in banks else []
+        except CannotEdit as error:
+            raise LeftAlone("variables", error.fact, self.name) from None
+        return freed, [
+            SharedVariable(one.name, "const", one.size, None, "always" if always else "taken")
+            for one, always in constants
+        ]
+
+    def _locate(self, freed: list[Freed]) -> list[SharedVariable]:
+        """Return the variables whose addresses the loader adds; the sections are where `build` put them."""
+        start = self.cubin.sections["offset"]
+        return [
+            SharedVariable(one.variable.name, "global", one.variable.size, int(start[one.section]) + one.offset, None)
+            for one in freed
+        ]

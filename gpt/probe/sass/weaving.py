@@ -1,5 +1,7 @@
 """Weave the cubins of a stream: an element with the bytes of a cubin becomes a `cubin` for each of its kernels.
 
+Each of these has no other kernel in it, unless it can't be cut.
+
 gpt-hook names the kernels that it wants in `only`, and gets a `refused` for each that is left alone. Elsewhere the
 kernels without probes follow in one more `cubin`, as modules of PTX do. Elements without bytes, or of other types,
 pass.
@@ -11,8 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpt.base.errors import GptError
+from gpt.formats.callgraph import KeptWhole
 from gpt.formats.closed import REASON as CLOSED
 from gpt.formats.closed import find_closed_kernel, is_closed_name
+from gpt.formats.cubin_drop import drop_kernels
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.stream import Weaving
@@ -36,6 +40,13 @@ class _Cubin:
         self.data, self.arch, self.reason = data, arch, reason
         self.names = [raw.decode("utf-8", "surrogateescape") for raw in CubinEditor(data).kernels]
 
+    def cut_to(self, kernel: str) -> bytes:
+        """Return a cubin with this kernel alone, or all of it if that isn't safe: it's loaded for this kernel only."""
+        try:
+            return drop_kernels(self.data, set(self.names) - {kernel}) if len(self.names) > 1 else self.data
+        except KeptWhole:
+            return self.data
+
 
 class SassWeaving(Weaving[_Cubin]):
     """Weaves the probes into the kernels of `element` records. `count` is an option of `weave`; with `original`, each
@@ -50,12 +61,13 @@ class SassWeaving(Weaving[_Cubin]):
         self._modules = self._maps = FIRST
         self._build_ids: dict[str, str] = {}  # by library
         self._asked: int | None = None  # the module record that asks
+        self._limit: int | None = None  # the registers that it allows
         self._compilers: dict[str, Compiler] = {}
 
     def handle(self, record: dict[str, Any]) -> Records:
         """Yield a record, or the records that replace an element."""
         if record["kind"] == "module":
-            self._asked = record.get("id")
+            self._asked, self._limit = record.get("id"), record.get("registers")
         if record["kind"] == "library" and isinstance(record.get("build_id"), str):
             self._build_ids[str(record.get("path"))] = record["build_id"]
         if record["kind"] == self.kind and (record.get("type") != "cubin" or "data" not in record):
@@ -95,7 +107,11 @@ class SassWeaving(Weaving[_Cubin]):
         compiler = self._compilers.get(module.arch)
         if compiler is None:
             compiler = self._compilers[module.arch] = Compiler(module.arch, table_of(module.arch))
-        return weave(module.data, kernel, module.arch, self.files, compiler, count=self.count)
+        woven = weave(module.cut_to(kernel), kernel, module.arch, self.files, compiler, count=self.count)
+        if self._limit and woven.needs["registers"] > self._limit:
+            detail = f"it takes {woven.needs['registers']}, and {self._limit} are allowed"
+            raise LeftAlone("no_registers", detail, kernel)
+        return woven
 
     def prune(self, module: _Cubin, kernels: list[str]) -> bytes:
         """Return the cubin: kernels without probes stay where they are."""

@@ -93,8 +93,8 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
         KEYS(&at, {"name", &name, NULL}, {"space", &space, NULL}, {"size", &size, NULL},
              {"offset", &offset, NULL}, {"copy", &copy, NULL});
         struct woven_variable *variable = &woven->variables[i];
-        *variable = (struct woven_variable){keep_text(name), unsigned_of(size), unsigned_of(offset),
-                                            is(space, "const"), is(copy, "always")};
+        *variable = (struct woven_variable){keep_text(name),    unsigned_of(size),  unsigned_of(offset),
+                                            is(space, "const"), is(copy, "always"), 0};
         woven->variable_count = i + 1;
         if (at.bad || !variable->name || (!variable->constant && offset.type != UNSIGNED))
             return doubt(woven, "it lists impossible variables");
@@ -215,7 +215,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
         .grows = is(record->type, "log") && is(record->keeps, "all"),
     };
     bool known = is(record->type, "array") || is(record->type, "total") ||
-                 (is(record->type, "histogram") && map->copies) || map->log;
+                 ((is(record->type, "histogram") || is(record->type, "table")) && map->copies) || map->log;
     if (!known || map->capacity > 1u << 30 || map->wanted > 1u << 30 || map->stride > 1u << 20 ||
         map->copies > 1u << 16 || (map->head && map->head != sizeof(uint64_t)) ||
         (map->level == LEVEL_BLOCK && !is(record->level, "block")))

@@ -62,7 +62,6 @@ static bool check_params(const struct probed *probed) {
 
 // Return why it can't run there, or NULL if it can.
 static const struct reason *prepare(struct probed *probed, struct bound *bound) {
-    const char *missing = NULL;
     int used;
     bool kernel = probed->is_library;
     if ((kernel && hook_do.kernel_function(&bound->function, probed->probed)) ||
@@ -71,10 +70,9 @@ static const struct reason *prepare(struct probed *probed, struct bound *bound) 
         hook_do.get_attribute(&used, CU_FUNC_ATTRIBUTE_NUM_REGS, bound->function))
         return WHY(not_found);
     probed->used = (unsigned)used;
-    if ((probed->woven->table || probed->woven->variable_count) &&
-        !hook_share_variables(probed, bound, &missing))
-        return hook_make_reason("variable_missing", missing ? missing : "");
-    const struct reason *fault = probed->plain ? hook_bind_plain(probed, bound) : NULL;
+    const struct reason *fault = hook_share_variables(probed, bound);
+    if (!fault && probed->plain)
+        fault = hook_bind_plain(probed, bound);
     if (fault)
         return fault;
     return hook_copy_properties(probed, bound) ? hook_compare_occupancy(probed, bound) : WHY(property);
@@ -140,6 +138,27 @@ void hook_enter_function(uint64_t function, uint64_t kernel) {
 
 // Loading
 
+// Adds the addresses of the program's variables to an image that has no table for them.
+static const struct reason *add_addresses(const struct probed *probed, char *image) {
+    const struct woven *woven = probed->woven;
+    for (size_t i = 0; i < woven->variable_count && !woven->table; i++) {
+        struct woven_variable *variable = &woven->variables[i];
+        uint64_t value;
+        size_t size;
+        if (variable->constant)
+            continue;
+        if (woven->image_size < sizeof(value) || variable->offset > woven->image_size - sizeof(value))
+            return WHY_DETAIL(pipeline_wrong, "it puts the address of a variable outside the image");
+        if (!hook_find_variable(probed->is_library, probed->module, variable->name, &variable->address,
+                                &size))
+            return hook_make_reason("variable_missing", variable->name);
+        memcpy(&value, image + variable->offset, sizeof(value));
+        value += variable->address;
+        memcpy(image + variable->offset, &value, sizeof(value));
+    }
+    return NULL;
+}
+
 // Load it. Returns why that failed, or NULL.
 static const struct reason *load(struct probed *probed, const char *name) {
     uint64_t module;
@@ -148,6 +167,11 @@ static const struct reason *load(struct probed *probed, const char *name) {
     if (!image)
         return WHY(no_memory);
     memcpy(image, probed->woven->image, probed->woven->image_size);
+    const struct reason *missing = add_addresses(probed, image);
+    if (missing) {
+        free(image);
+        return missing;
+    }
     CUresult status = kernel ? hook_do.load_library(&module, image, NULL, NULL, 0, NULL, NULL, 0)
                              : hook_do.load_module(&module, image);
     free(image); // the driver has its own copy
@@ -362,45 +386,50 @@ void hook_after_variable(struct frame *frame) {
         flag->taken = true;
 }
 
-bool hook_share_variables(const struct probed *probed, struct bound *bound, const char **missing) {
-    const struct woven *woven = probed->woven;
-    bool is_kernel = probed->is_library;
-    uint64_t module = probed->loaded;
-    uint64_t stream = hook_our_stream();
-    CUdeviceptr table = 0;
-    size_t table_size = 0, size;
-    bool good = stream != 0;
-    if (woven->table && !hook_find_variable(is_kernel, module, woven->table, &table, &table_size))
-        return *missing = woven->table, false;
-    uint64_t *addresses = calloc(1, table_size + 1);
-    bound->variables = calloc(woven->variable_count + 1, sizeof(*bound->variables));
-    good &= addresses && bound->variables;
-    for (size_t i = 0; good && i < woven->variable_count; i++) {
-        const struct woven_variable *variable = &woven->variables[i];
-        CUdeviceptr from, to;
-        *missing = variable->name;
-        good = hook_find_variable(is_kernel, probed->module, variable->name, &from, &size);
-        if (good && !variable->constant) {
-            good = variable->offset % 8 == 0 && variable->offset + 8 <= table_size;
-            if (good)
-                addresses[variable->offset / 8] = from;
-            continue;
-        }
-        size_t room = 0;
-        good = good && hook_find_variable(is_kernel, module, variable->name, &to, &room) && room <= size;
-        if (!good)
-            break;
-        _Atomic bool *taken = taken_flag(probed->module, variable->name);
-        good =
-            taken && (!(variable->always || *taken) || hook_do.copy(to, from, room, stream) == CUDA_SUCCESS);
+// Share one variable. `table` are the addresses that go into the kernel's table, `size` is in bytes.
+static const struct reason *share(const struct probed *probed, struct bound *bound,
+                                  const struct woven_variable *variable, uint64_t *table, size_t size) {
+    CUdeviceptr from, to;
+    size_t from_size, room = 0;
+    const struct reason *missing = NULL;
+    if (!hook_find_variable(probed->is_library, probed->module, variable->name, &from, &from_size))
+        missing = hook_make_reason("variable_missing", variable->name);
+    else if (!variable->constant && !table)
+        missing = from == variable->address ? NULL : WHY(variable_elsewhere);
+    else if (!variable->constant) {
+        if (variable->offset % 8 || size < 8 || variable->offset > size - 8)
+            missing = hook_make_reason("variable_missing", variable->name);
+        else
+            table[variable->offset / 8] = from;
+    } else {
+        bool found = hook_find_variable(probed->is_library, probed->loaded, variable->name, &to, &room);
+        _Atomic bool *taken = found && room <= from_size ? taken_flag(probed->module, variable->name) : NULL;
+        bool copies = taken && (variable->always || *taken);
+        if (!taken || (copies && hook_do.copy(to, from, room, hook_our_stream())))
+            return hook_make_reason("variable_missing", variable->name);
         bound->variables[bound->variable_count++] = (struct shared_variable){from, to, room, taken};
     }
-    if (good && table)
-        good = hook_do.copy_to(table, addresses, table_size, stream) == CUDA_SUCCESS;
-    if (good)
-        good = hook_do.wait_stream(stream) == CUDA_SUCCESS;
+    return missing;
+}
+
+const struct reason *hook_share_variables(const struct probed *probed, struct bound *bound) {
+    const struct woven *woven = probed->woven;
+    CUdeviceptr table = 0;
+    size_t size = 0;
+    if (!woven->table && !woven->variable_count)
+        return NULL;
+    if (woven->table && !hook_find_variable(probed->is_library, probed->loaded, woven->table, &table, &size))
+        return hook_make_reason("variable_missing", woven->table);
+    uint64_t *addresses = calloc(1, size + 1);
+    bound->variables = calloc(woven->variable_count + 1, sizeof(*bound->variables));
+    const struct reason *fault = addresses && bound->variables ? NULL : WHY(no_memory);
+    for (size_t i = 0; i < woven->variable_count && !fault; i++)
+        fault = share(probed, bound, &woven->variables[i], table ? addresses : NULL, size);
+    uint64_t stream = hook_our_stream();
+    if (!fault && ((table && hook_do.copy_to(table, addresses, size, stream)) || hook_do.wait_stream(stream)))
+        fault = WHY_DETAIL(variable_missing, "its address cannot be written");
     free(addresses);
-    return good;
+    return fault;
 }
 
 bool hook_must_copy(const struct bound *bound) {

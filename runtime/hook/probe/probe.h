@@ -26,7 +26,7 @@ enum { MOST_MAPS = 64 };
 struct woven_map {
     uint64_t id;                     // in the answer
     uint64_t capacity, stride, head; // head: bytes of a unit before its slots
-    uint64_t copies;                 // units of a histogram; 0 for other maps, which have units by `level`
+    uint64_t copies; // units of a histogram or table; 0 for other maps, which have units by `level`
     enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
     uint64_t wanted; // capacity wanted by a map whose records are only counted
     bool log;
@@ -44,6 +44,7 @@ struct woven_variable {
     const char *name;
     uint64_t size, offset; // 0 bytes: unknown
     bool constant, always;
+    CUdeviceptr address; // of a global one without a table: what was added to the image; 0 until then
 };
 
 struct woven {
@@ -859,7 +860,8 @@ bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, uint6
 
 // Fill the table of addresses and copy constants in the current context. Returns false and sets `missing` if
 // a variable isn't found.
-bool hook_share_variables(const struct probed *probed, struct bound *bound, const char **missing);
+// Return why it can't use the variables of the program's module in this context, or NULL.
+const struct reason *hook_share_variables(const struct probed *probed, struct bound *bound);
 bool hook_must_copy(const struct bound *bound);
 bool hook_copy_variables(const struct bound *bound, uint64_t stream); // those the program may have written to
 

@@ -494,7 +494,7 @@ static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
         hook_do.device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
         return false;
     snprintf(arch, GPT_ARCH_BYTES, "sm_%d%d", major, minor);
-    snprintf(target, GPT_ARCH_BYTES, "%s", hook_driver_is_simulated() ? "host" : arch);
+    snprintf(target, GPT_ARCH_BYTES, "%s", strcmp(hook_driver_runs(), "ptx") ? arch : "host");
     return true;
 }
 

@@ -127,7 +127,12 @@ bool hook_find_once(_Atomic int *found, bool (*find_all)(void)) {
     return seen & 1;
 }
 
-bool hook_driver_is_simulated(void) { return hook_driver_function("gpt_sim_version"); }
+bool hook_driver_is_simulated(void) { return hook_driver_function("gpt_sim_runs"); }
+
+const char *hook_driver_runs(void) {
+    const char *(*runs)(void) = hook_driver_function("gpt_sim_runs");
+    return runs ? runs() : "sass";
+}
 
 // Another library may be mapped where a closed driver was.
 bool hook_forget_driver(struct span *was) {
@@ -183,8 +188,7 @@ void hook_see_device(int device) {
     struct gpt_u64 warps = ask(attribute, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device, 1);
     warps.value /= WARP;
     HOOK_WRITE(device, .index = (uint64_t)device, .name = hook_str(name), .arch = hook_str(arch),
-               .uuid = hook_str(*text ? text : NULL),
-               .runs = hook_str(hook_driver_is_simulated() ? "ptx" : "sass"),
+               .uuid = hook_str(*text ? text : NULL), .runs = hook_str(hook_driver_runs()),
                .sms = ask(attribute, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device, 1), .warps = warps,
                .blocks = ask(attribute, CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, device, 1),
                .clock_hz = ask(attribute, CU_DEVICE_ATTRIBUTE_CLOCK_RATE, device, 1000),

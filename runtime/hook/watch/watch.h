@@ -233,6 +233,7 @@ struct graph_node {
 // Call `see` for each node of a graph, each followed by the nodes of the graphs inside it, until it returns
 // false.
 void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, void *with), void *with);
+void hook_miss_graph(void); // says once that memory ran out, so that a graph isn't known, or not all of it
 
 // -- ioctl.c ---------------------------------------------------------------
 
@@ -292,6 +293,7 @@ bool hook_has_namespaces(void);                             // made by dlmopen o
 
 bool hook_has_driver(void); // true if it's loaded
 bool hook_driver_is_simulated(void);
+const char *hook_driver_runs(void);             // the code that it needs: sass, or ptx; after cuInit()
 void *hook_driver_function(const char *symbol); // the real one, or NULL
 // Call `find_all` once per loaded driver and return its result, even if several threads come at once. `found`
 // is 0 until then.

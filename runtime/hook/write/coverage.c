@@ -10,15 +10,76 @@
 #include "say.h"
 #include "write.h"
 
-enum { MOST_REASONS = 16, SHOWN = 2, CODE_BYTES = 32, DETAIL_BYTES = 256 };
+enum { MOST_REASONS = 16, SHOWN = 2, CODE_BYTES = 32, DETAIL_BYTES = 256, FEWEST_KERNELS = 1 << 10 };
 
 // Why launches ran without probes: the first reasons found. There are hardly ever more.
 static struct met {
     char code[CODE_BYTES], detail[DETAIL_BYTES];
     uint64_t launches;
+    double time;
 } reasons[MOST_REASONS];
 
 static uint64_t times[2]; // without probes, and with them
+
+// Kernels by number, a hash table: their time and launches without probes; a number of 0 is free. And their
+// launches by reason. A time doesn't say which launch it belongs to, so a kernel's time goes to its reasons
+// by how many launches each has.
+static struct kernel {
+    uint64_t number, time, launches;
+} *kernels;
+static struct kernel_reason {
+    uint64_t number, launches;
+    struct met *met;
+} *parts;
+static size_t room, kernel_count, part_count, part_room;
+
+static struct kernel *find_place(uint64_t number) {
+    uint64_t at = number * 0x9e3779b97f4a7c15u >> 16;
+    while (kernels[at & (room - 1)].number && kernels[at & (room - 1)].number != number)
+        at++;
+    return &kernels[at & (room - 1)];
+}
+
+// Returns NULL if memory runs out.
+static struct kernel *find_kernel(uint64_t number) {
+    if (2 * kernel_count >= room) {
+        size_t before = room;
+        struct kernel *old = kernels, *larger = calloc(before ? 2 * before : FEWEST_KERNELS, sizeof(*larger));
+        if (!larger)
+            return NULL;
+        kernels = larger, room = before ? 2 * before : FEWEST_KERNELS;
+        for (size_t i = 0; i < before; i++)
+            if (old[i].number)
+                *find_place(old[i].number) = old[i];
+        free(old);
+    }
+    struct kernel *kernel = find_place(number);
+    kernel_count += !kernel->number;
+    kernel->number = number;
+    return kernel;
+}
+
+static void add_part(uint64_t number, struct met *met, uint64_t launches) {
+    struct kernel *kernel = find_kernel(number);
+    if (part_count == part_room) {
+        size_t more = part_room ? 2 * part_room : FEWEST_KERNELS;
+        struct kernel_reason *larger = realloc(parts, more * sizeof(*larger));
+        if (!larger)
+            return;
+        parts = larger, part_room = more;
+    }
+    if (!kernel)
+        return;
+    kernel->launches += launches;
+    parts[part_count++] = (struct kernel_reason){number, launches, met};
+}
+
+static void share_times(void) {
+    for (size_t i = 0; i < part_count; i++) {
+        const struct kernel *kernel = find_place(parts[i].number);
+        parts[i].met->time += (double)kernel->time * (double)parts[i].launches / (double)kernel->launches;
+    }
+}
 
 // A code, and its text and advice for the user.
 static const struct told {
@@ -48,7 +109,7 @@ static void write_reason(const struct met *met, char *text, size_t size) {
              other || !*met->detail ? "" : ": ", met->detail);
 }
 
-void hook_add_reason(const char *code, const char *detail, uint64_t launches) {
+void hook_add_reason(uint64_t kernel, const char *code, const char *detail, uint64_t launches) {
     struct met added = {.launches = launches}, *met = reasons;
     snprintf(added.code, sizeof(added.code), "%s", code);
     snprintf(added.detail, sizeof(added.detail), "%s", detail);
@@ -59,21 +120,31 @@ void hook_add_reason(const char *code, const char *detail, uint64_t launches) {
         return;
     added.launches += met->launches;
     *met = added;
+    add_part(kernel, met, launches);
 }
 
-void hook_add_gpu_time(bool probed, uint64_t duration) { times[probed] += duration; }
-
-static int by_launches(const void *one, const void *other) {
-    uint64_t a = ((const struct met *)one)->launches, b = ((const struct met *)other)->launches;
-    return (a < b) - (a > b);
+void hook_add_gpu_time(uint64_t kernel, bool probed, uint64_t duration) {
+    struct kernel *found = probed ? NULL : find_kernel(kernel);
+    times[probed] += duration;
+    if (found)
+        found->time += duration;
 }
+
+static int by_time(const void *one, const void *other) {
+    const struct met *a = one, *b = other;
+    return a->time != b->time ? (a->time < b->time) - (a->time > b->time)
+                              : (a->launches < b->launches) - (a->launches > b->launches);
+}
+
+static double share_of(double time) { return 100 * time / ((double)times[0] + (double)times[1]); }
 
 // Writes nothing if the time isn't known.
 static const char *write_time(bool probed, char text[64]) {
     double ms = (double)times[probed] * 1e3 / (hook_has_tsc ? (double)hook_tsc_hz() : 1e9);
     *text = '\0';
     if (times[0] || times[1])
-        snprintf(text, 64, " (%.*f ms on the GPU)", ms < 10 ? 2 : 0, ms);
+        snprintf(text, 64, " (%.*f ms on the GPU, %.1f %%)", ms < 10 ? 2 : 0, ms,
+                 share_of((double)times[probed]));
     return text;
 }
 
@@ -86,15 +157,18 @@ uint64_t hook_count_reason(const struct reason *why) {
 }
 
 void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
-    char line[2048], why[512], with[64], without[64];
-    qsort(reasons, MOST_REASONS, sizeof(*reasons), by_launches);
+    char line[2048], why[512], with[64], without[64], share[32] = "";
+    share_times();
+    qsort(reasons, MOST_REASONS, sizeof(*reasons), by_time);
     int size =
         snprintf(line, sizeof(line), "gpt-hook: %lu launch%s with probes%s, %lu without%s", probed,
                  probed == 1 ? "" : "es", write_time(true, with), unprobed, write_time(false, without));
     for (size_t i = 0; i < SHOWN && reasons[i].launches; i++) {
         write_reason(&reasons[i], why, sizeof(why));
-        size += snprintf(line + size, sizeof(line) - (size_t)size, "%s%s (%lu)", i ? ", " : ": ", why,
-                         reasons[i].launches);
+        if (times[0] || times[1])
+            snprintf(share, sizeof(share), ", %.1f %%", share_of(reasons[i].time));
+        size += snprintf(line + size, sizeof(line) - (size_t)size, "%s%s (%lu%s)", i ? ", " : ": ", why,
+                         reasons[i].launches, share);
     }
     if (!probed && !unprobed && launches)
         snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of %s", launches,

@@ -24,7 +24,7 @@ static struct trace_totals found;
 
 struct trace_file {
     int file;
-    uint64_t at;
+    uint64_t at, number; // number: counted from 1
     bool bad;
     char path[PATH_MAX];
 };
@@ -107,6 +107,11 @@ static uint64_t add_counts(const struct trace_file *trace, const struct table *t
     return sum;
 }
 
+// A number for a function that no other trace has.
+static uint64_t number_kernel(const struct trace_file *trace, uint64_t function) {
+    return trace->number << 32 | (uint32_t)function;
+}
+
 // Of gpu_times.
 static void add_times(const struct trace_file *trace, const struct table *table) {
     uint64_t rows = table->stride < sizeof(struct row_gpu) ? 0 : table->size / table->stride;
@@ -114,7 +119,7 @@ static void add_times(const struct trace_file *trace, const struct table *table)
         struct row_gpu row;
         memcpy(&row, look(trace, table->start + i * table->stride), sizeof(row));
         if (row.begin && row.function)
-            hook_add_gpu_time(row.probed, row.duration);
+            hook_add_gpu_time(number_kernel(trace, row.function), row.probed, row.duration);
     }
 }
 
@@ -154,7 +159,8 @@ static void count_record(unsigned depth, uint64_t end) {
     struct value map = next(trace), kind_key = next(trace), kind = next(trace);
     bool calls = is(kind, "calls"), counts = is(kind, "counts"), launches = is(kind, "launches");
     bool times = is(kind, "gpu_times"), rows = calls || counts || launches || times;
-    uint64_t without = 0, size = 0;            // for a buffer: the part in this record
+    uint64_t without = 0, function_id = 0;
+    uint64_t size = 0;                         // for a buffer: the part in this record
     char code[AHEAD] = "", detail[AHEAD] = ""; // the window moves
     bool child = is(kind, "child"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
          function = is(kind, "function"), buffer = is(kind, "buffer");
@@ -180,6 +186,8 @@ static void count_record(unsigned depth, uint64_t end) {
                 found.calls += count_calls(trace, &table);
             else
                 *(counts ? &found.calls : &found.launches) += add_counts(trace, &table);
+        } else if (unprobed && is(key, "function")) {
+            function_id = next(trace).number;
         } else if (unprobed && is(key, "launches")) {
             found.unprobed += without = next(trace).number;
         } else if (unprobed && (is(key, "code") || is(key, "detail"))) {
@@ -215,7 +223,7 @@ static void count_record(unsigned depth, uint64_t end) {
         }
     }
     if (without)
-        hook_add_reason(code, detail, without);
+        hook_add_reason(number_kernel(trace, function_id), code, detail, without);
 }
 
 // Counts a chunk's contents, and returns where the next may begin; if none was written here, that's after the
@@ -264,7 +272,7 @@ static void count_file(unsigned depth) {
     shown = NULL;
     if (trace->file >= 0 && !fstat(trace->file, &status) && S_ISREG(status.st_mode) &&
         is_new(status.st_ino)) {
-        found.processes++;
+        trace->number = ++found.processes;
         found.bytes += (uint64_t)status.st_size;
         for (uint64_t at = 0; at < (uint64_t)status.st_size;)
             at = count_chunk(depth, at);

@@ -224,9 +224,10 @@ const struct reason *hook_make_reason(const char *code, const char *detail);
 
 // The part of the final report on launches with probes and without.
 
-void hook_add_reason(const char *code, const char *detail, uint64_t launches);
-void hook_add_gpu_time(bool probed, uint64_t duration); // adds a kernel's, in time stamp ticks
-uint64_t hook_count_reason(const struct reason *why);   // launches without probes that have this code
+// `kernel` is a number for it, which isn't 0.
+void hook_add_reason(uint64_t kernel, const char *code, const char *detail, uint64_t launches);
+void hook_add_gpu_time(uint64_t kernel, bool probed, uint64_t duration); // in time stamp ticks
+uint64_t hook_count_reason(const struct reason *why); // launches without probes that have this code
 void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // the last is the total
 
 // -- report.c --------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Stalls that are lengthened in what ptxas compiled."""
+"""Stalls that are lengthened in what ptxas compiled, and scoreboards that it leaves out."""
 
 from gpt.probe.sass import glue
-from gpt.probe.sass.waits import space
+from gpt.probe.sass.waits import announce, space
 from gpt.sass.tables import table_of
 from gpt.sass.words import control_of
 
@@ -9,6 +9,8 @@ PRODUCT = 0x000FE2000F8E00FF_0000000008087C25  # IMAD.WIDE.U32 R8, R8, UR0, RZ w
 UNIFORM = 0x000FE400000E0000_00000000150072CA  # R2UR UR0, R21 with a stall of 2
 SUM = 0x000FCA000FF3E0FF_00000003080F7C10  # IADD3 R15, P1, R8, UR3, RZ
 OTHER = 0x000FE200078EC0FF_07FFFFFF12117812  # LOP3.LUT R17, R18, 0x7ffffff, RZ, 0xc0, !PT
+BITS = 0x000FF000000000000000E000A7309  # POPC R10, R14 without a barrier
+LEADING = 0x001E2400000E00000000000000007300  # FLO.U32 R0, R0 with write barrier 0
 TABLE = table_of("sm_90")
 
 
@@ -33,3 +35,9 @@ def test_other_stalls_are_as_ptxas_left_them():
     copy = glue.move(8, 9)
     assert stalls(copy, OTHER, SUM) == [1, 1, 5]
     assert stalls(UNIFORM, copy, SUM) == [2, 1, 5]
+
+
+def test_a_result_that_the_next_of_its_unit_announces_has_its_barrier():
+    """ptxas waits for FLO alone, since POPC's result comes before."""
+    barriers = [control_of(word).write_barrier for word in announce([BITS, LEADING], TABLE)[0]]
+    assert barriers == [0, 0]

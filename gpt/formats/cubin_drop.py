@@ -1,9 +1,9 @@
 """Drop unused kernels from a cubin: remove their sections and everything that refers to them, but keep all numbers.
 
-Zeroed code (trim.py) still takes memory when a cubin is loaded. Here, the sections of a dropped function (`.text`,
-`.nv.info`, `.nv.constant0`, `.nv.shared`, relocations and others with its name) become empty headers of type 0, and the
-bytes after them move up. Other sections and symbols keep their numbers, so nothing that refers to them by number
-changes. The symbol of a dropped function becomes a copy of symbol 0. Tables of functions lose its entries:
+Zeroed code (gpt/patch/trim.py) still takes memory when a cubin is loaded. Here, the sections of a dropped function
+(`.text`, `.nv.info`, `.nv.constant0`, `.nv.shared`, relocations and others with its name) become empty headers of type
+0, and the bytes after them move up. Other sections and symbols keep their numbers, so nothing that refers to them by
+number changes. The symbol of a dropped function becomes a copy of symbol 0. Tables of functions lose its entries:
 
 - `.nv.info` of the module: attributes {u8 4, u8 kind, u16 8, u32 symbol, u32 value} of the kinds in OF_SYMBOL;
 - `.nv.callgraph` and `.nv.prototype`: pairs {u32 symbol, u32 other}, in the former either may be the function;
@@ -21,13 +21,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from gpt.base.errors import MalformedError
-from gpt.formats.cubin import STT_FUNC, parse_cubin, section_headers
-from gpt.formats.cubin_edit import CubinEditor
-from gpt.formats.cubin_layout import CannotEdit, find_in_file
-from gpt.formats.elf import SHF_ALLOC, SHT_SYMTAB
-from gpt.formats.nvinfo import PAIR as SYMBOL_AND_VALUE
-from gpt.formats.nvinfo import SIZED, iter_attributes
-from gpt.patch.callgraph import (
+from gpt.formats.callgraph import (
     CALLGRAPH,
     EDGES,
     NVIDIA_INFO,
@@ -40,7 +34,14 @@ from gpt.patch.callgraph import (
     TAKES_ADDRESS,
     Data,
     KeptWhole,
+    find_cut,
 )
+from gpt.formats.cubin import STT_FUNC, parse_cubin, section_headers
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.cubin_layout import CannotEdit, find_in_file
+from gpt.formats.elf import SHF_ALLOC, SHT_SYMTAB
+from gpt.formats.nvinfo import PAIR as SYMBOL_AND_VALUE
+from gpt.formats.nvinfo import SIZED, iter_attributes
 
 OF_SYMBOL = {0x11, 0x12, 0x23, 0x2F}  # frame size, minimum and maximum stack size, registers
 SHT_STRTAB = 3
@@ -56,6 +57,17 @@ def without(data: Data, code: Iterable[int]) -> bytes:
         return _Dropping(data, set(code)).build()
     except CannotEdit as error:
         raise KeptWhole(error.fact) from None
+
+
+def drop_kernels(data: Data, unused: set[str]) -> bytes:
+    """Return a cubin without these kernels and what only they need. Raises KeptWhole, and MalformedError."""
+    dead = find_cut(data, unused)
+    if not dead.sections:
+        return bytes(data)
+    left = without(data, dead.sections)
+    if fault := find_fault(data, left, dead.sections):
+        raise KeptWhole(fault)
+    return left
 
 
 def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:

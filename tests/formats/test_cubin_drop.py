@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.base.errors import MalformedError
+from gpt.formats.callgraph import KeptWhole, find_cut
 from gpt.formats.cubin import parse_cubin
+from gpt.formats.cubin_drop import find_fault, without
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
-from gpt.patch.callgraph import KeptWhole, find_cut
-from gpt.patch.drop import find_fault, without
 from gpt.patch.trim import trim_all
 from tests import cuda
 from tests.formats import oracle, samples
@@ -71,13 +71,13 @@ def test_what_is_left(arch, used, tmp_path):
     # nvdisasm prints the same for each function, and cuobjdump lists the functions, their resources and calls.
     for number, content in enumerate((data, left)):
         (tmp_path / f"{number}.cubin").write_bytes(content)
-    listing = cuda.run("nvdisasm", "-c", tmp_path / "1.cubin")
+    listing = cuda.disassemble(left)
     for name in functions:
         one, two = (list(ELFFile(io.BytesIO(d)).get_section_by_name(".symtab").iter_symbols()) for d in (data, left))
         number = [symbol.name for symbol in one].index(name)
         assert two[number].name == name  # numbers stay
-        texts = [cuda.run("nvdisasm", "-c", "-fun", str(number), tmp_path / f"{n}.cubin") for n in (0, 1)]
-        assert texts[0] == texts[1]
+        before, after = (cuda.disassemble(cubin, "-c", "-fun", str(number)) for cubin in (data, left))
+        assert before == after
         assert f".text.{name}" in listing
     old, new = (cuobjdump("-res-usage", tmp_path / f"{number}.cubin") for number in (0, 1))
     usage = re.compile(r"Function (\w+):\n(.*)")
@@ -218,7 +218,7 @@ def check_zeroed(data, why, codec, folder):
 
 
 def test_what_does_not_stand_up_to_a_second_look_becomes_zeros(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt.patch.drop.find_fault", lambda *_: "section 7 changed")
+    monkeypatch.setattr("gpt.formats.cubin_drop.find_fault", lambda *_: "section 7 changed")
     path = tmp_path / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", built("sm_90"))], "none", ["-link"]))
     with open(path, "rb") as file:

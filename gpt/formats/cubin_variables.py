@@ -1,0 +1,178 @@
+"""The variables of a cubin that a copy of it must share with the original, once both are loaded.
+
+Code finds a variable in global memory by its address, which is in constant bank 4: the driver puts it there, as
+`.rela.nv.constant4` asks it to. In a second copy of a cubin that would be the address of a second copy of the variable.
+So `free_addresses` takes the relocations out and leaves the distance from the variable's start in their place, and
+whoever loads the cubin adds the address of the variable that's meant. Nothing in the code changes.
+
+Some of what compilers put beside a program's variables is only read: strings for printf and assert, and tables of the
+math library. These stay, and each copy has its own.
+
+Variables in constant memory, bank 3, can't be shared, since they're read by their offset in the bank. Their values are
+copied.
+
+Whatever else refers to a variable raises CannotEdit: code with an address in its instructions, or a constant with the
+generic address of another.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from gpt.formats.code_moves import iter_relocations
+from gpt.formats.cubin import STT_OBJECT
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.cubin_layout import CannotEdit
+from gpt.formats.elf import SHF_EXECINSTR
+
+ADDRESS = 2  # R_CUDA_64, a relocation for an address of 64 bits
+STT_SECTION = 3
+ADDRESSES, CONSTANTS = b".nv.constant4", b".nv.constant3"
+ONLY_READ = b"$str", b"__unnamed_", b"__cudart_"  # what the names of a compiler's own variables begin with
+
+
+class Variable(NamedTuple):
+    """A variable: its name, its section and its bytes there."""
+
+    name: str
+    section: int
+    start: int
+    size: int
+
+
+class Freed(NamedTuple):
+    """Eight bytes of a section with the distance from a variable's start, to which its address is to be added."""
+
+    variable: Variable
+    section: int
+    offset: int
+
+
+class Constant(NamedTuple):
+    """A variable in constant memory. `holds_address`: its initial value isn't all in the cubin."""
+
+    variable: Variable
+    holds_address: bool
+
+
+class Variables:
+    """The variables of a cubin. Raises CannotEdit."""
+
+    def __init__(self, cubin: CubinEditor) -> None:
+        self._cubin = cubin
+        self._names = {number: name for name, number in cubin.numbers.items()}
+        strings = bytes(cubin.content(int(cubin.sections["link"][cubin.table])))
+        symbols = cubin.symbols
+        found = np.flatnonzero((symbols["info"] & 15 == STT_OBJECT) & (symbols["shndx"] != 0) & (symbols["size"] != 0))
+        self._all = [
+            Variable(_read_name(strings, int(one["name"])), int(one["shndx"]), int(one["value"]), int(one["size"]))
+            for one in symbols[found]
+        ]
+        self._at = dict(zip(found.tolist(), self._all, strict=True))
+
+    def free_addresses(self, section: int) -> list[Freed]:
+        """Take the relocations of shared variables out of bank 4. `section` has the kernel's code."""
+        self._check_code(section)
+        freed: list[Freed] = []
+        for number, target, table in list(iter_relocations(self._cubin)):
+            if not self._name_of(target).startswith(ADDRESSES):
+                continue
+            kept = np.ones(len(table), bool)
+            for index, one in enumerate(table):
+                found = self._find(one)
+                if found is None or not self._is_shared(found[0]):
+                    continue
+                variable, distance = found
+                if int(one["type"]) != ADDRESS:
+                    raise CannotEdit(f"the address of '{variable.name}' is needed in an unknown form")
+                freed.append(self._free(variable, distance, target, one))
+                kept[index] = False
+            if kept.all():
+                continue
+            if kept.any():
+                self._cubin.replace(number, table[kept].tobytes())
+            else:
+                self._cubin.remove(number)
+        return freed
+
+    def list_constants(self) -> list[Constant]:
+        """Return the variables in constant memory."""
+        number = self._cubin.numbers.get(CONSTANTS)
+        if number is None:
+            return []
+        patched = [int(one["offset"]) for _, _, table in iter_relocations(self._cubin, number) for one in table]
+        return [
+            Constant(one, any(-8 < place - one.start < one.size for place in patched))
+            for one in self._all
+            if one.section == number
+        ]
+
+    def _name_of(self, section: int) -> bytes:
+        return self._names.get(section, b"")
+
+    def _is_shared(self, variable: Variable) -> bool:
+        name = self._name_of(variable.section)
+        if name.startswith(CONSTANTS):
+            raise CannotEdit(
+                f"it passes on the address of '{variable.name}' in constant memory, of which it has a copy"
+            )
+        return name.startswith(b".nv.global") and not variable.name.encode("utf-8", "surrogateescape").startswith(
+            ONLY_READ
+        )
+
+    def _find(self, relocation: np.void) -> tuple[Variable, int] | None:
+        """Return the variable that a relocation refers to, and a distance from its start."""
+        number, symbols = int(relocation["symbol"]), self._cubin.symbols
+        distance = int(relocation["addend"].astype("<i8")) if "addend" in (relocation.dtype.names or ()) else 0
+        if number >= len(symbols):
+            raise CannotEdit("a symbol beyond the symbol table is used")
+        if number in self._at:
+            return self._at[number], distance
+        symbol = symbols[number]
+        if symbol["info"] & 15 != STT_SECTION:
+            return None
+        place = int(symbol["value"]) + distance
+        section = int(symbol["shndx"])
+        for one in self._all:
+            if one.section == section and 0 <= place - one.start < one.size:
+                return one, place - one.start
+        if self._name_of(section).startswith((b".nv.global", CONSTANTS)):
+            raise CannotEdit("it uses a variable without a name")
+        return None
+
+    def _free(self, variable: Variable, distance: int, target: int, relocation: np.void) -> Freed:
+        offset, content = int(relocation["offset"]), self._cubin.editable(target)
+        if offset % 8 or not 0 <= offset <= len(content) - 8:
+            raise CannotEdit(f"the address of '{variable.name}' is needed at {offset:#x}")
+        if "addend" in (relocation.dtype.names or ()):
+            struct.pack_into("<q", content, offset, distance)
+        return Freed(variable, target, offset)
+
+    def _check_code(self, section: int) -> None:
+        """Raise CannotEdit if instructions of the kernel, or of functions that it may call, have addresses in them."""
+        for target, table in self._iter_code(section):
+            for one in table:
+                found = self._find(one)
+                if found and self._name_of(found[0].section).startswith((b".nv.global", CONSTANTS)):
+                    where = f"{int(one['offset']):#x} of {self._name_of(target).decode('utf-8', 'replace')}"
+                    raise CannotEdit(f"an instruction has the address of '{found[0].name}' in it, at {where}")
+
+    def _iter_code(self, section: int) -> Iterator[tuple[int, np.ndarray]]:
+        cubin = self._cubin
+        kernels = {int(cubin.symbols["shndx"][number]) for number in cubin.kernels.values()} - {section}
+        for _, target, table in iter_relocations(cubin):
+            is_code = cubin.sections["flags"][target] & SHF_EXECINSTR
+            name = self._name_of(target)
+            if target not in kernels and (is_code or name.startswith(b".nv.constant2")):
+                yield target, table
+
+
+def _read_name(strings: bytes, start: int) -> str:
+    end = strings.find(0, start)
+    if end < 0:
+        raise CannotEdit("a name without an end")
+    return strings[start:end].decode("utf-8", "surrogateescape")
