@@ -41,6 +41,7 @@ INSTRUCTION_OFFSETS = {  # attribute -> bytes of an entry, which begins with a u
     0x1C: 4,  # EXIT_INSTR_OFFSETS
     0x1D: 4,  # S2RCTAID_INSTR_OFFSETS
     0x28: 4,  # COOP_GROUP_INSTR_OFFSETS
+    0x2E: 8,  # ATOM16_EMUL_INSTR_REG_MAP: then u32 register
     0x31: 4,  # INT_WARP_WIDE_INSTR_OFFSETS
     0x39: 16,  # MBARRIER_INSTR_OFFSETS: then u32 register, u32 address, u16 and u8 kind, u8 0
     0x46: 4,  # SYSCALL_OFFSETS

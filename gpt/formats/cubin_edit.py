@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -30,7 +31,7 @@ from gpt.formats import elftables
 from gpt.formats.cubin import STO_CUDA_ENTRY, STT_FUNC, Data, section_headers
 from gpt.formats.cubin_layout import SECTION, CannotEdit, Layout
 from gpt.formats.elf import SHT_SYMTAB
-from gpt.formats.nvinfo import PAIR, REGISTERS, iter_attributes
+from gpt.formats.nvinfo import COUNTS, PAIR, iter_attributes
 from gpt.formats.symbols import SPACE
 
 SYMBOL = elftables.SYMBOL.dtype
@@ -51,14 +52,20 @@ class CubinEditor:
         self._contents: dict[int, bytes | bytearray] = {}
         self._torn = ""
 
+    def fork(self) -> CubinEditor:
+        """Return another editor of the same file. Raises ValueError if this one has edits."""
+        if any(content != self._layout.content(number) for number, content in self._contents.items()):
+            raise ValueError("a fork of a cubin that was edited")
+        other = copy(self)
+        other.sections, other._contents = self.original.copy(), {}
+        other.__dict__.pop("symbols", None)  # a view of the edited bytes
+        return other
+
     def content(self, number: int) -> Data:
         """Return a section's bytes including edits; empty if it has none in the file."""
         if number in self._contents:
             return self._contents[number]
-        if not self.in_file[number]:
-            return b""
-        offset, size = int(self.original["offset"][number]), int(self.original["size"][number])
-        return self.data[offset : offset + size]
+        return self._layout.content(number)
 
     def editable(self, number: int) -> bytearray:
         """Return a section's bytes for editing in place and growing. It must have bytes in the file."""
@@ -103,14 +110,22 @@ class CubinEditor:
         return self._numbers(shstrndx, range(len(self.original)), self.original["name"])
 
     @cached_property
-    def register_counts(self) -> dict[int, int]:
-        """Map the symbol index of each function to the offset of its register count in the module's `.nv.info`."""
+    def info_pairs(self) -> dict[tuple[int, int], int]:
+        """Map an attribute and a function's symbol index to the offset of the count in the module's `.nv.info`."""
         number = self.numbers.get(b".nv.info")
-        return {
-            PAIR.unpack_from(entry.payload)[0]: entry.end - 4
-            for entry in (iter_attributes(self.content(number)) if number is not None else ())
-            if entry.kind == REGISTERS and len(entry.payload) == PAIR.size
-        }
+        found: dict[tuple[int, int], int] = {}
+        for entry in iter_attributes(self.content(number)) if number is not None else ():
+            if entry.kind in COUNTS and len(entry.payload) == PAIR.size:
+                key = entry.kind, PAIR.unpack_from(entry.payload)[0]
+                if key in found:
+                    raise CannotEdit(f"attribute {entry.kind:#x} twice for a function")
+                found[key] = entry.end - 4
+        return found
+
+    def find_pair(self, kind: int, symbol: int) -> int | None:
+        """Return a count of the module's `.nv.info`; None if it isn't there."""
+        at = self.info_pairs.get((kind, symbol))
+        return None if at is None else int.from_bytes(self.content(self.numbers[b".nv.info"])[at : at + 4], "little")
 
     @cached_property
     def kernels(self) -> dict[bytes, int]:

@@ -91,20 +91,28 @@ class Layout:
         self._find_tables()
         self._parts = self._find_parts()
 
+    def content(self, number: int) -> Data:
+        """Return the bytes of a section as they are in the file; empty if it has none."""
+        if not self.in_file[number]:
+            return b""
+        offset, size = int(self.original["offset"][number]), int(self.original["size"][number])
+        return self.data[offset : offset + size]
+
     def build(self, sections: np.ndarray, contents: Contents, tight: bool) -> bytes:
         """Return the cubin with these section headers and contents. Sets their offsets and sizes."""
         out = bytearray(self.data[:EHDR_SIZE])
+        aligns, types = sections["align"].tolist(), sections["type"].tolist()
+        offsets, sizes = sections["offset"].tolist(), sections["size"].tolist()
         for part in self._parts:
             content = b"" if tight and self._is_unnamed(part) else self._content(part, contents)
-            out += bytes(-len(out) % self._align(part, sections))
+            out += bytes(-len(out) % self._align(part, aligns))
             part.start = len(out)
             out += content
             part.end = len(out)
-        for part in self._parts:
             for number in part.sections:
-                if sections["type"][number] != SHT_NULL:
-                    sections["offset"][number] = part.start
-                    sections["size"][number] = part.end - part.start
+                if types[number] != SHT_NULL:
+                    offsets[number], sizes[number] = part.start, part.end - part.start
+        sections["offset"], sections["size"] = offsets, sizes
         self._place_empty(sections)
         segments = self._segments.copy()
         for segment in segments:
@@ -132,8 +140,9 @@ class Layout:
     def _find_parts(self) -> list[_Part]:
         """Return all parts in file order, including bytes that nothing refers to. Raises CannotEdit if any overlap."""
         ranges: dict[tuple[int, int], list[int]] = {}
+        offsets, sizes = self.original["offset"].tolist(), self.original["size"].tolist()
         for number in np.flatnonzero(self.in_file).tolist():
-            key = int(self.original["offset"][number]), int(self.original["size"][number])
+            key = offsets[number], sizes[number]
             ranges.setdefault(key, []).append(number)
         named = [_Part(offset, size, tuple(numbers)) for (offset, size), numbers in ranges.items()]
         named += [table for table in (self._headers, self._program_headers) if table.size]
@@ -142,9 +151,10 @@ class Layout:
             raise CannotEdit("sections overlap")
         parts: list[_Part] = []
         end = EHDR_SIZE
+        aligns = self.original["align"].tolist()
         for part in [*named, _Part(len(self.data), 0)]:
             gap = self.data[end : part.offset]
-            if len(gap) != (-end % self._align(part, self.original) if part.size else 0) or any(gap):
+            if len(gap) != (-end % self._align(part, aligns) if part.size else 0) or any(gap):
                 parts.append(_Part(end, len(gap)))
             if part.size:
                 parts.append(part)
@@ -154,11 +164,11 @@ class Layout:
     def _is_unnamed(self, part: _Part) -> bool:
         return not part.sections and part is not self._headers and part is not self._program_headers
 
-    def _align(self, part: _Part, sections: np.ndarray) -> int:
+    def _align(self, part: _Part, aligns: list[int]) -> int:
         """Return a part's alignment in the output: what its sections require, if the original complied."""
         if not part.sections:
             return 1 if self._is_unnamed(part) or part.offset % HEADERS_ALIGN else HEADERS_ALIGN
-        align = max(int(sections["align"][number]) for number in part.sections)
+        align = max(aligns[number] for number in part.sections)
         if align > MAX_ALIGN:
             raise CannotEdit(f"an alignment of {align}")
         return align if align and part.offset % align == 0 else 1

@@ -31,7 +31,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
-from gpt.formats.nvinfo import ENTRY, iter_attributes
+from gpt.formats.nvinfo import ENTRY, REGISTERS, iter_attributes
 
 WORD = 16  # bytes of an instruction
 CODE_ALIGN = 128
@@ -133,9 +133,10 @@ class KernelEditor:
 
     def _register_count(self) -> tuple[int, int]:
         """Return the index of the module's `.nv.info`, and the offset in it."""
-        if self.symbol not in self.cubin.register_counts:
+        at = self.cubin.info_pairs.get((REGISTERS, self.symbol))
+        if at is None:
             raise CannotEdit("a kernel without a register count")
-        return self.cubin.numbers[b".nv.info"], self.cubin.register_counts[self.symbol]
+        return self.cubin.numbers[b".nv.info"], at
 
     def _check(self, at: int, code: bytes, last: int) -> None:
         if at % WORD or len(code) % WORD or not 0 <= at <= last:

@@ -27,7 +27,7 @@ from gpt.formats.cubin import arch_of
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import EHDR_SIZE
 from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.nvinfo import ENTRY, PAIR, SIZED, iter_attributes
+from gpt.formats.nvinfo import ENTRY, SIZED, iter_attributes
 from gpt.formats.params import Param
 
 MIN_STACK_SIZE = 0x12  # in the module's `.nv.info`: {u32 symbol, u32 bytes}
@@ -101,13 +101,11 @@ def list_parameters(kernel: KernelEditor) -> list[Param]:
 
 def raise_stack(kernel: KernelEditor, size: int) -> None:
     """Enlarge a kernel's stack by `size` bytes, unless the file doesn't state its size."""
-    number = kernel.cubin.numbers.get(b".nv.info")
-    info = kernel.cubin.editable(number) if number is not None else bytearray()
-    for entry in iter_attributes(bytes(info)):
-        if entry.kind == MIN_STACK_SIZE and len(entry.payload) == PAIR.size:
-            symbol, was = PAIR.unpack(entry.payload)
-            if symbol == kernel.symbol and was != UNKNOWN_STACK:
-                struct.pack_into("<I", info, entry.end - 4, was + size)
+    cubin = kernel.cubin
+    was = cubin.find_pair(MIN_STACK_SIZE, kernel.symbol)
+    if was is not None and was != UNKNOWN_STACK:
+        at = cubin.info_pairs[MIN_STACK_SIZE, kernel.symbol]
+        struct.pack_into("<I", cubin.editable(cubin.numbers[b".nv.info"]), at, was + size)
 
 
 def _entries(info: bytearray) -> list[Entry]:

@@ -27,6 +27,7 @@ PAIR = struct.Struct("<II")
 SIZED = 4  # the format with a payload
 REGISTERS = 0x2F
 _FRAME, _STACK = 0x11, 0x12
+COUNTS = {REGISTERS, _FRAME, _STACK}  # attributes with a symbol and a number
 _UNKNOWN = 0xFFFFFFFF
 _CONSTANT = b".nv.constant"
 
@@ -101,7 +102,7 @@ def read_needs(data: Data) -> dict[str, Needs]:
 
 def _read_info(entries: memoryview, kernels: dict[int, tuple[str, Needs]]) -> None:
     for entry in iter_attributes(entries):
-        if entry.kind in (REGISTERS, _FRAME, _STACK) and len(entry.payload) >= PAIR.size:
+        if entry.kind in COUNTS and len(entry.payload) >= PAIR.size:
             symbol, number = PAIR.unpack_from(entry.payload)
             needs = kernels[symbol][1] if symbol in kernels else Needs()
             if entry.kind == REGISTERS:

@@ -83,6 +83,7 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
     found += _check_facts(original, new, declaration)
     if not declaration.trampolines:
         return found
+    new.kernel.code.borrow(original.kernel.code)
     flight = _amend(original.kernel, new.kernel, declaration).flight
     around = Surroundings(original.kernel, new.kernel.code, declaration, flight)
     defined = -1

@@ -13,11 +13,12 @@ from gpt.sass.check_saves import Copy
 from gpt.sass.code import Code
 from gpt.sass.flow import Flights, InFlight, merge
 from gpt.sass.kernels import RESERVED, Kernel
-from gpt.sass.masks import EVERY_REGISTER
+from gpt.sass.masks import EVERY_REGISTER, STARTS
 from gpt.sass.woven import Declaration
 
 KERNEL = -1  # the part that the kernel itself wrote
 GENERAL = (1 << 255) - 1
+SHARED = EVERY_REGISTER & ~(GENERAL | 127 << STARTS.P)  # shared by the lanes of a warp
 
 
 class State(NamedTuple):
@@ -66,6 +67,11 @@ class Surroundings:
         kernel = self.original
         count = kernel.kept if kernel.code.find({"USETMAXREG"}) else min(255, self.declaration.registers) - RESERVED
         return (1 << max(0, count)) - 1 | EVERY_REGISTER & ~GENERAL
+
+    @cached_property
+    def shared(self) -> int:
+        """Registers that the lanes of a warp share and the kernel names."""
+        return self.original.named & SHARED
 
 
 def registers_named(kernel: Kernel) -> int:

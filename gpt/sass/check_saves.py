@@ -21,6 +21,7 @@ from gpt.sass.words import bits
 Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value is there
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
+_KEEPERS = {0x387, 0x202, 0x803}  # STL, MOV and P2R: what makes copies
 _WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # in the upper half of these: [R1+offset], with the usual cache policy or none
 
 
@@ -35,6 +36,8 @@ def is_slot(one: Instruction, stack: int) -> bool:
 
 def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozenset[Copy]:
     """Return the copies after an instruction of a snippet; `own` are registers with the kernel's values before it."""
+    if not copies and one.opcode not in _KEEPERS:
+        return copies
     written = one.masks.writes
     kept = {copy for copy in copies if not (copy[0] == "R" and written >> copy[1] & 1)}
     if one.name == "STL":

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings, join
+from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
@@ -38,8 +38,6 @@ from gpt.sass.words import PT, SIZE, bits, guard_of
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
-_PREDICATES = 127 << STARTS.P
-_SHARED = EVERY_REGISTER & ~(GENERAL | _PREDICATES)  # shared by the lanes of a warp
 _WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # other lanes of the warp may run in the meantime
 
 Fault = tuple[int, str, str]  # instruction, rule, detail
@@ -55,6 +53,7 @@ class TrampolineCheck:
         self.parts: dict[int, int] = {}  # each instruction's part
         for number, part in enumerate(trampoline.parts):
             self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
+        self._facts: dict[int, tuple[int, int]] = {}
         self.reads = self.saved = 0
         self.faults: list[Fault] = []
         self.persistent = pack(around.declaration.persistent)
@@ -128,7 +127,8 @@ class TrampolineCheck:
             if isinstance(part, Inserted):
                 self._enter(index, part, state)
             state = state._replace(ours=NOTHING, part=number, meetings=())
-        state = state._replace(kernel=wait_for(state.kernel, wait))
+        if wait and state.kernel != NOTHING:
+            state = state._replace(kernel=wait_for(state.kernel, wait))
         if isinstance(part, Moved):
             yield from self._move(index, part, state)
         else:
@@ -158,40 +158,46 @@ class TrampolineCheck:
     def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterator[tuple[int, State]]:
         one = self.code[index]
         read, written, *_ = one.masks
-        around = self.around
+        named = read | written
+        around, flight = self.around, state.kernel
         if one.name in FORBIDDEN and not is_collective(one.word):
             self.faults.append((index, "forbidden", f"{one.name} in a snippet"))
             return
-        self._fault(index, "count", (read | written) & ~around.usable, "is beyond the register count")
+        usable_at_site, next_live = self._facts_of(number)
+        self._fault(index, "count", named & ~around.usable, "is beyond the register count")
         self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        foreign = written & around.original.named & _SHARED
-        self._fault(index, "shared", foreign, "is named by the kernel, and other lanes may need it")
-        flying = state.kernel.after_waiting(0)
-        unannounced = state.kernel.late & ~self._usable_at_site(number)
-        late = read & (union(state.kernel.writes) | unannounced) | written & (flying | state.kernel.unawaited)
-        self._fault(index, "in flight", late, "is still being read or written")
+        self._fault(index, "shared", written & around.shared, "is named by the kernel, and other lanes may need it")
+        if flight != NOTHING:
+            late = read & (union(flight.writes) | flight.late & ~usable_at_site)
+            late |= written & (flight.after_waiting(0) | flight.unawaited)
+            self._fault(index, "in flight", late, "is still being read or written")
         for mask, _, other in state.pending:
             if other != number:
-                self._fault(index, "stall", mask & (read | written), "isn't there yet")
-        following = self._next_source(number)
-        self.saved |= written & state.own & (around.original.live[following] if following is not None else 0)
+                self._fault(index, "stall", mask & named, "isn't there yet")
+        self.saved |= written & state.own & next_live
         copies = keep_copies(one, state.copies, state.own)
-        own = state.own & ~written | find_restored(one, state.copies)
+        own = state.own & ~written | (find_restored(one, state.copies) if state.copies else 0)
         if not is_slot(one, around.declaration.stack):
             self.faults.append((index, "stack", "local memory that isn't the probe's"))
         for rule, mask, text in iter_hazards(self.code, index, state):
             self._fault(index, rule, mask, text)
-        state = state._replace(
-            own=own,
-            defined=state.defined | written,
-            copies=copies,
-            ours=issue(state.ours, self.code, index),
-            pending=pass_time(self.code, index, state, number),
-        )
+        ours, pending = issue(state.ours, self.code, index), pass_time(self.code, index, state, number)
+        state = State(own, state.defined | written, copies, flight, ours, pending, state.meetings, state.part)
         yield from self._follow(index, part, state)
 
+    def _facts_of(self, number: int) -> tuple[int, int]:
+        """Return for a part what the first moved instruction reads, so that it's there by then (unless a moved one
+        wrote it), and what's live at the kernel's next instruction.
+        """
+        found = self._facts.get(number)
+        if found is None:
+            following = self._next_source(number)
+            live = self.around.original.live[following] if following is not None else 0
+            found = self._facts[number] = self._usable_at_site(number), live
+        return found
+
     def _usable_at_site(self, number: int) -> int:
-        """Return what the first moved instruction reads, so that it's there by then, unless a moved one wrote it."""
+        """Return what the first moved instruction reads, but for what a moved one wrote."""
         code = self.around.original.code
         found = code.masks[self.trampoline.sources[0]].reads
         for part in self.trampoline.parts[:number]:
@@ -211,7 +217,7 @@ class TrampolineCheck:
                 self.faults.append((index, "lanes", "a BSYNC without its BSSY"))
             else:
                 yield index + 1, state._replace(meetings=state.meetings[:-1])
-        elif any(one.writes.B >> meeting & 1 for meeting in state.meetings):
+        elif state.meetings and any(one.masks.writes >> STARTS.B + meeting & 1 for meeting in state.meetings):
             self.faults.append((index, "lanes", "a barrier is overwritten between BSSY and BSYNC"))
         elif one.name == "BRA":
             assert one.target is not None
@@ -241,7 +247,7 @@ class TrampolineCheck:
         )  # fmt: skip
         state = state._replace(
             own=state.own | written,
-            defined=state.defined & ~(written | (_SHARED if source.name in _WAITS else 0)),
+            defined=state.defined & ~(written | (SHARED if source.name in _WAITS else 0)),
             copies=copies,
             kernel=issue(state.kernel, self.code, index),
             pending=pass_time(self.code, index, state, state.part),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings
 from gpt.sass.code import Code
-from gpt.sass.flow import QUEUE, wait_for
+from gpt.sass.flow import NOTHING, QUEUE, wait_for
 from gpt.sass.masks import STARTS
 from gpt.sass.stalls import LATE_GUARD, iter_late, iter_safe
 
@@ -28,22 +28,25 @@ def pass_time(code: Code, index: int, state: State, number: int) -> frozenset[Pe
     """Return what's pending after an instruction of a part."""
     stall = code.controls.stalls[index]
     written = code.masks[index].writes
-    found = {(mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall}
-    for mask, cycles in iter_safe(code[index].entry, written):
-        if cycles > stall:
-            found.add((mask, cycles - stall, number))
-    return frozenset(entry for entry in found if entry[0])
+    found = [
+        (mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall and mask & ~written
+    ]
+    found += [
+        (mask, cycles - stall, number) for mask, cycles in iter_safe(code[index].entry, written) if cycles > stall
+    ]
+    return frozenset(found)
 
 
 def iter_hazards(code: Code, index: int, state: State) -> Iterator[tuple[str, int, str]]:
     """Yield rules, registers and what's wrong where a snippet doesn't wait for itself. A weaver may have written it."""
     read, written, *_ = code.masks[index]
-    rest = wait_for(state.ours, code.controls.waits[index])
-    arriving = rest.arriving
-    being_read = 0 if code[index].name in QUEUE else (union(rest.reads) | rest.queued) & GENERAL
-    yield "scoreboard", (read | written) & arriving, "is used by a snippet before it arrives"
-    yield "scoreboard", written & being_read & ~arriving, "is still being read by the snippet"
-    guard = read & 1 << STARTS.P + code[index].guard.predicate
+    if state.ours != NOTHING:
+        rest = wait_for(state.ours, code.controls.waits[index])
+        arriving = rest.arriving
+        being_read = 0 if code[index].name in QUEUE else (union(rest.reads) | rest.queued) & GENERAL
+        yield "scoreboard", (read | written) & arriving, "is used by a snippet before it arrives"
+        yield "scoreboard", written & being_read & ~arriving, "is still being read by the snippet"
+    guard = read & 1 << STARTS.P + (code.words[index] >> 12 & 7)
     for mask, left, part in state.pending:
         if part == state.part and left > LATE_GUARD:
             yield "stall", mask & guard, "is the guard, and isn't there yet"

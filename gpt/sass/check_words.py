@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from gpt.formats.kernel_edit import NOP as PADDING
 from gpt.sass.masks import STARTS, Registers
-from gpt.sass.tables import Opcode, Operand, Table
+from gpt.sass.tables import Field, Opcode, Table
 from gpt.sass.words import (
     BARRIERS,
     CONTROL,
@@ -71,6 +71,8 @@ def is_collective(word: int) -> bool:
 
 def compare_control(new: int, old: int) -> str:
     """Return why a word waits for less than it did, or announces something else; empty if it doesn't."""
+    if not (new ^ old) & CONTROL and not new >> 109 & 1:
+        return ""
     stall, hint, write, read, wait, reuse = control_of(new)
     was = control_of(old)
     if stall < was.stall:
@@ -158,38 +160,29 @@ def _compare(new: int, old: int, index: int, part: Inserted, table: Table) -> st
             return "it hasn't the declared guard"
         new = with_guard(new, Guard(PT, False))
     fields = 0
-    for operand in opcode.operands:
-        text, mask = _compare_operand(new, old, operand, part, table)
-        if text:
+    for one in table.fields(old):
+        if text := _compare_field(new, one, part):
             return text
-        fields |= mask
+        fields |= one.none << one.low
     if (new ^ old) & ~(CONTROL | fields):
         return "it's another instruction"
     return compare_control(new, old)
 
 
-def _compare_operand(new: int, old: int, operand: Operand, part: Inserted, table: Table) -> tuple[str, int]:
-    """Return why an operand isn't the snippet's, and the bits that it occupies."""
-    counts = [count.most if (number := count.of(old)) < 0 else number for count in (operand.writes, operand.reads)]
-    count = max(counts)
-    if not count:
-        return "", 0
-    low = operand.low or 0
-    if operand.file in ("PR", "UPR"):  # a set of predicates, whose bits are compared like any others
-        names = part.names.get(operand.file.replace("PR", "P"), {})
-        mask = old >> low & 127 if operand.low is not None else 127
-        moved = any(names.get(number, number) != number for number in range(7) if mask >> number & 1)
-        return ("predicates of a set have other names" if moved else "", 0)
-    none = (1 << table.arch.register_bits[operand.file]) - 1
-    turn = none if operand.inverted else 0
-    was, now = (old >> low & none) ^ turn, (new >> low & none) ^ turn
+def _compare_field(new: int, one: Field, part: Inserted) -> str:
+    """Return why a word doesn't name the registers that a field of the snippet's word should become."""
+    operand, low, none, turn, was, count = one
+    names = part.names.get(operand.file.replace("PR", "P"), {})
+    if not count:  # a set of predicates, whose bits are compared like any others
+        moved = any(names.get(number, number) != number for number in range(7) if was >> number & 1)
+        return "predicates of a set have other names" if moved else ""
+    now = (new >> low & none) ^ turn
     if operand.file != "B" and none in (was, now):
-        return ("" if was == now else f"{operand.name} is RZ or PT, but only here or only there"), none << low
-    names = part.names.get(operand.file, {})
+        return "" if was == now else f"{operand.name} is RZ or PT, but only here or only there"
     if any(names.get(was + k) != now + k for k in range(count)):
-        return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}", none << low
+        return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}"
     size = 1 << (count - 1).bit_length()
-    return ("" if was % size or not now % size else f"{operand.name} isn't aligned"), none << low
+    return "" if was % size or not now % size else f"{operand.name} isn't aligned"
 
 
 def rename(mask: int, part: Inserted) -> int:

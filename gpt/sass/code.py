@@ -171,6 +171,18 @@ class Code:
             for word, decoder in zip(self.words, map(used.__getitem__, self.opcodes), strict=True)
         ]
 
+    def borrow(self, other: Code) -> None:
+        """Take over what another code knows of the words that both have in the same places."""
+        if "masks" in self.__dict__ or self.table is not other.table:
+            return
+        count = min(len(self), len(other))
+        same = (self._array[:count] == other._array[:count]).all(axis=1)
+        masks = other.masks[:count]
+        for index in np.flatnonzero(~same).tolist():
+            masks[index] = self.used[self.opcodes[index]].masks(self.words[index])
+        masks += [self.used[self.opcodes[index]].masks(self.words[index]) for index in range(count, len(self))]
+        self.__dict__["masks"] = masks
+
     @cached_property
     def controls(self) -> Controls:
         """The control part of each word."""

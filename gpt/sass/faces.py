@@ -28,6 +28,12 @@ each seen by varying a PTX instruction, and held against it by tests/sass/test_f
     75         HGMMA, QGMMA: accumulates in f32; IGMMA: saturates
     76 -  77   HGMMA: type; QGMMA: 76 A and 77 B are e5m2; IGMMA: 76 A is signed
     82         IGMMA: B is signed
+    73 -  74   UBLKCP, UBLKRED: 1 to shared from global memory, 2 to global from shared, 3 to shared of another block
+    75, 76     UBLKCP, UTMALDG: to several blocks; with a cache policy, which the others may have, too
+    79 -  81   UTMALDG and so on: dimensions - 1; 82 im2col
+    81 -  84   UBLKRED: type; 87-90 the operation, as in UTMAREDG
+    84 -  86   SYNCS.ARRIVE: 0 arrives and expects bytes, 1 and 5 arrives, 3 expects bytes, 4 completes them;
+               73 doesn't complete a phase, 74 has no result, 75 drops out
 
 An instruction that has a further bit set there, or another value, has no face. Other architectures keep the widths of
 memory, but the atomics of sm_80 and of sm_100 are encoded differently, so their instructions have no faces at all.
@@ -49,6 +55,14 @@ _FLOATS = {0: "noftz.f16x2", 3: "noftz.bf16x2", 9: "f32", 15: "f64"}
 _ATOMICS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch")
 _COUNT = 11  # ATOMS.POPC.INC: add 1, which ptxas lets a warp do at once
 _INTEGER_COLUMNS = (8, 16, 24, *range(32, 257, 16))  # columns of IGMMA
+_ARRIVE = 0x9A7  # SYNCS with a register for what arrives
+_BULK_WAYS = {
+    1: "shared::cluster.global.mbarrier::complete_tx::bytes",
+    2: "global.shared::cta.bulk_group",
+    3: "shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
+}
+_BULK_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_BULK_TYPES = {0: "u32", 1: "s32", 2: "u64", 3: "s64", 4: "f16", 5: "f32", 7: "f64", 8: "bf16"}
 _UNTYPED = {"and", "or", "xor", "exch", "cas"}  # PTX has these for b32 and b64
 
 
@@ -188,6 +202,69 @@ def _integer_types(word: int) -> tuple[str, int] | None:
     return f"s32.{a}.{b}", 32
 
 
+def _only(word: int, known: int) -> bool:
+    """Return whether none but known bits are set, from 72 on. Bit 91 is set in all these."""
+    return not word >> 72 << 72 & ~(CONTROL | known | 1 << 91)
+
+
+def _bulk(word: int) -> str | None:
+    """UBLKCP."""
+    to = _BULK_WAYS.get(bits(word, 73, 2))
+    if to is None or not _only(word, 15 << 73):
+        return None
+    return f"cp.async.bulk.{to}{'.multicast::cluster' * bits(word, 75, 1)}{_hint(word)}"
+
+
+def _hint(word: int) -> str:
+    return ".L2::cache_hint" * bits(word, 76, 1)
+
+
+def _bulk_reduction(word: int) -> str | None:
+    """UBLKRED."""
+    to, operation, type_ = _BULK_WAYS.get(bits(word, 73, 2)), bits(word, 87, 4), _BULK_TYPES.get(bits(word, 81, 4))
+    known = 3 << 73 | 1 << 76 | 15 << 81 | 15 << 87
+    if to is None or ".global." in to or operation >= len(_BULK_OPERATIONS) or type_ is None or not _only(word, known):
+        return None
+    name = _BULK_OPERATIONS[operation]
+    if name in _UNTYPED:
+        type_ = {"u32": "b32", "u64": "b64"}.get(type_, type_)
+    exact = ".noftz" * (name == "add" and type_ in ("f16", "bf16"))
+    return f"cp.reduce.async.bulk.{to}{_hint(word)}.{name}{exact}.{type_}"
+
+
+def _bulk_prefetch(word: int) -> str | None:
+    """UBLKPF."""
+    return f"cp.async.bulk.prefetch.L2.global{_hint(word)}" if _only(word, 1 << 76) else None
+
+
+def _tensor(head: str, mode: str, rest: str, has_operation: bool = False) -> Callable[[int], str | None]:
+    """A copy by tensor map; `mode` is what im2col is called."""
+
+    def face(word: int) -> str | None:
+        dimensions, operation = bits(word, 79, 3) + 1, bits(word, 87, 4)
+        known = 3 << 75 | 15 << 79 | (15 << 87 if has_operation else 0)
+        if dimensions > 5 or not _only(word, known) or operation >= len(_BULK_OPERATIONS):
+            return None
+        way = mode if bits(word, 82, 1) else "tile"
+        text = head.format(dimensions) + (f".{_BULK_OPERATIONS[operation]}" if has_operation else "")
+        return f"{text}.{way}{rest}{'.multicast::cluster' * bits(word, 75, 1)}{_hint(word)}"
+
+    return face
+
+
+def _arrival(word: int) -> str | None:
+    """SYNCS.ARRIVE. SYNCS.PHASECHK, which waits, has another kind of operand."""
+    kind, is_silent = bits(word, 84, 3), bits(word, 74, 1)
+    if word & 0xFFF != _ARRIVE or not _only(word, 7 << 73 | 7 << 84):
+        return None
+    name = "mbarrier.arrive_drop" if bits(word, 75, 1) else "mbarrier.arrive"
+    name = {0: f"{name}.expect_tx", 1: name, 3: "mbarrier.expect_tx", 4: "mbarrier.complete_tx", 5: name}.get(kind, "")
+    if not name or (bits(word, 73, 1) and kind != 5):
+        return None
+    scope = ".relaxed.cluster" if kind in (3, 4) else ".noComplete" * bits(word, 73, 1)
+    return f"{name}{scope}.shared{'::cluster' * is_silent}.b64"
+
+
 def _branch(word: int) -> str | None:
     others = word & ~(CONTROL | 0xFFFF | 0xFF << 16 | (1 << 48) - 1 << 34 | 15 << 87)
     return None if others else "bra"  # not BRA.DIV, nor one on a uniform predicate
@@ -224,15 +301,45 @@ _FACES: dict[tuple[str, int], Callable[[int], str | None] | str] = {  # by name 
     ("HGMMA", 0x1F0): _group_mma(_half_types),
     ("IGMMA", 0x1F1): _group_mma(_integer_types),
     ("QGMMA", 0x1F3): _group_mma(_quarter_types),
+    ("UBLKCP", 0x1BA): _bulk,
+    ("UBLKRED", 0x1BB): _bulk_reduction,
+    ("UBLKPF", 0x1BC): _bulk_prefetch,
+    ("UTMALDG", 0x1B4): _tensor(
+        "cp.async.bulk.tensor.{}d.shared::cluster.global", "im2col", ".mbarrier::complete_tx::bytes"
+    ),
+    ("UTMASTG", 0x1B5): _tensor("cp.async.bulk.tensor.{}d.global.shared::cta", "im2col_no_offs", ".bulk_group"),
+    ("UTMAREDG", 0x1B6): _tensor(
+        "cp.reduce.async.bulk.tensor.{}d.global.shared::cta", "im2col_no_offs", ".bulk_group", has_operation=True
+    ),
+    ("UTMAPF", 0x1B8): _tensor("cp.async.bulk.prefetch.tensor.{}d.L2.global", "im2col", ""),
+    ("SYNCS", 0x1A7): _arrival,
     ("EXIT", 0x14D): "exit",
     ("BRA", 0x147): _branch,
     ("BRX", 0x149): "brx.idx",
 }
 _WITHOUT = {  # have no face yet, though a probe might look for them
-    *("LDGMC", "SYNCS", "STAS", "REDAS", "BMMA", "BGMMA", "TEX", "TLD", "TLD4", "SULD"),
-    *("SUST", "SUATOM", "SURED", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "BRXU"),
+    *("LDGMC", "STAS", "REDAS", "BMMA", "BGMMA", "TEX", "TLD", "TLD4", "SULD", "SUST", "SUATOM", "SURED", "BRXU"),
 }
 NAMES = {name for name, _ in _FACES} | _WITHOUT
+UNIFORM = {"UBLKCP", "UBLKRED", "UBLKPF", "UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF"}  # done once for a warp
+OPCODES: dict[str, tuple[str, ...]] = {  # the first words of the faces that instructions of a name may have
+    **dict.fromkeys(("LDG", "LD", "LDS", "LDL"), ("ld",)),
+    **dict.fromkeys(("STG", "ST", "STS", "STL"), ("st",)),
+    "REDG": ("red",),
+    **dict.fromkeys(("ATOMG", "ATOM", "ATOMS"), ("atom", "red")),
+    "LDGSTS": ("cp",),
+    "LDSM": ("ldmatrix",),
+    "STSM": ("stmatrix",),
+    "BAR": ("bar",),
+    **dict.fromkeys(("UCGABAR_ARV", "UCGABAR_WAIT"), ("barrier",)),
+    **dict.fromkeys(("HMMA", "IMMA", "DMMA"), ("mma",)),
+    **dict.fromkeys(("HGMMA", "IGMMA", "QGMMA"), ("wgmma",)),
+    **dict.fromkeys(("UBLKCP", "UBLKRED", "UBLKPF", "UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF"), ("cp",)),
+    "SYNCS": ("mbarrier",),
+    "EXIT": ("exit",),
+    "BRA": ("bra",),
+    "BRX": ("brx",),
+}
 
 
 def find_face(one: Instruction) -> str | None:

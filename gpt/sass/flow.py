@@ -11,6 +11,9 @@ both by scoreboards (words.py): a write barrier is counted down when the result 
 been read, too; a read barrier when the operands have been read. Barriers are counters, so waiting for one waits for
 every instruction that uses it.
 
+Predicates are read when an instruction issues, its guard as well as its operands. ptxas counts on that in all of
+PyTorch's kernels (docs/sass-check.md): it overwrites those of a load or a store without a wait.
+
 ptxas leaves a store without a barrier if nobody overwrites its operands, or if a later memory instruction has one: they
 read their operands in order, so that one's barrier covers them all (docs/sass-rules.md). Until there's such an
 instruction, words can't tell when the store has read them (`InFlight.queued`). What nothing will ever announce is in
@@ -33,13 +36,14 @@ from typing import NamedTuple
 
 from gpt.sass.code import MEMORY, Code
 from gpt.sass.graph import Block, Graph
-from gpt.sass.masks import EVERY_REGISTER, WIDTHS, pack, unpack
+from gpt.sass.masks import EVERY_REGISTER, STARTS, WIDTHS, pack, unpack
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, NO_BARRIER
 
 # Their results don't need barriers, so the table may not say that their latency varies, but their operands do. Those of
 # HGMMA are announced by WARPGROUP.DEPBAR, which isn't followed.
 _LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}
+_HELD = ~(127 << STARTS.P | 127 << STARTS.UP)  # predicates are read when an instruction issues
 _MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]
 _WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state is one of these for each barrier and so on
 _PART = (1 << _WIDTH) - 1
@@ -143,10 +147,6 @@ class Flights:
         self._code, self._graph, self._events, self._arriving = code, graph, events, arriving
         self._starts = [block.start for block in graph.blocks]
         self._walked: dict[int, list[InFlight]] = {}
-
-    def reaches(self, index: int) -> bool:
-        """Return whether anything leads to an instruction."""
-        return self._arriving[bisect_right(self._starts, index) - 1] >= 0
 
     def __getitem__(self, index: int) -> InFlight | None:
         number = bisect_right(self._starts, index) - 1
@@ -266,6 +266,7 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
     state = wait_for(state, waits[index])
     entry = code.used[code.opcodes[index]].entry
     reading, writing, *_ = code.masks[index]
+    reading &= _HELD
     if entry.name == "LDGSTS":  # nvdisasm lists a predicate as written, which ptxas overwrites without a wait
         writing = 0
     if write >= BARRIERS and read >= BARRIERS:

@@ -81,6 +81,14 @@ class Graph:
         """Return the number of the block that an instruction is in."""
         return bisect.bisect_right(self._starts, index) - 1
 
+    @cached_property
+    def _reached(self) -> set[int]:
+        return self.reachable()
+
+    def reaches(self, index: int) -> bool:
+        """Return whether anything leads to an instruction."""
+        return self.block_at(index) in self._reached
+
     def reachable(self, start: int = 0) -> set[int]:
         """Return the blocks that can run once `start` does."""
         seen: set[int] = set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -20,18 +20,23 @@ from gpt.formats.cubin import STT_FUNC, Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.elf import SHF_EXECINSTR
 from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
-from gpt.formats.nvinfo import PAIR, iter_attributes
-from gpt.sass.code import Code
+from gpt.formats.nvinfo import iter_attributes
+from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.tables import Table
-from gpt.sass.words import bits
+from gpt.sass.words import SIZE, bits
 
 RESERVED = 2  # registers of a kernel's count that the hardware keeps
 EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
 FRAME, STACK = 0x11, 0x12  # attributes of the module by symbol: bytes of its own frame; of all that it calls, too
 _USETMAXREG = 0x9C8  # with a number in the word, at bit 32
-_NO_CODE = {b"__assertfail", b".nv.reservedSmem.offset0"}  # undefined symbols whose code never returns
+_ENDS = {b"__assertfail"}  # functions that end the kernel
+_NO_CODE = {*_ENDS, b".nv.reservedSmem.offset0"}  # undefined symbols whose code never returns
+_LDC, _MOV, _RZ = 0xB82, 0x802, 255  # LDC R, c[BANK][R+offset] and MOV R, number
+_ADDRESSES = 4  # the bank with addresses of functions
+_SOMEWHERE = -1  # in that bank
+_GENERAL = (1 << 255) - 1
 _JUMP = struct.Struct("<III")
 
 
@@ -44,11 +49,23 @@ class Kernel:
     registers: int
     jump_tables: Mapping[int, frozenset[int]]  # offset of an indirect branch -> offsets of its targets
     elsewhere: int = EVERY_REGISTER  # registers that code which it may call in other sections names
+    returns: bool = True  # code outside that it calls may return
     base: Kernel | None = field(default=None, repr=False)  # the same instructions, with other control parts
+    changed: Mapping[int, int] = field(default_factory=dict, repr=False)  # the words that differ from the base's
+    _variants: dict[frozenset[tuple[int, int]], Kernel] = field(default_factory=dict, repr=False, compare=False)
 
     def with_controls(self, changed: Mapping[int, int]) -> Kernel:
-        """Return the same kernel, some words with another control part."""
-        return replace(self, code=self.code.with_controls(changed), base=self.base or self)
+        """Return the same kernel, some words with another control part. Asked again, it's the same object, whose
+        analyses have been made.
+        """
+        base = self.base or self
+        changed = {**self.changed, **changed}
+        key = frozenset(changed.items())
+        found = base._variants.get(key)
+        if found is None:
+            code = base.code.with_controls(changed)
+            found = base._variants[key] = replace(base, code=code, base=base, changed=changed, _variants={})
+        return found
 
     @property
     def jump_targets(self) -> frozenset[int]:
@@ -106,8 +123,56 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
     editor = KernelEditor(cubin, name)
     registers = max(0, editor.registers - RESERVED)
     code = Code(editor.code, table)
-    elsewhere = _named_elsewhere(cubin, table) if code.find({"CALL"}) else EVERY_REGISTER  # this takes time
-    return Kernel(name, code, registers, _jump_tables(editor.info), elsewhere)
+    tables = _jump_tables(editor.info)
+    elsewhere, returns = EVERY_REGISTER, True
+    if code.find({"CALL"}):
+        returns = not _calls_only_ends(cubin, code, code.targets.union(*tables.values()))
+        elsewhere = _named_elsewhere(cubin, table) if returns else 0  # this takes time
+    return Kernel(name, code, registers, tables, elsewhere, returns)
+
+
+def _calls_only_ends(cubin: CubinEditor, code: Code, targets: Collection[int]) -> bool:
+    """Return whether every call of code outside is one of a function that ends the kernel.
+
+    ptxas loads such a function's address from constant bank 4, right before the call.
+    """
+    ends = {cubin.undefined[end] for end in _ENDS if end in cubin.undefined}
+    number = cubin.numbers.get(b".nv.constant4")
+    relocations = list(_iter_relocations(cubin, number)) if number is not None else []
+    places = {one.offset for one in relocations if one.symbol in ends}
+    if not {one.symbol for one in relocations if _may_be_code(cubin, one.symbol)} - ends:
+        places.add(_SOMEWHERE)
+    outside = [index for index in code.find({"CALL"}) if code[index].target is None]
+    return all(_find_address(code, index, targets) in places for index in outside)
+
+
+def _may_be_code(cubin: CubinEditor, symbol: int) -> bool:
+    if symbol >= len(cubin.symbols):
+        return True
+    return bool(cubin.symbols["shndx"][symbol] == 0 or cubin.symbols["info"][symbol] & 15 == STT_FUNC)
+
+
+def _find_address(code: Code, index: int, targets: Collection[int]) -> int | None:
+    """Return where in constant bank 4 a CALL's address is; None if it may come from elsewhere."""
+    load = _find_writer(code, index, code.masks[index].reads & _GENERAL, targets)
+    if load is None or load.opcode != _LDC or bits(load.word, 54, 5) != _ADDRESSES:
+        return None
+    offset, register = 4 * bits(load.word, 40, 14), bits(load.word, 24, 8)
+    if register == _RZ:
+        return offset
+    move = _find_writer(code, load.index, 1 << register, targets)
+    return offset + bits(move.word, 32, 32) if move is not None and move.opcode == _MOV else _SOMEWHERE
+
+
+def _find_writer(code: Code, index: int, mask: int, targets: Collection[int]) -> Instruction | None:
+    """Return the instruction that surely wrote all these registers last; None if there may be others."""
+    for before in range(index - 1, -1, -1):
+        one = code[before]
+        if SIZE * (before + 1) in targets or one.name == "CALL":
+            return None
+        if one.masks.writes & mask:
+            return one if not mask & one.masks.keeps else None
+    return None
 
 
 def _named_elsewhere(cubin: CubinEditor, table: Table) -> int:
@@ -167,17 +232,11 @@ def read_facts(cubin: CubinEditor, name: str) -> Facts:
             barriers = entry.value
         elif entry.kind == MAXREG_COUNT:
             bound = entry.value
-    sizes = {FRAME: 0, STACK: 0}
-    number = cubin.numbers.get(b".nv.info")
-    for entry in iter_attributes(cubin.content(number)) if number is not None else ():
-        if entry.kind in sizes and len(entry.payload) == PAIR.size:
-            symbol, size = PAIR.unpack(entry.payload)
-            if symbol == editor.symbol:
-                sizes[entry.kind] = size
+    frame, stack = (cubin.find_pair(kind, editor.symbol) or 0 for kind in (FRAME, STACK))
     flags, info = (int(cubin.sections[field][editor.section]) for field in ("flags", "info"))
     relocations = tuple(sorted(_iter_relocations(cubin, editor.section)))
     return Facts(
-        editor.registers, info >> 24, bound, exits, barriers, sizes[FRAME], sizes[STACK], flags, relocations
+        editor.registers, info >> 24, bound, exits, barriers, frame, stack, flags, relocations
     )  # fmt: skip
 
 

@@ -35,8 +35,8 @@ from typing import NamedTuple
 from gpt.base.errors import MalformedError
 from gpt.sass.arch import SassArch, arch_of
 from gpt.sass.masks import Registers, unpack
-from gpt.sass.opcodes import NEVER, UNKNOWN, Count, Decoder, Opcode, Operand
-from gpt.sass.words import opcode_of
+from gpt.sass.opcodes import KEPT, NEVER, UNKNOWN, Count, Decoder, Opcode, Operand
+from gpt.sass.words import CONTROL, opcode_of
 
 __all__ = ["NEVER", "UNKNOWN", "Count", "Decoder", "Effect", "Opcode", "Operand", "Registers", "Table", "table_of"]
 
@@ -59,6 +59,21 @@ class Effect(NamedTuple):
     exact: bool
 
 
+class Field(NamedTuple):
+    """A part of a word that names registers: `number` and those behind it, `width` in all.
+
+    It's at the bit `low`, has the bits of `none`, and is stored with the bits of `turn` turned. All bits set mean no
+    register, except for barriers. With a set of predicates (PR, UPR), `number` is the set, and `width` is 0.
+    """
+
+    operand: Operand
+    low: int
+    none: int
+    turn: int
+    number: int
+    width: int
+
+
 @dataclass
 class Table:
     """The instructions of one architecture."""
@@ -67,6 +82,7 @@ class Table:
     made_with: str
     opcodes: dict[int, Opcode]
     _decoders: dict[int, Decoder] = field(default_factory=dict, repr=False)
+    _fields: dict[int, tuple[Field, ...]] = field(default_factory=dict, repr=False)
 
     def opcode(self, word: int) -> Opcode:
         """Return the entry for a word. Raises UnknownOpcodeError."""
@@ -81,6 +97,29 @@ class Table:
         if found is None:
             found = self._decoders[word & 0xFFF] = Decoder(self.opcode(word), self.arch.register_bits)
         return found
+
+    def fields(self, word: int) -> tuple[Field, ...]:
+        """Return the parts of a word that name registers which it uses. Raises UnknownOpcodeError."""
+        key = word & ~CONTROL
+        found = self._fields.get(key)
+        if found is None:
+            if len(self._fields) >= KEPT:
+                self._fields.clear()
+            found = self._fields[key] = tuple(self._iter_fields(word))
+        return found
+
+    def _iter_fields(self, word: int) -> Iterator[Field]:
+        for operand in self.opcode(word).operands:
+            counts = [number if (number := c.of(word)) >= 0 else c.most for c in (operand.writes, operand.reads)]
+            if not any(counts):
+                continue
+            low = operand.low or 0
+            if operand.file in ("PR", "UPR"):
+                yield Field(operand, low, 0, 0, word >> low & 127 if operand.low is not None else 127, 0)
+            else:
+                none = (1 << self.arch.register_bits[operand.file]) - 1
+                turn = none if operand.inverted else 0
+                yield Field(operand, low, none, turn, (word >> low & none) ^ turn, max(counts))
 
     def effect(self, word: int) -> Effect:
         """Return what a word reads and writes. Raises UnknownOpcodeError."""

@@ -241,8 +241,17 @@ extern "C" __global__ void waits(int *p) {
     *p = 1;
 }
 extern "C" __global__ void prints() { vprintf("a", 0); vprintf("b", 0); }
+extern "C" __global__ void halves(unsigned short *p) {
+    unsigned short old;
+    asm volatile("atom.add.noftz.f16 %0, [%1], %2;" : "=h"(old) : "l"(p), "h"(p[1]) : "memory");
+    p[2] = old;
+}
 """
-LISTS = {("waits", 0x39): "SYNCS", ("prints", 0x46): "CALL.ABS", ("waits", 0x1C): "EXIT", ("prints", 0x1C): "EXIT"}
+LISTS = {
+    ("waits", 0x39): "SYNCS", ("prints", 0x46): "CALL.ABS", ("waits", 0x1C): "EXIT", ("prints", 0x1C): "EXIT",
+    ("halves", 0x2E): ("LD.E", "CAS"),
+}  # fmt: skip
+STEPS = {0x39: 4, 0x2E: 2}  # numbers of an entry
 
 
 @pytest.mark.parametrize("at", [0, 16, 48])
@@ -250,14 +259,15 @@ def test_lists_of_instructions_follow_them(at):
     """All that an entry has behind the offset stays as it is."""
     data = samples.image(BARRIERS, "sm_90")
     cubin = CubinEditor(data)
-    for name in ("waits", "prints"):
+    for name in ("waits", "prints", "halves"):
         KernelEditor(cubin, name).insert(at, NOP * 3)
     new = cubin.build()
-    for (name, kind), opcode in LISTS.items():
-        step = 4 if kind == 0x39 else 1
+    for (name, kind), opcodes in LISTS.items():
+        opcodes = (opcodes,) if isinstance(opcodes, str) else opcodes
+        step = STEPS.get(kind, 1)
         was, now = offsets_of(data, name, kind), offsets_of(new, name, kind)
         listed = instructions(new)[name]
-        assert now[::step] == [WORD * n for n, text in enumerate(listed) if opcode in text]
+        assert now[::step] == [WORD * n for n, text in enumerate(listed) if any(part in text for part in opcodes)]
         assert [now[n] for n in range(len(now)) if n % step] == [was[n] for n in range(len(was)) if n % step]
 
 

@@ -9,7 +9,7 @@ shared, `%l` in local.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 HEAD = """
@@ -66,6 +66,12 @@ GROUP_MMA = (  # types and depth
       for b in ("e4m3", "e5m2")),
     *((f"{saturates}s32.{a}.{b}", 32) for saturates in ("", "satfinite.") for a in ("s8", "u8") for b in ("s8", "u8")),
 )  # fmt: skip
+
+
+BULK_REDUCTIONS = (
+    *("add.u32", "add.s32", "min.u64", "max.s64", "inc.u32", "dec.u32", "and.b32", "or.b64", "xor.b32"),
+    *("add.noftz.f16", "min.bf16", "add.f32", "add.f64"),
+)
 
 
 class Form(NamedTuple):
@@ -168,9 +174,20 @@ def _mma() -> Iterator[Form]:
 
 def _group_mma() -> Iterator[Form]:
     for number, (types, depth) in enumerate(GROUP_MMA):
-        integers, halves = "s32" in types, types.startswith("f16")
-        columns = (8, 24, 64, 128)[number % 4]
-        for takes_registers in (False, True):
+        yield from _group_forms(types, depth, ((8, 24, 64, 128)[number % 4],), (False, True))
+
+
+def iter_group_shapes() -> Iterator[Form]:
+    """Yield wgmma with every type and every number of columns."""
+    for types, depth in GROUP_MMA:
+        integers = (8, 16, 24, *range(32, 257, 16))
+        yield from _group_forms(types, depth, integers if "s32" in types else range(8, 257, 8), (False,))
+
+
+def _group_forms(types: str, depth: int, all_columns: Iterable[int], kinds: Iterable[bool]) -> Iterator[Form]:
+    integers, halves = "s32" in types, types.startswith("f16")
+    for columns in all_columns:
+        for takes_registers in kinds:
             count = columns // (4 if halves else 2)
             results = [f"{'%f' if types.startswith('f32') else '%x'}{60 + i}" for i in range(count)]
             kind = "f32" if types.startswith("f32") else "b32"
@@ -190,13 +207,67 @@ def _group_mma() -> Iterator[Form]:
             yield Form(f"{ptx}{' registers' if takes_registers else ''}", (face,), "{" + body + "}")
 
 
-FORMS = (*_accesses(), *_atomics(), *_others(), *_mma(), *_group_mma())
+def _bulk() -> Iterator[Form]:
+    """Bulk copies: `%s` is a place in shared memory, `%r1` a barrier."""
+    hint = ".L2::cache_hint"
+    into = "cp.async.bulk.shared::cluster.{}.mbarrier::complete_tx::bytes"
+    back = "global.shared::cta.bulk_group"
+    for face, operands in (
+        (into.format("global"), "[%s], [%a], %r2, [%r1]"),
+        (into.format("global") + hint, "[%s], [%a], %r2, [%r1], %rd1"),
+        (into.format("global") + ".multicast::cluster" + hint, "[%s], [%a], %r2, [%r1], %h1, %rd1"),
+        (into.format("shared::cta"), "[%r2], [%s], 64, [%r1]"),
+        (f"cp.async.bulk.{back}", "[%a], [%s], %r2"),
+        (f"cp.async.bulk.{back}{hint}", "[%a], [%s], 32, %rd1"),
+        (f"cp.async.bulk.prefetch.L2.global{hint}", "[%a], %r2, %rd1"),
+        (
+            into.format("shared::cta").replace("cp.", "cp.reduce.") + ".max.s32",
+            "[%r2], [%s], 64, [%r1]",
+        ),
+        *((f"cp.reduce.async.bulk.{back}.{operation}", "[%a], [%s], %r2") for operation in BULK_REDUCTIONS),
+    ):
+        yield Form(face, (face,), f"{face} {operands};")
+    for number in range(1, 6):
+        place = "{" + ",".join(["%r1", "%r2"][i % 2] for i in range(number)) + "}"
+        tensor, ends = f"bulk.tensor.{number}d", ".mbarrier::complete_tx::bytes"
+        modes = [("tile", "tile", "")] + [("im2col", "im2col_no_offs", f", {{{','.join(['%h1'] * (number - 2))}}}")] * (
+            number > 2
+        )
+        for load, store, shift in modes:
+            for face, operands in (
+                (f"cp.async.{tensor}.shared::cluster.global.{load}{ends}", f"[%s], [%rd1, {place}], [%r1]{shift}"),
+                (f"cp.async.{tensor}.global.shared::cta.{store}.bulk_group{hint}", f"[%rd1, {place}], [%s], %rd2"),
+                (f"cp.reduce.async.{tensor}.global.shared::cta.min.{store}.bulk_group", f"[%rd1, {place}], [%s]"),
+                (f"cp.async.bulk.prefetch.tensor.{number}d.L2.global.{load}", f"[%rd1, {place}]{shift}"),
+            ):
+                yield Form(face, (face,), f"{face} {operands};")
 
 
-def make_module() -> str:
+def _barriers() -> Iterator[Form]:
+    """mbarriers in shared memory. `old` is the state that an arrival returns."""
+    cluster = "relaxed.cluster.shared::cluster.b64"
+    for face, operands, written in (
+        ("mbarrier.arrive.expect_tx.shared.b64", "%rd3, [%s], %r1", ""),
+        ("mbarrier.arrive.expect_tx.shared::cluster.b64", "_, [%s], %r1", ""),
+        ("mbarrier.arrive_drop.expect_tx.shared.b64", "%rd3, [%s], 4096", ""),
+        (f"mbarrier.expect_tx.{cluster}", "[%s], %r1", "relaxed.cta.shared.b64"),
+        (f"mbarrier.complete_tx.{cluster}", "[%s], %r1", ""),
+        ("mbarrier.arrive.shared.b64", "%rd3, [%s]", ""),
+        ("mbarrier.arrive.noComplete.shared.b64", "%rd3, [%s], %r1", ""),
+        ("mbarrier.arrive_drop.shared::cluster.b64", "_, [%s], %r1", ""),
+    ):
+        ptx = face.replace(cluster, written) if written else face
+        keep = "st.global.b64 [%q+64], %rd3;" if "%rd3" in operands else ""
+        yield Form(ptx, (face,), f"{ptx} {operands}; {keep}")
+
+
+FORMS = (*_accesses(), *_atomics(), *_others(), *_mma(), *_group_mma(), *_bulk(), *_barriers())
+
+
+def make_module(forms: Sequence[Form] = FORMS) -> str:
     """Return the text of a module with a kernel for each form."""
     offsets = {"%r1": 0, "%r2": 4, "%rd1": 8, "%rd2": 16, "%f1": 24, "%f2": 28, "%fd1": 32, "%fd2": 40, "%h1": 48}
     types = {"%r": "b32", "%rd": "b64", "%f": "f32", "%fd": "f64", "%h": "b16"}
     loads = "".join(f"ld.global.{types[name[:-1]]} {name}, [%q+{at}];" for name, at in offsets.items())
     head = ".version 8.8\n.target sm_90a\n.address_size 64\n"
-    return head + "".join(HEAD.format(number=number, loads=loads, body=form.body) for number, form in enumerate(FORMS))
+    return head + "".join(HEAD.format(number=number, loads=loads, body=form.body) for number, form in enumerate(forms))

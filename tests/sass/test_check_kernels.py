@@ -276,3 +276,14 @@ def test_functions_that_are_called_by_address():
         assert kernel.graph.calls_out
         assert (kernel.elsewhere != EVERY_REGISTER) is known and kernel.elsewhere & kernel.named == kernel.elsewhere
         assert kernel.named & 1 << 4, "an argument"
+
+
+def test_a_call_that_ends_the_kernel_and_one_that_returns():
+    """__assertfail's address comes from constant bank 4, in front of the call; a pointer's may lead to any function."""
+    check = '__assertfail("x", "f", 1, "k", 1);'
+    head = """extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, size_t);
+    typedef int (*F)(int); extern "C" __global__ void k(F *f, int *p) { if (p[0] > p[2]) """
+    for body, returns in ((check, False), (f"{check} p[1] = f[p[3]](p[4]);", True)):
+        kernel = read_kernel(CubinEditor(cuda.nvrtc_compile(f"{head} {body} }}", "sm_90")), "k", TABLE)
+        assert kernel.graph.calls_out
+        assert kernel.returns is returns, body

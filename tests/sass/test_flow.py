@@ -81,9 +81,10 @@ def test_a_load_is_in_flight_until_its_barrier_is_awaited():
 
 
 def test_a_block_that_nothing_leads_to_is_never_reached():
-    found = flight("LDG 4 8, w2", "EXIT", "MOV 5 255", "EXIT")
-    assert [found.reaches(index) for index in range(4)] == [True, True, False, False]
-    assert [state is None for state in found] == [False, False, True, True]
+    code = program("LDG 4 8, w2", "EXIT", "MOV 5 255", "EXIT")
+    graph = make_graph(code)
+    assert [graph.reaches(index) for index in range(4)] == [True, True, False, False]
+    assert [state is None for state in in_flight_before(code, graph)] == [False, False, True, True]
 
 
 def test_other_control_parts_change_what_is_in_flight_and_nothing_else():

@@ -109,12 +109,16 @@ class Function(ABC):
     `uses` are the snippets that the plan places in it.
     """
 
-    def __init__(self, name: str, is_kernel: bool, statements: Sequence[Any]) -> None:
+    def __init__(
+        self, name: str, is_kernel: bool, statements: Sequence[Any], seen: Iterable[int] | None = None
+    ) -> None:
+        """Only the statements in `seen` can be found, all by default."""
         self.name, self.is_kernel, self.statements = name, is_kernel, statements
         self.uses: list[PlacedSnippet] = []
         heads: defaultdict[str, list[int]] = defaultdict(list)
         self.others: defaultdict[str, list[int]] = defaultdict(list)  # statements by head that aren't instructions
-        for number, statement in enumerate(statements):
+        for number in range(len(statements)) if seen is None else seen:
+            statement = statements[number]
             (heads if statement.kind == "instruction" else self.others)[statement.head].append(number)
         self._opcodes: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)
         for head, numbers in heads.items():

@@ -166,13 +166,14 @@ class Plan:
         """Lower everything, and again as long as something doesn't fit; return the result of the last `lower`. Raises
         LeftAlone if nothing is woven.
         """
-        found = lower()
-        while self._drop_unfit():
+        if any(self.uses):
             found = lower()
-        if not any(site.woven for site in self.matched):
-            detail = self.misfits[0] if self.misfits else ""
-            raise LeftAlone("no_save" if self._is_mute else "no_place", detail, self.kernel)
-        return found
+            while self._drop_unfit():
+                found = lower()
+            if any(site.woven for site in self.matched):
+                return found
+        detail = self.misfits[0] if self.misfits else ""
+        raise LeftAlone("no_save" if self._is_mute else "no_place", detail, self.kernel)
 
     def note(self, use: PlacedSnippet, misfit: str | None) -> None:
         """Note that a snippet is lowered, or why it can't run at its instruction, with the slots of the face."""

@@ -23,11 +23,17 @@ from gpt.probe.lower.snippet import Lowering
 from gpt.probe.plan.function import PlacedSnippet
 from gpt.probe.plan.maps import PlacedMap
 from gpt.probe.plan.plan import Plan
-from gpt.probe.sass.function import GUARD
+from gpt.probe.sass.function import GUARD, ONCE, SIZE, UNITS
 from gpt.ptx.types import SIZES
 
 MOST = 48  # a function takes this many bytes in registers
 FIRST = 4  # the register with the first bytes
+_COMPUTED = {  # values of a site that code has to find out
+    ONCE: f""".reg .pred {ONCE};
+{{ .reg .b32 %mask, %below; activemask.b32 %mask; mov.u32 %below, %lanemask_lt;
+and.b32 %mask, %mask, %below; setp.eq.u32 {ONCE}, %mask, 0; }}""",
+    SIZE: f".reg .b32 {SIZE}; and.b32 {SIZE}, {UNITS}, 0xffff; shl.b32 {SIZE}, {SIZE}, 4;",  # in units of 16 bytes
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,11 @@ def lower(
     if before:
         raise CannotProbe("overwrites what the probe reads after it")
     text = "\n".join([*first, *(line for line, _ in lines)])
+    computed = [lines for name, lines in _COMPUTED.items() if _names(text, name)]
+    text = "\n".join([*computed, text])
     for name, type_ in types.items():
+        if name in _COMPUTED:
+            continue
         if type_ and _names(text, name):
             take("site", name, name, type_)
     declared = [f".reg .{own.types[name]} {own.names[name]};" for name in sorted(used)]

@@ -173,14 +173,7 @@ def with_change(word: int, stall: int | None = None, **values: int) -> int:
 def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
     """Return a word with other registers."""
     new = word
-    for operand in table.opcode(word).operands:
-        counts = [number if (number := c.of(word)) >= 0 else c.most for c in (operand.writes, operand.reads)]
-        if operand.file in ("PR", "UPR") or max(counts) <= 0:
-            continue
-        none = (1 << table.arch.register_bits[operand.file]) - 1
-        turn = none if operand.inverted else 0
-        low = operand.low or 0
-        number = (word >> low & none) ^ turn
-        if number != none or operand.file == "B":
+    for operand, low, none, turn, number, count in table.fields(word):
+        if count and (number != none or operand.file == "B"):
             new = with_bits(new, low, none.bit_length(), names[operand.file][number] ^ turn)
     return new

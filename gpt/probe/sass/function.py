@@ -13,32 +13,40 @@ has no labels and no lines of source code.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import NamedTuple
 
 from gpt.probe.face import Face
+from gpt.probe.model import ProbeFile
 from gpt.probe.operands import bind
 from gpt.probe.plan.function import Function
 from gpt.ptx.quick import parse_instruction
 from gpt.ptx.tree import Label
 from gpt.sass.check_words import UNMOVABLE
 from gpt.sass.code import Instruction
-from gpt.sass.faces import NAMES, find_face
+from gpt.sass.faces import OPCODES, UNIFORM, find_face
 from gpt.sass.kernels import Kernel
 from gpt.sass.words import bits
 
-RZ = 255
+RZ, URZ = 255, 63
+_HAS_UNIFORM = 91  # a bit of accesses to shared memory
 GUARD, ADDRESS = "%guard", "%addr"
+ONCE = "%once"  # true in the lowest lane
+SIZE, UNITS = "%size", "%units"  # bytes of a bulk copy; its size as machine code has it
+UNIFORM_GUARD = "%uguard"  # a predicate that no lane has
 _VECTOR = re.compile(r"\.v([24])\.")
 _WIDE = re.compile(r"\.[busf]64$")
 _RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # positions of the register fields in memory instructions
 
 
 class Source(NamedTuple):
-    """A value of a face, in one or two registers from `register` on."""
+    """A value of a face, in one or two registers from `register` on, to which a uniform register may be added."""
 
     register: int
     width: int
+    uniform: int | None = None
 
 
 class Statement(NamedTuple):
@@ -56,12 +64,14 @@ _OTHER = Statement("other", "", "")
 class SassFunction(Function):
     """A kernel's section."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, files: Iterable[ProbeFile]) -> None:
+        """`files` are the probes whose places are looked for."""
         self.sass = kernel
         statements = [_OTHER] * len(kernel.code)
-        for index in kernel.code.find(NAMES):
+        found = kernel.code.find(_find_names(files))
+        for index in found:
             statements[index] = _statement(kernel, kernel.code[index])
-        super().__init__(kernel.name, True, statements)
+        super().__init__(kernel.name, True, statements, found)
 
     def find_face(self, number: int) -> tuple[Face, list[str]]:
         """Return the face of an instruction; it has no slots."""
@@ -77,19 +87,33 @@ class SassFunction(Function):
         return False
 
 
+def _find_names(files: Iterable[ProbeFile]) -> set[str]:
+    """Return the names of instructions that probes may go to."""
+    found = {"EXIT"}
+    for position in (position for file in files for probe in file.probes for position in probe.positions):
+        if position.kind == "opcode":
+            first = position.words[0]
+            found |= {name for name, opcodes in OPCODES.items() if any(fnmatchcase(one, first) for one in opcodes)}
+    return found
+
+
 def _statement(kernel: Kernel, one: Instruction) -> Statement:
     face = find_face(one)
-    if not face or not kernel.flight.reaches(one.index):
+    if not face or not kernel.graph.reaches(one.index):
         return _OTHER
     guard = one.guard
     text = "" if guard.always or face == "exit" else "@!" if guard.negated else "@"
-    size = {4: 4, 5: 8, 6: 16}[bits(one.word, 73, 3)] if face.startswith("cp.async") else 0
+    if one.name in UNIFORM:
+        text = f"@{UNIFORM_GUARD if text else ONCE}"
+    elif text:
+        text += GUARD
+    size = {4: 4, 5: 8, 6: 16}[bits(one.word, 73, 3)] if one.name == "LDGSTS" else 0
     return Statement("instruction", face, text, size)
 
 
 @cache
 def make_face(head: str, guard: str, size: int = 0) -> Face:
-    """Return the face of instructions with this opcode, and `@` or `@!` if they have a guard."""
+    """Return the face of instructions with this opcode and guard."""
     outs, ins, address = _shape(head)
     operands = [_together(outs)] if outs else []
     values = [_together(ins)] if ins else []
@@ -99,21 +123,28 @@ def make_face(head: str, guard: str, size: int = 0) -> Face:
         operands = ["$L"]
     else:
         operands += values
-    if head.startswith("cp.async"):
+    if head.startswith("mbarrier"):
+        is_silent = "::cluster" in head or (ins and not head.startswith("mbarrier.arrive"))
+        operands = [f"[{ADDRESS}]", *ins] if not outs else ["_" if is_silent else outs[0], f"[{ADDRESS}]", *ins]
+    if ".bulk" in head:
+        operands = [f"[{ADDRESS}]", SIZE] if ".prefetch" in head else ["[%to]", f"[{ADDRESS}]", SIZE]
+        if ".tensor" in head:
+            operands = ["[%map, {%at}]"] if ".prefetch" in head else ["[%to]", "[%map, {%at}]"]
+    elif head.startswith("cp."):
         operands = ["[%to]", f"[{ADDRESS}]", str(size)]
     if head.startswith("atom") and ".cas." in head:
         operands = [outs[0], f"[{ADDRESS}]", "%in0", "%in1"]
-    text = f"{guard}{GUARD} " if guard else ""
-    instruction = parse_instruction(f"{text}{head} {', '.join(operands)};")
+    instruction = parse_instruction(f"{guard} {head} {', '.join(operands)};")
     assert not isinstance(instruction, Label)
     wide = "b64" if _WIDE.search(head) else "b32"
     types: dict[str, str | None] = dict.fromkeys([*outs, *ins], wide)
-    types |= {"%to": "b32", GUARD: "pred", ADDRESS: "b32" if _is_shared(head) else "b64"}
+    types |= {"%to": "b32", ADDRESS: "b32" if _is_shared(head) else "b64", SIZE: "b32", UNITS: "b32"}
+    types |= dict.fromkeys((GUARD, ONCE, UNIFORM_GUARD), "pred")
     return Face(instruction, bind(instruction), types)
 
 
 def _is_shared(head: str) -> bool:
-    return (".shared" in head and not head.startswith("cp.async")) or ".local" in head
+    return (".shared" in head and not head.startswith("cp.")) or ".local" in head
 
 
 def _together(names: list[str]) -> str:
@@ -143,6 +174,9 @@ def _shape(head: str) -> tuple[list[str], list[str], bool]:
             return (names, [], True) if opcode == "ldmatrix" else ([], names, True)
         case "mma" | "wgmma":
             return ["%out0"], ["%in0", "%in1", "%in2"] if opcode == "mma" else ["%in0", "%in1"], False
+        case "mbarrier":
+            takes = {"expect_tx", "complete_tx"} & {*modifiers} or "noComplete" in modifiers
+            return ["%out0"] * ("arrive" in head), ["%in0"] * bool(takes), True
         case "bar" if "red" in modifiers:
             return ["%out0"], ["%in0"], False
         case "bar":
@@ -155,12 +189,15 @@ def _shape(head: str) -> tuple[list[str], list[str], bool]:
 def find_source(one: Instruction, head: str, name: str) -> Source | None:
     """Return the registers that hold a value of the face of an instruction; None if it's in none."""
     opcode = head.partition(".")[0]
-    if opcode not in ("ld", "st", "red", "atom", "cp"):
+    if one.name in UNIFORM:
+        return Source(RZ, 1, bits(one.word, 64, 6)) if name == UNITS and ".tensor" not in head else None
+    if opcode not in ("ld", "st", "red", "atom", "cp", "ldmatrix", "stmatrix", "mbarrier"):
         return None
     if name == ADDRESS:
         count = next((c for low, c in _operands(one) if low == _ADDRESS), 0)
-        is_plain = opcode == "cp" or not _is_shared(head) or not bits(one.word, 91, 1)
-        return Source(bits(one.word, _ADDRESS, 8), count) if count and is_plain else None
+        if opcode == "cp" or not _is_shared(head) or not bits(one.word, _HAS_UNIFORM, 1):
+            return Source(bits(one.word, _ADDRESS, 8), count) if count else None
+        return Source(bits(one.word, _ADDRESS, 8), 1, _find_uniform(one))
     width = 2 if _WIDE.search(head) else 1
     number = int(name[-1]) if name[-1].isdigit() else 0
     if name.startswith("%out"):
@@ -172,6 +209,15 @@ def find_source(one: Instruction, head: str, name: str) -> Source | None:
     else:
         return None
     return Source(first + width * number if first != RZ else RZ, width)
+
+
+def _find_uniform(one: Instruction) -> int | None:
+    """Return the uniform register that an instruction reads; None if it's URZ, or not in its words."""
+    for operand in one.entry.operands:
+        if operand.file == "UR" and operand.low is not None and operand.reads.of(one.word) == 1:
+            number = bits(one.word, operand.low, 6)
+            return number if number != URZ else None
+    return None
 
 
 def find_offset(one: Instruction) -> int:

@@ -30,7 +30,7 @@ def place_kept(kernel: Kernel, often: Counter[str], members: Iterable[Member]) -
     """
     sizes = {member.name: member.count for member in members if member.kind == "kept"}
     named = registers_named(kernel) | 1 << 1
-    free = [r for r in range(usable(kernel.registers)) if not named >> r & 1]
+    free = [r for r in range(usable(kernel)) if not named >> r & 1]
     if kernel.graph.calls_out:
         free = []
     found: dict[str, Kept] = {}
@@ -65,6 +65,6 @@ def give_operand(site: Instruction, head: str, when: str, member: Member) -> Giv
     if when == "after" and not member.name.startswith("%out") and site.masks.writes & mask:
         raise CannotProbe("overwrites what the probe reads after it")
     value = find_offset(site) if member.name == ADDRESS else 0
-    if source.register == RZ and not value:
+    if source.register == RZ and not value and source.uniform is None:
         return Given("zero", member.at, member.count)
-    return Given("operand", member.at, member.count, source.register, value=value)
+    return Given("operand", member.at, member.count, source.register, value=value, uniform=source.uniform)

@@ -28,6 +28,11 @@ def add(to: int, source: int, value: int) -> int:
     return 0x810 | PLAIN | to << 16 | source << 24 | (value & 0xFFFFFFFF) << 32 | 0x7FFE0FF << 64
 
 
+def add_uniform(to: int, source: int, uniform: int) -> int:
+    """IADD3 R, R, UR, RZ."""
+    return 0xC10 | PLAIN | to << 16 | source << 24 | uniform << 32 | 0xFFFE0FF << 64
+
+
 def add_wide(to: int, source: int, value: int) -> int:
     """IMAD.WIDE R, R, value, R: `to` holds 1 before, and the 64-bit sum of `source` and the value after."""
     return 0x825 | PLAIN | to << 16 | to << 24 | (value & 0xFFFFFFFF) << 32 | source << 64 | 0x78E02 << 72

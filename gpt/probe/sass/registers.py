@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass.snippets import Compiled, Unit
+from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS
 
 STEP = 8  # registers are handed out in eights
@@ -32,9 +33,11 @@ class NothingToSpareError(CannotProbe):
     """The kernel names too many registers of a file, wherever its instructions stand and whatever they wait for."""
 
 
-def usable(count: int) -> int:
-    """Return how many registers a kernel that has `count` may name at no cost."""
-    return min(HIGHEST, max(FULL, -(-(count + RESERVED) // STEP) * STEP) - RESERVED)
+def usable(kernel: Kernel) -> int:
+    """Return how many registers a kernel may name at no cost. It gets no more if some of its warps give some back."""
+    if kernel.code.find({"USETMAXREG"}):
+        return kernel.kept
+    return min(HIGHEST, max(FULL, -(-(kernel.registers + RESERVED) // STEP) * STEP) - RESERVED)
 
 
 @dataclass

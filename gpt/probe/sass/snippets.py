@@ -4,7 +4,10 @@ All bodies of a kernel that aren't known yet are compiled by one call, each as a
 the last RET are the snippet: the RET itself is left out, so the next word takes over its waits.
 waits.py adds what a function leaves to its caller.
 
-Compiled words are kept in memory and in the user's cache.
+Compiled words are kept in memory and in the user's cache, under a digest of their text. They aren't shipped with the
+package. A text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves idle,
+and on each word that the lowering writes. A shipped set would miss whenever one of these changed, and nobody would
+notice but by the time it takes: a run of ptxas for all of a kernel's bodies, once for each new face.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_edit import table_of as read_table
 from gpt.formats.elf import SHT_RELA
 from gpt.probe.lower.fetch import CannotProbe
-from gpt.probe.sass.waits import announce, await_reads, space
+from gpt.probe.sass.waits import announce, await_reads, await_results, space
 from gpt.sass.check_words import FORBIDDEN, is_collective
 from gpt.sass.code import Code
 from gpt.sass.flow import live_before
@@ -37,7 +40,7 @@ from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import control_of, dump_words, opcode_of, parse_words, with_bits
 from gpt.sass.woven import Snippet
 
-FORMAT = b"5"  # version of the cache's contents
+FORMAT = b"7"  # version of the cache's contents
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
@@ -209,7 +212,7 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
     inputs = Registers(R=live_before(code, make_graph(code))[0] & ((1 << given) - 1) << 4)
     wait = control_of(words[-1]).wait
     body, extra = announce(words[:-1], table)
-    body = space(await_reads(body, table), table)
+    body = space(await_results(await_reads(body, table), table), table)
     return Compiled(Snippet(tuple(body), inputs), table, wait | extra, sized)
 
 

@@ -2,33 +2,21 @@
 
 A kernel loads R1 at its entry. If it has a frame of its own, it lowers R1 once, in the first block. ptxas addresses the
 stack upwards from there, so what's below is free, and stays so as long as nothing called lowers R1 further: functions
-in its own section don't if no other instruction writes R1. Code outside may. `__assertfail` is the exception: it ends
-the kernel, so whatever it overwrites is lost anyway.
+in its own section don't if no other instruction writes R1. Code outside may, if it returns (gpt/sass/kernels.py).
 
 Values stay where they are if R1 changes, so a slot's offset differs in front of the instruction that lowers R1.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
-import numpy as np
-
-from gpt.formats import elftables
-from gpt.formats.cubin_edit import table_of
-from gpt.formats.elf import SHT_RELA
-from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.nvinfo import iter_attributes
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass import glue
 from gpt.sass.kernels import Kernel
 from gpt.sass.words import CONTROL, NO_BARRIER, bits, with_control
 
 STACK_POINTER = 1
-EXTERNS = 0x0F  # an attribute of `.nv.info.K`: the symbols of functions that others define, u32 each
-ENDS = {b"__assertfail"}  # functions that end the kernel
-_FUNCTION = 2  # the type of a symbol
 
 
 class Frame(NamedTuple):
@@ -41,10 +29,10 @@ class Frame(NamedTuple):
 NO_FRAME = Frame(0, -1)
 
 
-def find_frame(kernel: Kernel, editor: KernelEditor) -> Frame:
+def find_frame(kernel: Kernel) -> Frame:
     """Return a kernel's frame. Raises CannotProbe if something may use the stack below it."""
     code = kernel.code
-    if kernel.graph.calls_out and not calls_only_ends(editor):
+    if kernel.graph.calls_out and kernel.returns:
         raise CannotProbe("calls functions elsewhere, and only a register could keep the probe's values")
     found = [code[index] for index, masks in enumerate(code.masks) if masks.writes >> STACK_POINTER & 1][1:]
     if not found:
@@ -72,27 +60,3 @@ def announce_stack_pointer(kernel: Kernel) -> Kernel:
     stall = max(2, first.control.stall)  # a barrier takes a moment to show that something is in flight
     word = with_control(first.word, first.control._replace(write_barrier=barrier, stall=stall))
     return kernel.with_controls({0: word})
-
-
-def calls_only_ends(editor: KernelEditor) -> bool:
-    """Return whether all code outside that a kernel calls ends it."""
-    cubin, names = editor.cubin, set()
-    strings = bytes(cubin.content(int(cubin.sections["link"][cubin.table])))
-    for entry in iter_attributes(bytes(editor.info)):
-        if entry.kind == EXTERNS:
-            for (symbol,) in struct.iter_unpack("<I", entry.payload[: len(entry.payload) // 4 * 4]):
-                if symbol >= len(cubin.symbols):
-                    return False
-                start = int(cubin.symbols["name"][symbol])
-                names.add(strings[start : strings.find(0, start)])
-    if not names or not names <= ENDS:
-        return False
-    kinds, targets = cubin.sections["type"], cubin.sections["info"]
-    for number in np.flatnonzero((kinds == SHT_RELA) & (targets == editor.section)).tolist():
-        used = table_of(cubin.content(number), elftables.RELA.dtype)["symbol"]
-        if len(used) and int(used.max()) >= len(cubin.symbols):
-            return False
-        some = cubin.symbols[used]
-        if ((some["info"] & 15 == _FUNCTION) & (some["shndx"] != editor.section)).any():
-            return False
-    return True

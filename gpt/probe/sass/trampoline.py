@@ -49,7 +49,8 @@ _R = (1 << 255) - 1
 @dataclass(frozen=True)
 class Given:
     """A value for a register of a snippet. `kind`: kept (`slot` is its place below the stack pointer, or it has a
-    register), parameter (`value` is its offset in the constant bank), guard, zero, or operand (plus `value`).
+    register), parameter (`value` is its offset in the constant bank), guard, zero, or operand (plus `value`, plus the
+    uniform register).
     """
 
     kind: str
@@ -59,6 +60,12 @@ class Given:
     slot: int | None = None
     value: int = 0
     guard: Guard | None = None
+    uniform: int | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """True if an operand isn't just in its register."""
+        return self.kind == "operand" and (bool(self.value) or self.uniform is not None)
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class Splicer:
         self.frame, self.lowered = frame
         self.stack = slots + self.frame
         self._named = registers_named(kernel)
-        self._limit = (1 << usable(kernel.registers)) - 1
+        self._limit = (1 << usable(kernel)) - 1
 
     def add(self, index: int, before: list[Piece], after: list[Piece]) -> None:
         """Make the trampoline of a place. Raises CannotProbe; then nothing has changed."""
@@ -178,7 +185,7 @@ class Splicer:
         written: set[int] = set()
         named = piece.compiled.named.R
         for given in piece.given:
-            if given.register is None or (given.kind == "operand" and given.value) or given.kind == "guard":
+            if given.register is None or given.is_computed or given.kind == "guard":
                 continue
             for k in range(given.count):
                 if named >> given.at + k & 1:
@@ -193,7 +200,7 @@ class Splicer:
         return [
             given.register + k
             for given in piece.given
-            if given.kind == "operand" and given.register is not None and not given.value
+            if given.kind == "operand" and given.register is not None and not given.is_computed
             for k in range(given.count)
             if inputs >> given.at + k & 1 and names[given.at + k] == given.register + k
         ]
@@ -264,7 +271,7 @@ class Splicer:
                 moves += [glue.move(names[given.at + k], RZ) for k in there]
             elif given.register is None:
                 raise CannotProbe("has no register with what the probe reads")
-            elif given.kind == "operand" and given.value:
+            elif given.is_computed:
                 self._add_offset(draft, given, names, flight)
             else:
                 moves += [
@@ -280,6 +287,9 @@ class Splicer:
         draft.reads |= draft.own & ((1 << given.count) - 1) << given.register
         if given.count == 1:
             draft.glue([glue.add(to, given.register, given.value)], flight)
+            if given.uniform is not None:
+                draft.reads |= draft.own & 1 << STARTS.UR + given.uniform
+                draft.glue([glue.add_uniform(to, to, given.uniform)], flight)
             return
         draft.glue([glue.set_to(to, 1)], flight)
         draft.glue([glue.add_wide(to, given.register, given.value)], flight)

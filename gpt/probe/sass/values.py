@@ -22,20 +22,23 @@ def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> 
     that uses it at all.
     """
     found: dict[str, str] = {}
+    distinct = {(id(use.snippet), use.place.kind): use for use in uses}
+    lines = [(use, line.node, set(names_of(line.node))) for use in distinct.values() for line in use.snippet.lines]
     for register in file.registers:
         name = register.name
         values: set[str | None] = {names.initial[name]} if name in names.initial else set()
         users: set[int] = set()
         is_changed = is_kept = False
-        for use in uses:
-            for node in (line.node for line in use.snippet.lines if name in set(names_of(line.node))):
-                if use.place.kind == "entry":
-                    values.add(_constant(node))
-                    continue
-                users.add(id(use.snippet))
-                if isinstance(node, tree.Instruction) and node.operands and name in set(names_of(node.operands[0])):
-                    is_changed = True
-                    is_kept |= use.place.kind not in ("exit", "leave")
+        for use, node, named in lines:
+            if name not in named:
+                continue
+            if use.place.kind == "entry":
+                values.add(_constant(node))
+                continue
+            users.add(id(use.snippet))
+            if isinstance(node, tree.Instruction) and node.operands and name in set(names_of(node.operands[0])):
+                is_changed = True
+                is_kept |= use.place.kind not in ("exit", "leave")
         value = next(iter(values)) if len(values) == 1 else None
         alone = not is_changed or (not is_kept and len(users) == 1)
         if alone and value is not None and names.types[name] != "pred":

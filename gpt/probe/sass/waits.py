@@ -2,7 +2,7 @@
 
 ptxas knows that a caller may overwrite its arguments only after the return, so it lets the RET wait until loads have
 arrived, but not until stores have read their operands. A trampoline goes on to code that may overwrite them. So a store
-that nothing announces gets a scoreboard.
+that nothing announces gets a scoreboard. A result is awaited by its own scoreboard, whatever else ptxas has awaited.
 
 ptxas 13.0 may leave 3 cycles from IMAD.WIDE to an IADD3 or LOP3 that reads its lower half; they need 5
 (docs/sass-rules.md). Most of the time an R2UR stands between, which may take longer than its stall says. Nobody has
@@ -12,9 +12,15 @@ measured that, so stalls have to be enough by themselves.
 from __future__ import annotations
 
 from gpt.probe.sass.draft import LONG, with_change
+from gpt.sass.code import Code
+from gpt.sass.flow import in_flight_before
+from gpt.sass.graph import make_graph
 from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table
-from gpt.sass.words import NO_BARRIER, control_of, with_control
+from gpt.sass.words import BARRIERS, NO_BARRIER, PT, control_of, dump_words, with_control
+
+SHORTEST = 2  # cycles until a barrier shows that something is in flight
+_END = 0x94D | PT << 12 | 7 << 110 | 7 << 113 | PT << 87  # EXIT
 
 UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # the unit of instructions that share one; others have one each
 
@@ -73,6 +79,27 @@ def await_reads(words: list[int], table: Table) -> list[int]:
         barrier = min(control.read_barrier, control.write_barrier if control.read_barrier == NO_BARRIER else 6)
         if entry.variable and barrier < 6:
             reading[barrier] |= masks.reads
+    return found
+
+
+def await_results(words: list[int], table: Table) -> list[int]:
+    """Let each word that uses a result wait for its barrier.
+
+    ptxas leaves that out where a later result of the same unit has been awaited, as those of POPC and FLO come in
+    order; nobody has measured that.
+    """
+    code = Code(dump_words([*words, _END]), table)
+    found = list(words)
+    for index, flight in enumerate(in_flight_before(code, make_graph(code))):
+        if flight is None or index == len(words):
+            continue
+        masks, control = code.masks[index], control_of(words[index])
+        used = masks.reads | masks.writes
+        missing = sum(1 << barrier for barrier in range(BARRIERS) if flight.writes[barrier] & used) & ~control.wait
+        if missing:
+            found[index] = with_control(found[index], control_of(found[index])._replace(wait=control.wait | missing))
+            if index and control_of(found[index - 1]).stall < SHORTEST:
+                found[index - 1] = with_change(found[index - 1], stall=SHORTEST)
     return found
 
 

@@ -62,13 +62,23 @@ ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of
 
 
 def weave(
-    data: Data, kernel: str, arch: str, files: Sequence[ProbeFile], compiler: Compiler, *, count: bool = False
+    cubin: Data | CubinEditor,
+    kernel: str,
+    arch: str,
+    files: Sequence[ProbeFile],
+    compiler: Compiler,
+    *,
+    count: bool = False,
 ) -> Woven:
-    """Weave the probes of `files` into a kernel. Raises LeftAlone, and GptError if ptxas fails."""
+    """Weave the probes of `files` into a kernel. Raises LeftAlone, and GptError if ptxas fails.
+
+    An editor of the cubin stays as it is; several kernels can share one.
+    """
     if not arch_of(arch).proven:
         raise LeftAlone("not_proven", arch, kernel)
     try:
-        weaver = _Weaver(data, kernel, arch, files, compiler, count)
+        original = cubin if isinstance(cubin, CubinEditor) else CubinEditor(cubin)
+        weaver = _Weaver(original, kernel, arch, files, compiler, count)
         try:
             return weaver.run()
         except LeftAlone as error:
@@ -95,11 +105,10 @@ class _Weaver:
     """One kernel and its probes."""
 
     def __init__(
-        self, data: Data, name: str, arch: str, files: Sequence[ProbeFile], compiler: Compiler, count: bool
+        self, original: CubinEditor, name: str, arch: str, files: Sequence[ProbeFile], compiler: Compiler, count: bool
     ) -> None:
-        self.data, self.name, self.files, self.compiler = data, name, files, compiler
+        self.old, self.name, self.files, self.compiler = original, name, files, compiler
         self.table = table_of(arch)
-        original = CubinEditor(data)
         self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
         self.plain = KernelEditor(original, name)
         self.count = count
@@ -111,9 +120,8 @@ class _Weaver:
 
     def amend(self) -> bool:
         """Let stores that nothing announces have a scoreboard, so that an exit can wait for their registers; return
-        whether there are any. Those that move into trampolines stay as they are.
+        whether there are any.
         """
-        moved = {use.site.first for use in self.function.uses if use.place.kind in ("before", "after")}
         code = self.kernel.code
         waits = [sum(wait >> barrier & 1 for wait in code.controls.waits) for barrier in range(6)]
         rarely = min(range(6), key=lambda barrier: waits[barrier])
@@ -121,7 +129,7 @@ class _Weaver:
         for one in map(code.__getitem__, code.find(STORES)):
             control = one.control
             silent = control.read_barrier == control.write_barrier == NO_BARRIER
-            if one.variable and silent and one.index not in moved:
+            if one.variable and silent:
                 stall = max(2, control.stall)
                 changed[one.index] = with_control(one.word, control._replace(read_barrier=rarely, stall=stall))
         self.kernel = self.kernel.with_controls(changed)
@@ -130,7 +138,7 @@ class _Weaver:
 
     def run(self) -> Woven:
         """Weave, and prove it."""
-        self.function = SassFunction(self.kernel)
+        self.function = SassFunction(self.kernel, self.files)
         self.plan = Plan(self.name, [self.function], self.files, PREFIX, self.count)
         splicer = self.plan.settle(self.lower_all)
         declaration = self.edit(splicer)
@@ -144,7 +152,7 @@ class _Weaver:
         return Woven(
             self.name,
             built,
-            bytes(self.data),
+            bytes(self.old.data),
             list_parameters(self.plain),
             [Param(one.offset, 8, "u64") for one in self.parameters.values()],
             self.plan.used_maps,
@@ -165,7 +173,7 @@ class _Weaver:
         """Lower every placed snippet and write the trampolines."""
         plan = self.plan
         plan.check_age(VERSION, TARGET)
-        self.cubin = CubinEditor(self.data)
+        self.cubin = self.old.fork()
         self.editor = KernelEditor(self.cubin, self.name)
         self.parameters: dict[str, Parameter] = {p.param: add_parameter(self.editor) for p in plan.used_maps}
         self.names = [Names(file, f"p{n}_", plan.find_zeros(n)) for n, file in enumerate(self.files)]
@@ -211,7 +219,7 @@ class _Weaver:
         often = Counter(f"{use.file}:{name}" for use, one in lowered for name in sorted(one.kept))
         kept, mask, slots = place_kept(self.kernel, often, [m for _, one in lowered for m in one.body.members])
         try:
-            frame = find_frame(self.kernel, self.editor) if slots else NO_FRAME
+            frame = find_frame(self.kernel) if slots else NO_FRAME
             splicer = Splicer(self.kernel, mask, slots, frame)
         except CannotProbe as error:
             self.is_final = True

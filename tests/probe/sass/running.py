@@ -108,6 +108,24 @@ def run(
     return Result(left, [memory.read(*one) for one in buffers], launch.early)
 
 
+def entries(placed: PlacedMap, data: bytes) -> list[dict[str, int]]:
+    """Return the records of a log."""
+    count = min(int.from_bytes(data[:8], "little"), (len(data) - 8) // (8 + placed.map.stride))
+    dtype = _dtype(placed, 8)
+    rows = np.frombuffer(data, dtype, count, 8)
+    return [{name: row[name].item() for name in dtype.names or ()} for row in rows]
+
+
+def _dtype(placed: PlacedMap, head: int) -> np.dtype:
+    """Return the type of a record with `head` bytes in front of its fields."""
+    return np.dtype({
+        "names": [field.name for field in placed.map.fields],
+        "formats": [f"<{field.type[0].replace('s', 'i').replace('b', 'u')}{field.size}" for field in placed.map.fields],
+        "offsets": [head + field.offset for field in placed.map.fields],
+        "itemsize": head + placed.map.stride,
+    })  # fmt: skip
+
+
 def records(case: Case, placed: PlacedMap, data: bytes) -> list[tuple[int | None, list[dict[str, Any]]]]:
     """Return each unit's count, if it has one, and its records, with the fields by name; of a histogram its bins.
 
@@ -123,12 +141,7 @@ def records(case: Case, placed: PlacedMap, data: bytes) -> list[tuple[int | None
     if placed.type == "total":
         found = [read_unit(make_map(0, placed), unit) or (None, {}) for unit in units]
         return [(count, [fields] if fields else []) for count, fields in found]
-    dtype = np.dtype({
-        "names": [field.name for field in placed.map.fields],
-        "formats": [f"<{field.type[0].replace('s', 'i').replace('b', 'u')}{field.size}" for field in placed.map.fields],
-        "offsets": [field.offset for field in placed.map.fields],
-        "itemsize": placed.map.stride,
-    })  # fmt: skip
+    dtype = _dtype(placed, 0)
     rows = [np.frombuffer(unit, dtype, placed.capacity, placed.head) for unit in units]
     values = [[{name: row[name].item() for name in dtype.names or ()} for row in some] for some in rows]
     return [(int.from_bytes(unit[:8], "little"), some) for unit, some in zip(units, values, strict=True)]

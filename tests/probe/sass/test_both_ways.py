@@ -101,7 +101,7 @@ def from_ptx(folder, case, probe):
     command = [*map(str, command), str(folder / "buffer")]
     done = subprocess.run(command, env=env, cwd=hooked.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return running.records(case, made.maps[0], (folder / "buffer").read_bytes())
+    return made.maps[0], (folder / "buffer").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,7 @@ def from_ptx(folder, case, probe):
     [
         ("widths-2x64-5", "gmem_bytes", None),
         ("votes-2x96-5", "gmem_bytes", None),
+        ("bulk-2x256-5", "gmem_bytes", None),
         ("reduction-2x256-5", "sync_wait", ["waits"]),
         ("products-2x64-5", "tensorop_count", None),
         ("reduction-2x256-5", "warp_sched", ["block"]),
@@ -118,7 +119,7 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
     case = CASES[NUMBERS[name]]
     try:
         made = running.woven(case, probe)
-        wanted = from_ptx(tmp_path, case, probe)
+        wanted = running.records(case, *from_ptx(tmp_path, case, probe))
     except FileNotFoundError as error:
         pytest.skip(str(error))
     found = running.records(case, made.maps[0], running.run(case, made, strict=False).buffers[0])
@@ -143,7 +144,7 @@ def test_totals_hold_the_same(tmp_path, name, kind):
     probe.write_text(PROBE.format(name=kind, map=MAPS[kind], saves=SAVES[kind], level=level))
     try:
         made = running.woven(case, str(probe))
-        wanted = from_ptx(tmp_path, case, str(probe))
+        wanted = running.records(case, *from_ptx(tmp_path, case, str(probe)))
     except FileNotFoundError as error:
         pytest.skip(str(error))
     plain, probed = running.run(case), running.run(case, made)
@@ -152,6 +153,27 @@ def test_totals_hold_the_same(tmp_path, name, kind):
     found = running.records(case, made.maps[0], probed.buffers[0])
     assert found == wanted
     assert all(rows for _, rows in found[kind == "rows" :])
+
+
+@pytest.mark.parametrize("name", ["reduction-2x256-5", "blockwide-2x160-5"])
+def test_addresses_of_shared_memory_are_the_same(tmp_path, name):
+    """Each access of each lane. In the simulated device the window begins elsewhere."""
+    case = CASES[NUMBERS[name]]
+    try:
+        made = running.woven(case, "bank_conflict")
+        wanted = running.entries(*from_ptx(tmp_path, case, "bank_conflict"))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert all(site.matched == site.woven for site in made.sites)
+    plain, probed = running.run(case), running.run(case, made)
+    assert (plain.out == probed.out).all()
+    assert not probed.early
+
+    def accesses(rows):
+        first = min(row["address"] for row in rows)
+        return sorted((row["address"] - first, row["bytes"]) for row in rows)
+
+    assert accesses(running.entries(made.maps[0], probed.buffers[0])) == accesses(wanted)
 
 
 SAMPLED = """
@@ -184,7 +206,7 @@ def test_samples_hold_the_same(tmp_path, name, sample):
     probe.write_text(SAMPLED.format(sample=sample))
     try:
         made = running.woven(case, str(probe))
-        wanted = from_ptx(tmp_path, case, str(probe))
+        wanted = running.records(case, *from_ptx(tmp_path, case, str(probe)))
     except FileNotFoundError as error:
         pytest.skip(str(error))
     plain, probed = running.run(case), running.run(case, made)

@@ -106,6 +106,13 @@ def test_bytes_of_global_memory():
     assert found[0] == (None, [{"read": 996, "written": 1256}])
 
 
+def test_bulk_copies():
+    """As `bulk` says in CUDA: 80 and 64 bytes in, which its mbarrier expects, and 128 out."""
+    made, (found,) = check("bulk-2x256-5", "gmem_bytes")
+    assert found == [(None, [{"written": 1024, "bulk": 80 + 64 + 128, "expected": 80 + 64}])] * 2
+    assert all(matched == woven for matched, woven in sites(made).values())
+
+
 def test_a_guard_counts_the_lanes_for_which_it_holds():
     """The last warp of `groups` with 50 threads has 18 lanes."""
     _, (found,) = check("groups-2x50-5", probing.by_warp())

@@ -13,6 +13,7 @@ it has arrived is garbage, too (timing.py). An instruction, or a bit of one, tha
     decode.py     operands of a word, from our own tables
     integers.py, floats.py, halves.py, conversions.py, matrices.py     arithmetic, on arrays of 32 lanes
     accesses.py   memory
+    bulk.py       bulk copies and mbarriers
     lanes.py      votes, shuffles, matches
     machine.py    warps that split and meet, barriers, blocks
     loader.py     a cubin's code, constants and variables

@@ -25,7 +25,8 @@ def address(word: Word, place: int = 24) -> Fetch:
     constant, scale = word.signed(40, 24), 0
     described = word.bit(71) if word.name in ("ATOM", "ATOMG", "REDG") else word.bit(76)
     if space in ("shared", "local"):
-        described, scale = False, word.field(78, 2) if space == "shared" and word.name not in ("LDSM", "STSM") else 0
+        has_scale = space == "shared" and word.name not in ("LDSM", "STSM", "SYNCS")
+        described, scale = False, word.field(78, 2) if has_scale else 0
     if scale == 1:
         raise word.refuse("an unknown scale")
     base = word.at(place) if place in word.places else None
@@ -54,7 +55,7 @@ def address(word: Word, place: int = 24) -> Fetch:
 
 SPACES = {
     **dict.fromkeys(("LDG", "STG", "RED", "REDG", "ATOMG"), "global"),
-    **dict.fromkeys(("LDS", "STS", "ATOMS", "LDSM", "STSM"), "shared"),
+    **dict.fromkeys(("LDS", "STS", "ATOMS", "LDSM", "STSM", "SYNCS"), "shared"),
     **dict.fromkeys(("LDL", "STL"), "local"),
     **dict.fromkeys(("LD", "ST", "ATOM", "QSPC"), "generic"),
 }

@@ -56,6 +56,7 @@ def _cases() -> list[Case]:
     found += [Case("control", "locks", grid=3, block=40)]
     found += [Case("memory", "widths"), Case("memory", "generic", block=96), Case("memory", "copies", block=128)]
     found += [Case("memory", "tiles", block=128, dynamic=512), Case("memory", "matrices", block=128)]
+    found += [Case("memory", "bulk", block=256)]
     return [*found, Case("memory", "products", block=64)]
 
 

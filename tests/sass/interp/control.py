@@ -52,6 +52,8 @@ def branch(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> No
         there = packed(part.lanes)
         wanted = int(warp.UR[bits(word, 24, 6)][0])
         taken = taken if there != wanted else np.zeros(32, bool)
+    elif kind == 1:  # BRA.U.ANY: all go if one does
+        taken = part.lanes & bool(second(warp, word, taken).any())
     else:
         if kind:
             raise refuse(word, entry, "an unknown kind")
@@ -270,7 +272,8 @@ def barrier(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> N
 
 
 FLOW: dict[str, Flow] = {
-    **dict.fromkeys(("NOP", "MEMBAR", "ERRBAR", "CGAERRBAR", "CCTL", "LDGDEPBAR", "DEPBAR"), nop),
+    **dict.fromkeys(("NOP", "MEMBAR", "ERRBAR", "CGAERRBAR", "CCTL", "LDGDEPBAR", "DEPBAR", "FENCE"), nop),
+    "UTMACMDFLUSH": nop,
     "BRA": branch,
     "BRX": indirect,
     "RET": indirect,

@@ -11,6 +11,7 @@ from tests.sass.interp import (
     accesses,
     atomics,
     bitwise,
+    bulk,
     conversions,
     doubles,
     floats,
@@ -26,7 +27,7 @@ from tests.sass.interp.machine import LOCAL_BASE, LOCAL_SIZE, Stuck, Warp
 from tests.sass.interp.memory import LOCAL_WINDOW, GlobalMemory, Space
 from tests.sass.interp.timing import Timing
 
-MODULES = (accesses, atomics, bitwise, conversions, doubles, floats, halves, integers, lanes, matrices)
+MODULES = (accesses, atomics, bitwise, bulk, conversions, doubles, floats, halves, integers, lanes, matrices)
 Size = tuple[int, int, int]
 TURN = 200  # instructions of a warp at a time
 AT_ONCE = 4  # blocks that are on the way together
@@ -46,6 +47,7 @@ class Block:
         self.warps = [Warp(self, first, launch.cubin, start, launch.rng) for first in firsts]
         self.arrived: dict[int, dict[Warp, int]] = {}  # by barrier: the lanes of each warp
         self.counts: dict[int, int] = {}
+        self.phases: dict[int, bulk.Phase] = {}  # by the address of an mbarrier
         self.votes: dict[int, list[int]] = {}
         self.reductions: dict[int, int] = {}
 
