@@ -104,6 +104,8 @@ class _Weaver:
         self.plain = KernelEditor(original, name)
         self.count = count
         self.is_final = False  # waiting for the kernel's stores wouldn't make room either
+        if self.plain.is_tile:
+            raise LeftAlone("tile_kernel", "", name)
         if not self.original.kernel.has_usual_entry:
             raise LeftAlone("unknown_entry", self.original.kernel.code[0].name, name)
         self.kernel: Kernel = announce_stack_pointer(self.original.kernel)
