@@ -50,10 +50,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled(shared: Path) -> None:
-    """Let all workers of a session share what compilers make."""
-    cuda.compiled = shared / "compiled"
-    cuda.compiled.mkdir(exist_ok=True)
+def compiled() -> None:
+    """Let all workers, and later sessions, share what compilers make: `make test-part` after `make test` in CI."""
+    cuda.compiled = tiers.ROOT / "build" / "compiled"
+    cuda.compiled.mkdir(parents=True, exist_ok=True)
+    cuda.forget()
 
 
 @pytest.fixture(scope="session")

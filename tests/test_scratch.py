@@ -11,8 +11,11 @@ from gpt.asm.host import backend
 from gpt.asm.host.backend import Host, HostTarget
 from gpt.asm.ptxas import Runner
 from gpt.asm.targets import GpuTarget
+from gpt.base.cache import Cache
 from gpt.base.errors import OutputError
 from gpt.base.scratch import scratch_folder
+from gpt.probe.sass import snippets
+from gpt.sass.tables import table_of
 from tests.asm import fake
 
 PLAIN = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }\n"
@@ -90,3 +93,13 @@ def test_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path):
     tool = Tools(str(path)).choose((8, 0), GpuTarget(9, 0, ""))
     done = Runner(600).assemble(tool, PLAIN.encode(), "m", GpuTarget(9, 0, ""), Options())
     assert done.cubin[:4] == b"\x7fELF"
+
+
+def test_probes_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path, monkeypatch):
+    real = Tools(None).first().path
+    path = fake.ptxas(tmp_path / "swapping", f'{SWAP.format(result="bodies.cubin")}exec {real} "$@"')
+    monkeypatch.setattr(snippets, "Tools", lambda _: Tools(str(path)))
+    body = ".func NAME() { ret; }\n"
+    compiler = snippets.Compiler("sm_90", table_of("sm_90"), Cache(None))
+    compiler.compile([body])
+    assert compiler.find(body).snippet.words == ()

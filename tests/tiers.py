@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,14 @@ def examples(count: int) -> int:
     return count if FULL else max(3, count // 10)
 
 
+def share(cases: Sequence[Any], parts: int = 4) -> Sequence[Any]:
+    """Return what a long test of `make test-full` runs: all cases, or in `make test-part` each `parts`-th.
+
+    Others each time that the test has its turn.
+    """
+    return cases[int(PART) // PARTS % parts :: parts] if PART else cases
+
+
 def is_in_part(item: pytest.Item) -> bool:
     """Return whether `make test-part` runs a test of `make test-full`."""
     path = str(item.path.relative_to(ROOT))
@@ -59,13 +67,14 @@ def is_in_part(item: pytest.Item) -> bool:
 
 @cache
 def _touched() -> list[str]:
-    """Return the test files that the last commit changed, and folders of tests for what it changed in gpt/ and man/.
+    """Return the test files that the last commit changed, and those of the files that it changed in gpt/.
 
-    tests/runtime alone takes half of `make test-full`, so a change in C adds nothing.
+    Tests mirror the tree: gpt/probe/verify.py has tests/probe/test_verify.py. All tests of the folder took longer than
+    the rest of CI for a commit in several folders; they take their turn within eight commits.
     """
     git = ["git", "-C", ROOT, "diff", "--name-only", "HEAD~1", "HEAD"]
     changed = subprocess.run(git, capture_output=True, text=True, check=False).stdout.splitlines()
     own = [path for path in changed if path.startswith("tests/")]
-    folders = {path.split("/")[1] for path in changed if path.startswith("gpt/") and path.count("/") > 1}
-    folders |= {"man"} if any(path.startswith("man/") for path in changed) else set()
-    return own + [f"tests/{folder}/" for folder in sorted(folders)]
+    mirrored = [Path("tests", *Path(path).parts[1:]) for path in changed if path.startswith("gpt/")]
+    pages = ["tests/man/"] if any(path.startswith("man/") for path in changed) else []
+    return own + pages + [str(path.with_name(f"test_{path.name}")) for path in mirrored]

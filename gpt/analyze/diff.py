@@ -11,6 +11,7 @@ from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.differences import (
     COUNT,
+    FEW,
     FEW_TIMES,
     LITTLE,
     MEDIAN,
@@ -70,6 +71,15 @@ WHOLE = (
 )
 WALL, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "outside of calls", "CUDA calls", "on the GPU"
 NOT_KNOWN = "not known"  # too few runs to tell whether a difference is noise
+MEANS = {  # what words in the column 'differs in' mean
+    COUNT: "count: how often it was called or launched",
+    UNSURE: "unsure: changed by over 1 % of the sum of this table, but no more than its calls vary: it may be noise",
+    FEW_TIMES: f"few times: fewer than {FEW} times on a side, which can't tell a difference from noise",
+    NOISE_ONLY: f"noise: means within {NOISE:.0f} standard errors of {{}}, or within {100 * LITTLE:.0f} %",
+    SLOWEST: "slowest: p99 or the longest is over twice the other side's, and the time changed by over 1 % of the "
+    "sum of this table",
+    NOT_TIMED: "not timed: equal counts, and no times on one side",
+}
 SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in the median",
         SLOWEST: "differ in slowest calls"}  # fmt: skip
 TOP = 30  # rows that tables show
@@ -307,6 +317,10 @@ def _answer_kernels(kernels: list[Compared], names: dict[str, str]) -> dict[str,
         verdict.append(
             f"'#' stands for any number: {amount(len(names), 'kernel')} that differ in it are compared as one"
         )
+    for name, sides in (("A", [one.a for one in kernels]), ("B", [one.b for one in kernels])):
+        known, every = sum(side.timed for side in sides), sum(side.number for side in sides)
+        if 0 < known < every:
+            verdict.append(f"in {name} {known:,.0f} of {every:,.0f} launches have a time; those in graphs never do")
     if not all(timed):
         said = f"trace {'AB'[timed.index(False)]} does not say" if any(timed) else "neither trace says"
         verdict.append(f"{said} how long kernels ran: 'gpt-hook run --gpu-time' records it")
@@ -322,15 +336,12 @@ def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
         for kind in REAL
         if counts[kind]
     ]
-    told += [f"{counts[UNSURE]:,} changed much, which may be noise"] if counts[UNSURE] else []
-    same = [f"{counts[NOISE_ONLY]:,} by no more than noise"] if counts[NOISE_ONLY] else []
-    same += [f"{counts[FEW_TIMES]:,} with too few times to say"] if counts[FEW_TIMES] else []
-    same += [f"{counts[NOT_TIMED]:,} in no count, and not timed in both"] if counts[NOT_TIMED] else []
+    told += [f"{counts[UNSURE]:,} unsure"] if counts[UNSURE] else []
+    same = [f"{counts[kind]:,} {kind}" for kind in (NOISE_ONLY, FEW_TIMES, NOT_TIMED) if counts[kind]]
     same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []
     yield f"{what}: {', '.join(told) or 'no difference'}" + (f"; {', '.join(same)}" if same else "")
-    if counts[NOISE_ONLY] or counts[UNSURE]:
-        of = "runs" if min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS else "times within a run"
-        yield f"noise: means within {NOISE:.0f} standard errors of {of}, or within {100 * LITTLE:.0f} %"
+    several = compared and min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS
+    yield from (MEANS[kind].format("runs" if several else "times within a run") for kind in MEANS if counts[kind])
 
 
 ANALYSIS = Analysis("Compare two traces by function and kernel.", Diff, two=True)

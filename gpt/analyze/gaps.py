@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
-from gpt.analyze.lib.locations import WHO, Who, describe, tell_apart
+from gpt.analyze.lib.locations import SINCE, WHO, Who, describe, tell_apart
 from gpt.base.printable import shorten
 from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES
@@ -86,9 +86,7 @@ HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
 OVERLAP = "'wait, launch' may be time that 'launch, launch' counts too: don't add them up"
-AT_LEAST = (
-    "{:.1f} % from the end of a wait for all work to the next launch: so long, at least, the GPU had no kernel to run"
-)
+AT_LEAST = "{:.1f} % from the end of a wait for all work to the next launch: at least that long, no kernel could run"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 SHARE = 7  # its place in a row of GAPS
 WHOLE = "all processes", "all streams"
@@ -121,17 +119,13 @@ def gaps(trace: TraceModel) -> Answers:
     longest.sort(key=lambda row: -row[-1])
     if longest:
         drawn = plot("bars", "label", "gap", title="longest gaps between launches: from, to, when")
-        yield make_answer("longest", LONGEST, longest[:LISTED], top=TOP, plots=[drawn])
+        yield make_answer("longest", LONGEST, longest[:LISTED], [f"'at' {SINCE}"], top=TOP, plots=[drawn])
     if idle:
-        firsts = {row[0]: row for row in reversed(idle)}  # the row of each GPU that covers all of it
-        lines = [
-            f"{name}: idle {row[-6]:.1f} % of the time from the first to the last thing that ran on it"
-            for name, row in sorted(firsts.items())
-        ]
-        yield make_answer("idle", IDLE, idle, lines[:TOP], top=TOP_IDLE)
+        lines = [line for use in uses[:TOP] for line in _describe_idle(trace, use)]
+        yield make_answer("idle", IDLE, idle, lines, top=TOP_IDLE)
         periods = sorted((row for use in uses for row in _iter_periods(trace, use, who)), key=lambda row: -row[-1])
         if periods:
-            yield make_answer("periods", PERIODS, periods[:LISTED], top=TOP)
+            yield make_answer("periods", PERIODS, periods[:LISTED], [f"'at' {SINCE}"], top=TOP)
     yield from _answer_switches(switches, who)
 
 
@@ -177,7 +171,10 @@ def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
         for (place, process, source, target), sums in switches.sums.items()
     ]  # fmt: skip
     rows.sort(key=lambda row: -row[6])
-    verdict = ["time: for a thread, how long its calls took; for a GPU, how long it was idle between two processes"]
+    verdict = [
+        "time: for a thread, how long its calls took; for a GPU, how long it was idle between two processes",
+        f"'at' {SINCE}",
+    ]
     yield make_answer("switches", SWITCHES, rows, verdict, top=TOP)
     points = [
         (switch.place, switch.source, switch.target, *_who(switch.process, who), max(0, switch.at), switch.took)
@@ -220,9 +217,14 @@ def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]], more: str)
     told = f"{describe(who)}, of the {human_time(between.whole)} from its first call to its last"
     for row in launches:
         count, time = between.long.get(row[4], (0, 0))
-        share = 100 * time / (between.whole or 1)
-        long = f", {share:.1f} % in {amount(count, 'gap')} over {human_time(LONG)}" if count else ""
-        yield f"{told}: {row[SHARE]:.1f} % between launches of thread {row[4]}, waits included{long}{more}"
+        whole = between.whole or 1
+        long = f" ({100 * time / whole:.1f} % in {amount(count, 'gap')} over {human_time(LONG)})" if count else ""
+        before, after = (100 * part / whole for part in between.around(row[4]))
+        yield (
+            f"{told}, for thread {row[4]}: {before:.1f} % before its first launch, "
+            f"{max(0.0, 100 - before - row[SHARE] - after):.1f} % in launches, {row[SHARE]:.1f} % between them, waits "
+            f"included{long}, {after:.1f} % after the last one{more}"
+        )
     for row in waits:
         least = AT_LEAST.format(row[SHARE])
         yield f"of these {human_time(between.whole)}, {least}" if launches else f"{told}: {least}"
@@ -285,6 +287,25 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
 
     for idle in use.longest:
         yield use.name, name(idle.after), name(idle.before), *who[idle.before.process], max(0, idle.begin), idle.took
+
+
+def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
+    """Say how long a GPU was idle from its first to its last work, and how far these are from the processes' edges."""
+    from gpt.analyze.lib.gpu_use import ALL
+
+    group = ALL if len(use.processes) > 1 else use.processes[0]
+    whole, (first, last) = use.whole(group), use.edges(group)
+    began = min(trace.began(trace.processes[process]) for process in use.processes)
+    ended = max(trace.last(process) for process in use.processes)
+    told = f"{use.name}: idle {100 * use.gaps.total(group) / (whole or 1):.1f} % of the {human_time(whole)} from the "
+    told += "first to the last thing that ran on it"
+    its = "its process" if len(use.processes) == 1 else "the first of its processes"
+    told += f", which began {human_time(max(0, first - began))} after {its} did and ended "
+    left, call = ended - last, "the last call"
+    yield told + (f"{human_time(left)} before {call} did" if left >= 0 else f"{human_time(-left)} after {call} did")
+    kernels, time = trace.loading(use.places)
+    if kernels:
+        yield f"not busy: {human_time(time)} for loading {amount(kernels, 'kernel')} in a first launch"
 
 
 def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:

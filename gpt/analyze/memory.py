@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.lib.command import of_model
-from gpt.analyze.lib.locations import WHO, Who, tell_apart
+from gpt.analyze.lib.locations import SINCE, WHO, Who, tell_apart
 from gpt.trace.kinds import CALLS, GRAPHS, SITES
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ SUMS = (
     Column("allocated", "u64", "bytes"),
     Column("peak", "u64", "bytes"),
     Column("at_peak", "u64", "bytes", "at GPU peak"),
-    Column("left", "u64", "bytes", "at the end"),
+    Column("left", "u64", "bytes", "not freed"),
 )
 MEMORY = (
     Column("where", "text", title="memory"),
@@ -66,7 +66,7 @@ FRAGMENTS = (
     Column("largest", "u64", "bytes", "largest hole"),
 )
 LEFT = (
-    Column("type", "text", title="still allocated at the end"),
+    Column("type", "text", title="not freed"),
     Column("site", "text?", title="asked for by", shown="any"),
     Column("address", "u64", "address"),
     Column("pid", "u64", "id", shown="never"),
@@ -87,7 +87,7 @@ SPANS = (
     Column("allocated", "u64", "bytes"),
     Column("freed", "u64"),
     Column("peak", "u64", "bytes"),
-    Column("live", "u64", "bytes", "at its end"),
+    Column("live", "u64", "bytes", "at the part's end"),
 )
 TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
 GPU, HOST = "GPU memory", "host memory"
@@ -156,13 +156,13 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
         ended = "its trace ended" if pieces.process.status is None else "it ended"
         told = f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most in allocations by its calls"
         for mask, said in (
-            (left & (pieces.ends >= NEVER), f"still allocated when {ended}, which the driver frees then"),
-            (left & (pieces.ends < NEVER), "still allocated when their context ended, which frees them"),
+            (left & (pieces.ends >= NEVER), f"not freed before {ended}; the driver frees that then"),
+            (left & (pieces.ends < NEVER), "not freed before their context ended, which frees them"),
         ):
             if mask.any():
                 parts.append(f"{human(_add(pieces.sizes[mask]))} in {amount(int(mask.sum()), 'allocation')} {said}")
         if not parts and pieces.on_gpu.any():
-            parts.append(f"all of it was freed by the time {ended}")
+            parts.append(f"all of it was freed before {ended}")
         yield "; ".join((told, *parts))
     lost = sum(pieces.lost for pieces in found)
     if lost:
@@ -255,7 +255,8 @@ def _iter_left(found: list[Pieces], names: list[_Names]) -> Answers:
             rows.append((*row, int(pieces.threads[at]), max(0, int(pieces.begins[at])), int(pieces.sizes[at])))
     rows.sort(key=lambda row: -row[-1])
     if rows:
-        yield make_answer("left", LEFT, rows[:LISTED], top=TOP_LEFT)
+        shown = [column._replace(shown="") if column.name == "pid" and len(found) > 1 else column for column in LEFT]
+        yield make_answer("left", shown, rows[:LISTED], [f"'since' {SINCE}"], top=TOP_LEFT)
 
 
 def _readable(function: str | None) -> str:
@@ -286,8 +287,9 @@ def _iter_fragments(pieces: Pieces) -> Answers:
         row = when, max(0, time), live[at], held[at], 100 * max(0.0, share[at]), count
         rows.append((*row, len(holes), int(holes.max(initial=0))))
     verdict = [
+        f"'at' {SINCE}",
         f"in pages: the pages of {PAGE >> 20} MiB that hold any of it, since the driver maps whole pages; unused: the"
-        " part of these pages that's in no allocation; holes: the stretches of that part"
+        " part of these pages that's in no allocation; holes: the stretches of that part",
     ]
     yield make_answer("fragmentation", FRAGMENTS, rows, verdict)
 
@@ -315,9 +317,12 @@ def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
             most, live = float(there.max(initial=0)), float(there[-1]) if after else 0
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
-    verdict = [f"GPU memory of process {pieces.process.pid}, from its beginning to its last call, in {PARTS} parts"]
+    told = (
+        f"GPU memory of process {pieces.process.pid}, from its beginning to its last call, in {len(rows)} equal parts"
+    )
+    verdict = [told, f"'from' {SINCE}"]
     if over := int((pieces.left & pieces.on_gpu & (pieces.ends < NEVER)).sum()):
-        verdict.append(f"{amount(over, 'allocation')} ended with the context, which frees them")
+        verdict.append(f"freed: with {amount(over, 'allocation')} that ended with the context")
     if off := sum(row[1] or 0 for row in rows):
         verdict.append(f"recording was off for {human_time(off)}: allocations and frees in that time are missing")
     return make_answer("times", SPANS, rows, verdict)
@@ -339,7 +344,8 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
     ]
     columns[1] = columns[1] + columns[0] - _at((moments, pages_live), time)  # memory in no shared page is held, too
     chosen = _choose(columns[0])
-    verdict = [f"process {pieces.process.pid}, of {processes}: --pid chooses"] if processes > 1 else []
+    verdict = ["a row of live: how much was allocated after an allocation or a free, to draw over time"]
+    verdict += [f"process {pieces.process.pid}, of {processes}: --pid chooses"] if processes > 1 else []
     if len(chosen) < len(time):
         all_ = amount(len(time), "moment")
         verdict.append(f"{len(chosen):,} of {all_}: the highest and the last of each group of neighbors")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
-from gpt.analyze.lib.locations import PROGRAM, WHO, describe, name_program, tell_apart
+from gpt.analyze.lib.locations import PROGRAM, SINCE, WHO, describe, name_program, tell_apart
 from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, GRAPHS, RANGES
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.sequence import Mask, Whole
     from gpt.analyze.lib.short_calls import Tapes
     from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
     from gpt.trace.spill import Array
     from gpt.trace.unrecorded import Unrecorded
 
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     Column("category", "text", title="Category"),
-    Column("part", "text?", shown="under"),
     Column("time", "u64", "ns", "Time"),
     Column("share", "f64?", "%", "% Total"),
     Column("begin", "u64?", "ns", "from", "any"),
@@ -54,7 +54,7 @@ COLUMNS = (
     Column("bytes", "u64?", "bytes", "host copies", "any"),
     Column("segment", "u64?", "ns", "time", "never"),  # times that add up to the total
 )
-TIME = 2  # place of the time in a row
+TIME, IN_CALLS, CALLS_OF = 1, 4, 5  # places in a row
 INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, AFTER, OTHER = NAMES = (
     "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Warmup", "Inference", "Sync",
     "Output Transfer", "After Inference", "Other",
@@ -72,20 +72,24 @@ WORDS = (  # lower case, in names of NVTX ranges; the first match counts
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
 LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cusparse", "cufft", "cccl", "cub", "thrust"))
-NO_WAIT = (
-    "no wait between them, so per round is the time from the first one's first launch to the end of the wait after the"
-    " last one, divided by their number"
+WHOLE = (
+    "so per round is the time from the first one's first launch to the end of the wait after the last one, divided by"
+    " their number"
 )
+NO_WAIT, FEW_WAITS = f"no wait between them, {WHOLE}", f"few waits between them, {WHOLE}"
+MEDIAN = "per round: the median from one's first launch to the next launch after it, waits included"
+AT_LEAST = "; few of them are waited for, so they may take longer on the GPU"
+LAST = ", for the last one to the end of the wait"
 AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
-ALL = 0.98  # share of the launches that a unit which comes only twice must cover: anything less is chance
 LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
 COPIES = 0.05  # share of the time from which on copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 BETWEEN = "Other: the time between the stages"
 UNTIMED = "counted but not timed, and in no stage"
 UNTIL = {
-    COMPILE: "from the first loading of code after the weights until every kernel that recurs had been launched once",
-    WARMUP: "from the first launch until every kernel that recurs had been launched once",
+    COMPILE: "from the first loading of code after the weights until every kernel that recurs had been launched once,"
+    " waits and copies included",
+    WARMUP: "from the first launch until every kernel that recurs had been launched once, waits and copies included",
 }
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and stages are found by launches: "
@@ -114,7 +118,7 @@ def stages(trace: TraceModel) -> Answers:
     _, one, _, rows, verdict = found[0]
     if len(found) > 1:
         verdict[0] += f"; {describe(one)}, of {len(found)} that launched: --pid chooses"
-    shown = [(*row, None if row[1] or row[0] == TOTAL else row[TIME]) for row in rows]
+    shown = [(*row, None if row[0] in (TOTAL, ROUND) else row[TIME]) for row in rows]
     yield make_answer("stages", COLUMNS, shown, verdict, plots=[plot("stack", "category", "segment", title="stages")])
     if len(found) > 1:
         yield make_answer("processes", PROCESSES, [
@@ -124,7 +128,7 @@ def stages(trace: TraceModel) -> Answers:
 
 def _times(rows: list[tuple[Any, ...]]) -> list[int | None]:
     """Return the columns PROCESSES from `total` on."""
-    times = {row[1] or row[0]: row[TIME] for row in rows}
+    times = {row[0]: row[TIME] for row in rows}
     return [times.get(name) for name in (TOTAL, INFERENCE, ROUND, *(name for name in NAMES if name != INFERENCE))]
 
 
@@ -143,8 +147,9 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     if not len(tapes.launches):
         return None
     inference = _find_inference(tapes)
-    marked = _ranges(trace, number)
-    rows, total = _marked_rows(marked, tapes.unrecorded) if marked else _rows(tapes, inference)
+    marked, process = _ranges(trace, number), trace.processes[number]
+    rows, longest = (_marked_rows(marked, tapes.unrecorded), None) if marked else _rows(tapes, inference)
+    total = rows[-1][TIME]
     verdict = [
         "found by NVTX ranges"
         if marked
@@ -152,68 +157,67 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     ]
     if not marked:
         verdict += [f"{row[0]}: {UNTIL[row[0]]}" for row in rows if row[0] in UNTIL and row[TIME]]
-        verdict += [BETWEEN for row in rows if row[0] == OTHER and row[TIME] > LITTLE * total]
+        if any(row[0] == OTHER and row[TIME] > LITTLE * total for row in rows):
+            verdict.append(BETWEEN + (f"; its longest call: {_name_longest(process, *longest)}" if longest else ""))
     if not marked and not tapes.copies_timed:
         verdict += [COPIES_WAIT for row in rows if row[0] == OUTPUT and row[TIME] > COPIES * total]
-    process = trace.processes[number]
     if off := process.unrecorded_until(tapes.last - process.machines.offset(process.header)):
         verdict.append(f"recording was off for {human_time(off)}, which are in no stage")
     first = tapes.find_launch(inference)
-    period = find_round(tapes.codes(first))
-    if period and INFERENCE in (names := [row[0] for row in rows]):
-        whole = 0 if marked else sum(row[TIME] for row in rows if row[0] in (INFERENCE, SYNC))
-        took, told = _time_round(tapes, first, period, inference, whole)
-        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, ROUND, took, None, None, None, None, period.length, None))
-        verdict.append(f"{_describe_rounds(tapes, first, period)}; {told}")
+    period = _find_rounds(tapes, first)
+    if period and any(row[0] == INFERENCE for row in rows):
+        took, told = _time_round(tapes, first, period)
+        rows.append((ROUND, took, None, None, None, None, period.length, None))
+        verdict.append(f"{_describe_rounds(tapes, period)}; {told}")
     if not marked and (counted := trace.counted(number)):
         verdict.append(f"{amount(counted, 'call')} {UNTIMED}")
-    rows.append((TOTAL, None, total, 100.0, None, None, None, None, None))
+    verdict.append(f"'from' {SINCE}")
     return len(tapes.launches), rows, verdict
 
 
-def _time_round(tapes: Tapes, first: int, period: Period, inference: int, whole: int) -> tuple[float, str]:
-    """Return how long a round takes, and how that's known; `whole` is the time of the `inference`, or 0."""
-    took, waited = tapes.measure(first, period)
+def _name_longest(process: Process, api: int, took: int) -> str:
+    return f"{process.api(api).name}, {human_time(took)}"
+
+
+def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
+    """Return how long a round takes, and how that's known; the inference begins with the launch `first`."""
+    from gpt.analyze.lib.rounds import ALL
+
+    (took, waited), begin, done = tapes.measure(period), tapes.start(int(period.begins[0])), tapes.done
+    if done is None:
+        return took, MEDIAN + (AT_LEAST if waited < AHEAD else "")
+    whole = max(0, done - begin - tapes.unrecorded.within_one(begin, done))
     covers_all = period.covered >= ALL * (len(tapes.launches) - first)
-    if waited < AHEAD and (took * period.times < AHEAD * whole or (covers_all and whole)):
-        whole -= tapes.start(first + int(period.begins[0])) - inference  # what the program did before the first one
-        return whole / period.times, NO_WAIT
-    return took, "per round: the median from one's beginning to the next one's, waits included"
+    if waited < AHEAD and (took * period.times < AHEAD * whole or covers_all):
+        return whole / period.times, NO_WAIT if waited == 0 else FEW_WAITS
+    return took, MEDIAN + (LAST if period.ends[-1] == len(tapes.launches) else "")
 
 
-def _describe_rounds(tapes: Tapes, first: int, period: Period) -> str:
+def _describe_rounds(tapes: Tapes, period: Period) -> str:
     """Say how many rounds there are, and what repeats within each."""
-    told = f"{period.times:,} equal rounds of {amount(period.length, 'launch')}"
-    begin = first + int(period.begins[0])
-    inside = find_often(tapes.codes(begin, begin + period.length))
-    if inside and inside.length < period.length:
+    from gpt.analyze.lib.periods import REPEATS
+    from gpt.analyze.lib.rounds import find_rounds
+
+    begin = int(period.begins[0])
+    told = f"{period.times:,} equal rounds of {amount(period.length, 'launch')} from launch {begin + 1:,} on"
+    inside = find_rounds(tapes.codes(begin, begin + period.length)).unit
+    if inside and inside.length < period.length and inside.times >= REPEATS:
         told += f" (within each, {inside.times:,} times {amount(inside.length, 'launch')})"
     return told
 
 
-def find_round(kernels: Any) -> Period | None:
-    """Return the launches that repeat, if they are most of all.
+def _find_rounds(tapes: Tapes, first: int) -> Period | None:
+    """Return the rounds from a launch on: rounds of the whole process, unless there they're less than SHARE of all."""
+    from gpt.analyze.lib.periods import SHARE
+    from gpt.analyze.lib.rounds import begin_at_break, find_after
 
-    That's the longest unit that covers them: two passes through a model are two rounds, although each has many equal
-    layers. If a unit comes only twice, which any two launches may do by chance, it has to cover everything.
-    """
-    from gpt.analyze.lib.periods import find_periods, split_units
-
-    often = find_often(kernels)
-    for period in find_periods(kernels, 2):
-        twice = split_units(kernels, period)[0]
-        longer = not often or (twice.length > often.length and twice.covered > often.covered)
-        if longer and twice.length > 1 and twice.covered >= ALL * len(kernels):
-            return twice
-    return often
-
-
-def find_often(kernels: Any) -> Period | None:
-    """Return the launches that come three times in a row or more, if they are most of all."""
-    from gpt.analyze.lib.periods import SHARE, find_periods, split_units
-
-    units = [unit for period in find_periods(kernels)[:1] for unit in split_units(kernels, period)[:1]]
-    return next((unit for unit in units if unit.covered >= SHARE * len(kernels)), None)
+    for begin in dict.fromkeys((0, first)):
+        codes = tapes.codes(begin)
+        if unit := find_after(codes, max(0, tapes.again[2] + 1 - begin)).unit:
+            found = begin_at_break(codes, tapes.starts(begin), unit).shift(begin).after(first)
+            if found.times > 1 and found.covered >= SHARE * (len(tapes.launches) - first):
+                return found
+    return None
 
 
 def _find_inference(tapes: Tapes) -> int:
@@ -250,7 +254,7 @@ class _Part:
 
     def row(self, name: str, begin: int | None, time: int, in_calls: int) -> tuple[Any, ...]:
         """Return the columns of a stage."""
-        return name, None, time, None, begin, in_calls, self.calls, self.launches, self.bytes or None
+        return name, time, None, begin, in_calls, self.calls, self.launches, self.bytes or None
 
 
 class _Cover:
@@ -273,8 +277,8 @@ class _Cover:
         return added
 
 
-def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
-    """Return the columns of each stage, and the total time."""
+def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[int, int] | None]:
+    """Return the columns of each stage and of their sum, and the longest call between stages: its api, and its ns."""
     from gpt.analyze.lib.sequence import IN, LOAD, OUT, WAIT
     from gpt.analyze.lib.short_calls import find_loaded, iter_scan
 
@@ -293,24 +297,29 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
                AFTER: (stop, tapes.last)}  # fmt: skip
     alone = {INPUT: (IN, [(loaded[1], begin), (inference, tapes.last)]), OUTPUT: (OUT, [(inference, tapes.last)]),
              SYNC: (WAIT, [(inference, stop)])}  # fmt: skip
-    rows = _add_up(tapes, alone, windows)
     total = tapes.last - tapes.first - tapes.unrecorded.within_one(tapes.first, tapes.last)
-    rest = total - sum(row[TIME] for row in rows.values())
-    rows[OTHER] = (OTHER, None, max(0, rest), None, None, None, None, None, None)
-    shown = [rows[name] for name in NAMES if name in rows and (name not in (AFTER, OTHER) or rows[name][TIME] > 0)]
-    return [(*row[: TIME + 1], 100 * row[TIME] / (total or 1), *row[TIME + 2 :]) for row in shown], total
+    rows, longest = _add_up(tapes, alone, windows, total)
+    shown = [
+        rows[name]
+        for name in NAMES
+        if name in rows and (name not in (AFTER, OTHER) or rows[name][TIME] or rows[name][CALLS_OF])
+    ]
+    shown.append(rows[TOTAL])
+    return [(*row[: TIME + 1], 100 * row[TIME] / (total or 1), *row[TIME + 2 :]) for row in shown], longest
 
 
 def _add_up(
-    tapes: Tapes, alone: dict[str, tuple[int, list[tuple[int, int]]]], windows: dict[str, tuple[int, int]]
-) -> dict[str, tuple[Any, ...]]:
-    """Return the columns of stages: calls that do some act in some times have a line of their own, `alone`, and all
-    others are in `windows`."""
+    tapes: Tapes, alone: dict[str, tuple[int, list[tuple[int, int]]]], windows: dict[str, tuple[int, int]], total: int
+) -> tuple[dict[str, tuple[Any, ...]], tuple[int, int] | None]:
+    """Return the columns of stages, and the longest call that's in OTHER.
+
+    Calls that do some act in some times have a line of their own, `alone`, and all others are in `windows`, or else in
+    OTHER. TOTAL sums up all of `total` ns.
+    """
     import numpy as np
 
-    from gpt.analyze.lib.short_calls import iter_scan
-
-    parts = {name: _Part() for name in (*alone, *windows)}
+    parts = {name: _Part() for name in (*alone, *windows, OTHER, TOTAL)}
+    all_calls, all_in_calls, longest = _Cover(tapes.unrecorded), 0, None
     covered, inside_of = _Cover(tapes.unrecorded), {name: _Cover(tapes.unrecorded) for name in windows}
     calls_of, in_calls = {name: _Cover(tapes.unrecorded) for name in windows}, dict.fromkeys(windows, 0)
 
@@ -320,7 +329,8 @@ def _add_up(
         clipped = np.maximum(start[reaches], window[0]), np.minimum(end[reaches], window[1])
         return int(cover.add(*clipped).sum())
 
-    for start, end, sizes, acts in iter_scan(tapes):
+    for rows in tapes.calls:
+        start, end, sizes, acts = (rows[name] for name in ("start", "end", "bytes", "acts"))
         own, kinds = np.zeros(len(start), bool), {}
         for name, (act, times) in alone.items():
             mask = np.zeros(len(start), bool)
@@ -332,17 +342,29 @@ def _add_up(
         added = covered.add(start[own], end[own])
         for name, mask in kinds.items():
             parts[name].time += int(added[mask[own]].sum())
+        between = ~own
         for name, window in windows.items():
             inside = (start >= window[0]) & (start < window[1]) if name != AFTER else start >= window[0]
             parts[name].count(inside & ~own, sizes, acts)
+            between &= ~inside
             parts[name].time += add(inside_of[name], start[own], end[own], window)
             in_calls[name] += add(calls_of[name], start, end, window)
-    rows = {name: parts[name].row(name, None, parts[name].time, parts[name].time) for name in alone}
+        parts[OTHER].count(between, sizes, acts)
+        parts[TOTAL].count(np.ones(len(start), bool), sizes, acts)
+        all_in_calls += int(all_calls.add(start, end).sum())
+        if between.any():
+            took = np.where(between, end - start, -1)
+            found = int(rows["api"][took.argmax()]), int(took.max())
+            longest = found if longest is None or found[1] > longest[1] else longest
+    stages = {name: parts[name].row(name, None, parts[name].time, parts[name].time) for name in alone}
     for name, (left, right) in windows.items():
         known = max(0, right - left) - tapes.unrecorded.within_one(left, right)
         time, other = parts[name].time, max(0, in_calls[name] - parts[name].time)
-        rows[name] = parts[name].row(name, max(0, left), max(0, known - time), other)
-    return rows
+        stages[name] = parts[name].row(name, max(0, left), max(0, known - time), other)
+    rest = [what - sum(row[at] for row in stages.values()) for what, at in ((total, TIME), (all_in_calls, IN_CALLS))]
+    stages[OTHER] = parts[OTHER].row(OTHER, None, *(max(0, one) for one in rest))
+    stages[TOTAL] = parts[TOTAL].row(TOTAL, None, total, all_in_calls)
+    return stages, longest
 
 
 def _ranges(trace: TraceModel, number: int) -> Marked:
@@ -370,16 +392,17 @@ def _ranges(trace: TraceModel, number: int) -> Marked:
     return found
 
 
-def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> tuple[list[tuple[Any, ...]], int]:
+def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> list[tuple[Any, ...]]:
     """Return the columns of each stage that the program names, and the time from the first to the last."""
     edges = min(spans.first for spans in marked.values()), max(spans.last for spans in marked.values())
     total = edges[1] - edges[0] - unrecorded.within_one(*edges)
     rows: list[tuple[Any, ...]] = [
-        (name, None, marked[name].total, max(0, marked[name].first)) for name in NAMES if name in marked
+        (name, marked[name].total, max(0, marked[name].first)) for name in NAMES if name in marked
     ]
     rest = total - sum(row[TIME] for row in rows)
-    rows += [(OTHER, None, rest, None)] if rest > 0 else []
-    return [(*row[:3], 100 * row[TIME] / (total or 1), row[3], *[None] * 4) for row in rows], total
+    rows += [(OTHER, rest, None)] if rest > 0 else []
+    rows.append((TOTAL, total, None))
+    return [(name, time, 100 * time / (total or 1), begin, *[None] * 4) for name, time, begin in rows]
 
 
 ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,

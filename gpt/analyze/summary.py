@@ -22,8 +22,8 @@ PROCESSES = (
     *PROGRAM,
     *WHO,
     Column("start", "u64", "ns", shown="never"),
-    Column("threads", "u64"),
     Column("calls", "u64"),
+    Column("threads", "u64", title="in threads"),
     Column("duration", "u64", "ns", "time"),
     Column("recorded", "u64?", "ns", shown="any"),
     Column("status", "u64?", "id", "exit"),
@@ -58,7 +58,7 @@ KERNELS = (
     Column("name", "text", "kernel", "kernel"),
     Column("launches", "u64"),
     Column("share", "f64", "%"),
-    Column("gpu_launches", "u64?", shown="never"),
+    Column("gpu_launches", "u64?", title="timed", shown="never"),  # shown if not all launches are
     Column("gpu_total", "u64?", "ns", "GPU time", "any"),
     Column("gpu_share", "f64?", "%", "share", "any"),
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
@@ -135,7 +135,9 @@ class Summary:
         if totals.kernels or verdict:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
             drawn = plot("bars", "name", "gpu_total" if times else "launches")
-            yield make_answer("kernels", KERNELS, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
+            partly = any(kernel.launches > kernel.gpu.count > 0 for kernel in totals.kernels.values())
+            shown = [one._replace(shown="any") if partly and one.name == "gpu_launches" else one for one in KERNELS]
+            yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
         yield from totals.coverage.answer()
         if facts := [*self._facts, *map(make_facts, self._open.values())]:
             yield from answer_questions(totals, facts)
@@ -144,7 +146,7 @@ class Summary:
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
     process, header = totals.process, totals.process.header
     duration = totals.last - process.clock.monotonic
-    counts = header["realtime"], len(process.threads), totals.calls
+    counts = header["realtime"], totals.calls, len(process.threads)
     return header, (*counts, duration, process.recorded(totals.last), process.exit_status)
 
 
@@ -219,13 +221,17 @@ def _iter_copies(totals: Totals) -> Rows:
 
 
 def _iter_kernels(totals: Totals) -> Rows:
-    """Yield each kernel, longest time on the GPU first, then most launches."""
-    launches = sum(kernel.launches for kernel in totals.kernels.values())
+    """Yield each kernel, longest time on the GPU first, then most launches.
+
+    Traces that other tools made may have times of launches that they don't count.
+    """
+    counts = {name: max(kernel.launches, kernel.gpu.count) for name, kernel in totals.kernels.items()}
+    launches = sum(counts.values())
     time = sum(kernel.gpu.total for kernel in totals.kernels.values()) + sum(_graph_times(totals))
     for name, kernel in sorted(totals.kernels.items(), key=lambda k: (-k[1].gpu.total, -k[1].launches, k[0])):
-        gpu, share = kernel.gpu, 100 * kernel.launches / (launches or 1)
+        gpu, share = kernel.gpu, 100 * counts[name] / (launches or 1)
         known = gpu.count, gpu.total, 100 * gpu.total / (time or 1), gpu.total / (gpu.count or 1)
-        yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4), kernel.captured
+        yield name, counts[name], share, *(known if gpu.count else (None,) * 4), kernel.captured
 
 
 def _graph_times(totals: Totals) -> list[float]:

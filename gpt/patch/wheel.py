@@ -19,6 +19,7 @@ import hashlib
 import io
 import os
 import posixpath
+import re
 import shutil
 import stat
 import struct
@@ -44,6 +45,7 @@ SIGNED = (f"{RECORD}.jws", f"{RECORD}.p7s")
 MAX_RECORD_FILE = 16 << 20  # bytes; a line has about 100
 BLOCK = 1 << 20
 FOLDER = ".gpt-wheel."  # prefix of folders with unpacked members
+_OURS = re.compile(r"\d+\.(before|after)|\.gpt-[0-9a-f]{32}\.part")  # what we make in such a folder
 ZIP64 = 1  # extra field with 64-bit sizes, which zipfile writes itself
 
 
@@ -117,8 +119,21 @@ class Wheels:
     def close(self) -> None:
         """Remove the folder."""
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove_folder(self._folder, self._lock)
             os.close(self._lock)
+
+
+def _remove_folder(path: Path, folder: int) -> None:
+    """Remove our files from an open folder, and the folder if nothing else is in it.
+
+    Where others may rename, its name may be another folder's by now, and any folder can have been given such a name.
+    """
+    for name in os.listdir(folder):
+        if _OURS.fullmatch(name):
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+    with suppress(OSError):
+        os.rmdir(path)
 
 
 def _make_folder(near: Path) -> tuple[Path, int]:
@@ -130,7 +145,7 @@ def _make_folder(near: Path) -> tuple[Path, int]:
                 status = os.fstat(lock)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if (status.st_uid, stat.S_IMODE(status.st_mode)) == (os.geteuid(), 0o700):
-                    shutil.rmtree(old, ignore_errors=True)
+                    _remove_folder(old, lock)
             finally:
                 os.close(lock)
     while True:

@@ -120,6 +120,12 @@ class Uses:
                     waiting += self._taken
         return found
 
+    def is_recursive(self, name: str) -> bool:
+        """Return whether a function uses itself, directly or not."""
+        bodies = [item._replace(start=item.body) for item in self._items[name] if item.body]
+        words = set[str]().union(*(_words(self._module, body) for body in bodies))
+        return name in words or name in self.needed(words & self._items.keys())
+
     def _words(self, name: str) -> set[str]:
         """Return the names that the items of a name mention, and INDIRECT."""
         if name not in self._known:

@@ -235,24 +235,29 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
     import numpy as np
 
     stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]
-    what = answer["name"] if answer["name"].endswith("s") else "rows"
-    text = f"and {len(rows) // stride:,} more {what}"
+    left = len(rows) // stride
+    what = "row" if left == 1 else answer["name"] if answer["name"].endswith("s") else "rows"
+    text = f"and {left:,} more {what}"
     if not counts:
         return text
     names = {told["name"]: told.get("title", told["name"]) for told in answer["columns"]}
-    title = names[counts[0].name]
+    pair = [names[count.name] for count in counts[:2]]
+    summed = counts[: 2 if len(pair) == 2 and pair[0].endswith(" A") and pair[1] == pair[0][:-1] + "B" else 1]
 
     def column(field: packed.RowField) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         return np.ndarray((len(rows) // stride,), "<" + field.code, rows, field.offset, (stride,))
 
-    values = column(counts[0])
-    known = values == values  # False for NaN
-    for field in (counts[0], under):
-        if field and field.optional and field.code not in "efd":
-            known &= column(field) != field.none
-    with np.errstate(all="ignore"):
-        total = float(values[known].sum(dtype=np.float64))
-    return f"{text}: {human_count(round(total))} {title}" if math.isfinite(total) else text
+    told = []
+    for count in summed:
+        values = column(count)
+        known = values == values  # False for NaN
+        for field in (count, under):
+            if field and field.optional and field.code not in "efd":
+                known &= column(field) != field.none
+        with np.errstate(all="ignore"):
+            total = float(values[known].sum(dtype=np.float64))
+        told += [f"{human_count(round(total))} {names[count.name]}"] if math.isfinite(total) else []
+    return f"{text}: {', '.join(told)}" if told else text
 
 
 def _escape(text: str) -> str:

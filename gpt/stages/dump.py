@@ -11,7 +11,7 @@ from gpt.base import cli
 from gpt.base.errors import GptError
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import make_folder
-from gpt.base.scratch import scratch_folder
+from gpt.base.scratch import Scratch, scratch_folder
 from gpt.stream.stage import DASH
 
 TOOL = "gpt-dump"
@@ -31,6 +31,9 @@ def dump(
     dumps: Annotated[
         Path | None, Option("--dumps", metavar="DIR", help="Keep each launch there, as PID-LAUNCH.mp.")
     ] = None,
+    only: Annotated[
+        list[str] | None, Option("--only", metavar="FILE", help="Run this callback, and none that is not named so.")
+    ] = None,
     limit: Annotated[float, Option("--limit", metavar="S", min=0.1, help="Seconds that a callback may take.")] = 60,
     quiet: Annotated[
         bool, Option("--quiet", "-q", help="Do not report that a stream has no launches with probes.")
@@ -46,18 +49,23 @@ def dump(
 
     printed = _open(output) if output and output != DASH else 2
     stage = Dumping(TOOL, json=json, from_json=from_json, table=table)
-    with scratch_folder("gpt-dump.") as folder, _keep(folder.path):
+    with scratch_folder("gpt-dump.") as folder, _keep(folder):
         if dumps:
             make_folder(dumps, 0o700)
-        stage.follow(dumps or folder.path, folder.path, dumps is not None, limit, printed)
+        stage.follow(dumps or folder.path, folder.path, dumps is not None, limit, printed, only or None)
         return stage.run(files or [], None if quiet else LAUNCH)
 
 
-def _keep(folder: Path) -> subprocess.Popen[bytes]:
-    """Return a process that removes the folder when this one has ended, however it did."""
-    command = ["/bin/sh", "-c", 'read -r end; exec rm -rf -- "$0"', str(folder)]
+def _keep(folder: Scratch) -> subprocess.Popen[bytes]:
+    """Return a process that removes the folder when this one has ended, however it did.
+
+    It runs in the folder, whose name may be another one's by then.
+    """
+    command = ["/bin/sh", "-c", 'read -r end; rm -f -- ./*; exec rmdir -- "$0"', str(folder.path)]
     null = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=folder.working, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True
+    )
 
 
 def _open(path: Path) -> int:

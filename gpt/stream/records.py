@@ -46,10 +46,10 @@ STRUCTS: dict[str, Keys] = {
         "y": ("[str]", "columns for the vertical axis; for spans and heat, the row; for roofs, three"),
         "end": (
             "str?",
-            "for spans and histogram, column where one ends; for bars, a number to write at the end",
+            "for spans and histograms, column of the end; for bars, a number to print at the end",
         ),
-        "lane": ("str?", "for spans, column of the place within a row; for heat, a text that picks the hue"),
-        "color": ("str?", "column that picks the color"),
+        "lane": ("str?", "for spans, column of the position within a row; for heat, a text that selects the hue"),
+        "color": ("str?", "column that selects the color"),
         "of": ("str?", "draw only rows whose first text is this"),
         "title": ("str?", "heading; absent for the first line of the verdict"),
     },
@@ -73,8 +73,8 @@ STRUCTS: dict[str, Keys] = {
     "entry": {
         "name": ("str", "mangled name"),
         "params": ("[param]", "its parameters, in order"),
-        "threads": ("u64", "threads of a block at most, by .maxntid or .reqntid; 0 for no limit"),
-        "registers": ("u64", "registers per thread, by .maxnreg; 0 for no limit"),
+        "threads": ("u64", "maximum threads per block, from .maxntid or .reqntid; 0 for no limit"),
+        "registers": ("u64", "maximum registers per thread, from .maxnreg; 0 for no limit"),
         "shared": ("u64", "bytes of static shared memory that it uses"),
         "local": ("u64", "bytes of local memory that it and its functions declare"),
     },
@@ -83,7 +83,7 @@ STRUCTS: dict[str, Keys] = {
         "symbol": ("str", "the variable or function"),
         "addend": ("u64", "added to the address, modulo 2^64"),
         "size": ("u64", "bytes that are stored"),
-        "shift": ("u64", "bits that the address is shifted to the right, as by 0xff00(x)"),
+        "shift": ("u64", "number of bits by which the address is shifted right, as in 0xff00(x)"),
         "generic": ("bool", "a generic address instead of one in the variable's space"),
     },
     "global": {
@@ -102,14 +102,14 @@ STRUCTS: dict[str, Keys] = {
         "type": ("str", "as in api: memcpy, memset, memory, or stream for a host function"),
         "op": ("str", "as in api: HtoD, DtoH, DtoD, HtoH, any, set, alloc, free, host"),
         "nodes": ("u64", "number of nodes that do it, each once per replay"),
-        "bytes": ("u64", "bytes of all of them in one replay"),
+        "bytes": ("u64", "total bytes per replay"),
         "address": ("u64?", "for memory: its address"),
     },
     "site": {
         "probe": ("str", "name of the probe"),
         "position": ("str", "position in the probe file"),
-        "matched": ("u64", "places in the program that the position matches"),
-        "woven": ("u64", "places that the probe was woven into"),
+        "matched": ("u64", "number of places in the program that the position matches"),
+        "woven": ("u64", "number of places into which the probe was woven"),
     },
 }
 

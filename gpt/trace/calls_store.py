@@ -70,6 +70,7 @@ class Kept:
         self._gpu_times: list[_Batch] = []
         self._firsts: dict[int, FirstLaunches] = {}
         self._last: dict[int, tuple[int, Process]] = {}  # time stamp of the end of the last call, by process
+        self.loading: dict[tuple[int, int], tuple[int, int]] = {}  # how many kernels were loaded, and ns, by place
 
     def take(self, number: int, process: Process) -> None:
         """Store what a process has collected. Raises OutputError."""
@@ -167,6 +168,9 @@ class Kept:
             own = [batch for batch in self._gpu_times if batch.number == number]
             late = self._find_late(number, own)
             moved.append(late.rows[np.isin(late.rows["device"], [device for one, device in places if one == number])])
+            for device in [device for one, device in places if one == number]:
+                cut = late.cut[late.rows["device"] == device]
+                self.loading[number, device] = len(cut), int(cut.sum())
             for place, batch in enumerate(own):
                 if (number, _device(batch)) in places:
                     skip = late.places[late.batches == place]
@@ -185,6 +189,7 @@ class Kept:
         rows = join(parts) if parts else np.zeros(0, GPU)
         chosen = find_firsts(rows)
         rows, places = rows[chosen], np.array(where, np.int64).reshape(-1, 2)[chosen]
+        cut = np.zeros(len(rows))
         if len(rows):
             cut = np.rint(find_loading(rows, self._iter_launches(number))[0])
             late = np.flatnonzero(cut > 0)
@@ -192,15 +197,16 @@ class Kept:
             rows, places, cut = rows[late], places[late], cut[late]
             rows["begin"] += cut.astype(np.int64)
             rows["duration"] -= cut
-        return _Moved(rows, places[:, 0], places[:, 1])
+        return _Moved(rows, places[:, 0], places[:, 1], cut)
 
 
 class _Moved(NamedTuple):
-    """GPU times whose beginning was moved, with the batch and the row that each came from."""
+    """GPU times whose beginning was moved by `cut` ns, with the batch and the row that each came from."""
 
     rows: Array
     batches: Array
     places: Array
+    cut: npt.NDArray[np.float64]
 
 
 class _KeptRun:

@@ -185,6 +185,11 @@ class TraceModel:
         """Yield GPU times in chunks, for these processes and devices. Rows that begin in the same ns share a chunk."""
         return self._kept.iter_gpu_times(places)
 
+    def loading(self, places: Collection[tuple[int, int]]) -> tuple[int, int]:
+        """Return how many kernels were loaded in a first launch there, and the ns; after `iter_gpu_times` of them."""
+        found = [self._kept.loading.get(place, (0, 0)) for place in places]
+        return sum(count for count, _ in found), sum(time for _, time in found)
+
     def iter_ranges(self, process: int, last: int) -> Iterator[npt.NDArray[np.void]]:
         """Yield the NVTX ranges of a process whose last call ended at `last`, in the form of KeptRanges.iter_ranges."""
         assert self._ranges is not None

@@ -68,10 +68,12 @@ static void drop(struct client *client) {
 
 static void reply(struct client *client, int status, struct gpt_fault fault, const struct gpt_bytes *found) {
     struct gpt_reply reply = {.status = status};
+    char text[128];
     int file = found ? gpt_make_file(found->data, found->size) : -1;
     if (found && file < 0) {
+        snprintf(text, sizeof(text), "no file in memory for its answer: %s", strerror(errno));
         reply.status = GPT_MISSING;
-        fault = GPT_FAULT(no_memory, "for the answer");
+        fault = GPT_FAULT(pipeline_failed, text);
     }
     gpt_set_fault(&reply, fault);
     gpt_send(client->socket, &reply, sizeof(reply), (int[]){file, -1});

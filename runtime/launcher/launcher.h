@@ -39,8 +39,15 @@ void check_calls(const char *option, const char *calls); // fails for an unknown
 
 // output.c
 
-// With `call_back` the trace goes through gpt-dump, which runs the callbacks of probes.
-void begin_trace(const char *output, bool force, bool quiet, bool call_back, char **argv);
+// With `callbacks`, each ended by a zero, the trace goes through gpt-dump, which runs these and no others.
+struct gpt_bytes;
+void begin_trace(const char *output, bool force, bool quiet, const struct gpt_bytes *callbacks, char **argv);
+
+// probe.c
+
+// Add to a command for the shell: text, or a word that it takes as it is.
+__attribute__((format(printf, 2, 3))) void append(struct gpt_bytes *bytes, const char *format, ...);
+void append_quoted(struct gpt_bytes *bytes, const char *word);
 
 // parent.c
 

@@ -161,9 +161,9 @@ static int run(int argc, char **argv) {
     if (request.simulated || request.probing.probe_count || request.probing.jit)
         set(GPT_CACHE_SAID, gpt_complain_of_kept() ? "1" : NULL);
     const char *pipeline = use_probing(&request.probing);
-    if (request.disk && probes_call_back)
+    if (request.disk && probe_callbacks.size)
         fail(USAGE, "--max-disk", "the trace goes through gpt-dump, for the callbacks of its probes");
-    begin_trace(request.output, request.force, request.quiet, probes_call_back, request.command);
+    begin_trace(request.output, request.force, request.quiet, &probe_callbacks, request.command);
 
     if (request.disk && getenv("GPT_HOOK_FOLDER"))
         fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");

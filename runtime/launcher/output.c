@@ -216,37 +216,31 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
     setenv("GPT_HOOK_FOLDER", folder, 1);
 }
 
-// Adds a word, quoted for the shell.
-static void add_quoted(char *to, size_t size, const char *word) {
-    size_t at = strlen(to);
-    at += (size_t)snprintf(to + at, size - at, " '");
-    for (; *word && at + 8 < size; word++)
-        at += (size_t)snprintf(to + at, size - at, *word == '\'' ? "'\\''" : "%c", *word);
-    snprintf(to + at, size - at, "'");
-}
-
 // The command that runs callbacks, and writes what it reads to where the trace goes: to its standard output,
-// to a file that it makes, or to the command of -o '|COMMAND'.
-static const char *find_dump(const char *output, const char *file) {
-    static char command[8 * PATH_MAX];
+// to a file that it makes, or to the command of -o '|COMMAND'. The program writes the trace, and perhaps in a
+// sandbox: so the command names the callbacks that may run, whatever the trace says.
+static const char *find_dump(const char *output, const char *file, const struct gpt_bytes *callbacks) {
+    static struct gpt_bytes command;
     char stage[PATH_MAX];
-    strcpy(command, *output == '|' ? "" : "exec");
-    add_quoted(command, sizeof(command), find_neighbour("gpt-dump", stage) ? stage : "gpt-dump");
-    strcat(command, " -q");
-    if (*output == '|') {
-        size_t at = strlen(command);
-        if (strlen(output) > sizeof(command) - at - 16)
-            fail(USAGE, "-o", "the command is too long");
-        snprintf(command + at, sizeof(command) - at, " | {\n%s\n}", output + 1);
-    } else if (*file) {
-        strcat(command, " -o");
-        add_quoted(command, sizeof(command), file);
+    append(&command, *output == '|' ? "" : "exec");
+    append_quoted(&command, find_neighbour("gpt-dump", stage) ? stage : "gpt-dump");
+    append(&command, " -q");
+    for (size_t at = 0; at < callbacks->size; at += strlen(callbacks->data + at) + 1) {
+        append(&command, " --only");
+        append_quoted(&command, callbacks->data + at);
     }
-    return command;
+    if (*output == '|') {
+        append(&command, " | {\n%s\n}", output + 1);
+    } else if (*file) {
+        append(&command, " -o");
+        append_quoted(&command, file);
+    }
+    append(&command, "%c", '\0');
+    return command.data;
 }
 
 // Decides where the trace goes.
-void begin_trace(const char *output, bool force, bool quiet, bool call_back, char **argv) {
+void begin_trace(const char *output, bool force, bool quiet, const struct gpt_bytes *callbacks, char **argv) {
     unsetenv("GPT_HOOK_FOLDER");
     char path[PATH_MAX] = "";
     struct stat status;
@@ -262,7 +256,7 @@ void begin_trace(const char *output, bool force, bool quiet, bool call_back, cha
         prepare_output(output, force);
         expand(output, path);
     }
-    const char *reader = call_back        ? find_dump(output, is_fifo ? "" : path)
+    const char *reader = callbacks->size  ? find_dump(output, is_fifo ? "" : path, callbacks)
                          : *output == '|' ? output + 1
                                           : NULL;
     if (stream || is_fifo || reader)

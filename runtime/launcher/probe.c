@@ -20,7 +20,7 @@
 
 enum { MOST_TOOL = 64 << 20 }; // bytes of an executable that is digested
 
-bool probes_call_back;
+struct gpt_bytes probe_callbacks;
 
 static struct gpt_bytes pipeline, identity;
 
@@ -28,7 +28,7 @@ static struct gpt_bytes pipeline, identity;
 // runs no machine code.
 #define SASS_ARCHS "sm_90"
 
-__attribute__((format(printf, 2, 3))) static void add(struct gpt_bytes *bytes, const char *format, ...) {
+void append(struct gpt_bytes *bytes, const char *format, ...) {
     va_list values;
     char *text;
     va_start(values, format);
@@ -39,17 +39,16 @@ __attribute__((format(printf, 2, 3))) static void add(struct gpt_bytes *bytes, c
     free(text);
 }
 
-// Adds a word, quoted for the shell.
-static void add_quoted(struct gpt_bytes *bytes, const char *word) {
-    add(bytes, " '");
+void append_quoted(struct gpt_bytes *bytes, const char *word) {
+    append(bytes, " '");
     for (; *word; word++)
-        add(bytes, *word == '\'' ? "'\\''" : "%c", *word);
-    add(bytes, "'");
+        append(bytes, *word == '\'' ? "'\\''" : "%c", *word);
+    append(bytes, "'");
 }
 
 static void add_stage(const char *name) {
     char path[PATH_MAX];
-    add_quoted(&pipeline, find_neighbour(name, path) ? path : name);
+    append_quoted(&pipeline, find_neighbour(name, path) ? path : name);
 }
 
 // Reads a command's output. If the command fails, its own message is the error.
@@ -72,9 +71,9 @@ static void read_output(FILE *stream, struct gpt_bytes *output) {
 static FILE *begin_tools(void) {
     char path[PATH_MAX];
     struct gpt_bytes command = {0};
-    add(&command, "exec");
-    add_quoted(&command, find_neighbour("gpt-asm", path) ? path : "gpt-asm");
-    add(&command, " --tools 2>/dev/null%c", '\0');
+    append(&command, "exec");
+    append_quoted(&command, find_neighbour("gpt-asm", path) ? path : "gpt-asm");
+    append(&command, " --tools 2>/dev/null%c", '\0');
     FILE *stream = popen(command.data, "re");
     gpt_empty(&command);
     return stream;
@@ -85,7 +84,7 @@ static void end_tools(FILE *stream) {
     char block[4096];
     size_t size;
     while (stream && (size = fread(block, 1, sizeof(block), stream)) > 0)
-        add(&identity, "%.*s", (int)size, block);
+        append(&identity, "%.*s", (int)size, block);
     if (stream)
         pclose(stream);
 }
@@ -111,10 +110,9 @@ static void read_string(const char *at, char text[PATH_MAX]) {
     text[size] = '\0';
 }
 
-// Return whether a probe names a callback to run on its results. Fails if the callback doesn't exist.
-static bool check_callbacks(const char *shown) {
+// Collects the callbacks that probes name, to run on their results. Fails if one doesn't exist.
+static void find_callbacks(const char *shown, struct gpt_bytes *found) {
     static const char key[] = "\ncallback = \"";
-    bool any = false;
     for (const char *at = shown; (at = strstr(at, key));) {
         char name[PATH_MAX];
         at += strlen(key);
@@ -124,9 +122,9 @@ static bool check_callbacks(const char *shown) {
             fail(MISSING, name, "no such callback beside its probe file, nor beside the built-in probes");
         if (*name == '/' && access(name, suffix && !strcmp(suffix, ".py") ? R_OK : R_OK | X_OK))
             fail(MISSING, name, "%s", strerror(errno));
-        any |= *name == '/';
+        if (*name == '/' && !gpt_add(found, name, strlen(name) + 1))
+            fail(BAD, NULL, "%s", strerror(ENOMEM));
     }
-    return any;
 }
 
 static bool digest_file(const char *path, char digest[65]) {
@@ -159,12 +157,12 @@ static void add_checks(const struct probing *probing) {
             fail(USAGE, path, "not a regular file: a pipeline reads it again when it begins");
         if (!path || !digest_file(path, digest))
             continue;
-        add(&pipeline, "{ [ \"$(sha256sum <");
-        add_quoted(&pipeline, path);
-        add(&pipeline,
-            ")\" = '%s  -' ] || { echo 'the file of a probe has changed since gpt-hook read it' >&2; "
-            "false; }; } &&\n",
-            digest);
+        append(&pipeline, "{ [ \"$(sha256sum <");
+        append_quoted(&pipeline, path);
+        append(&pipeline,
+               ")\" = '%s  -' ] || { echo 'the file of a probe has changed since gpt-hook read it' >&2; "
+               "false; }; } &&\n",
+               digest);
     }
 }
 
@@ -174,8 +172,8 @@ static size_t add_weaver(const char *name, const struct probing *probing) {
     add_stage(name);
     for (size_t i = 0; i < probing->probe_count; i++) {
         const char *probe = probing->probes[i];
-        add(&pipeline, " -p");
-        add_quoted(&pipeline, is_file(probe) ? absolute(probe) : probe);
+        append(&pipeline, " -p");
+        append_quoted(&pipeline, is_file(probe) ? absolute(probe) : probe);
     }
     return start;
 }
@@ -183,41 +181,43 @@ static size_t add_weaver(const char *name, const struct probing *probing) {
 // Adds the stages that weave probes into PTX, behind gpt-extract. `reader` gets the words of gpt-ptx-probe.
 static void add_ptx_stages(const struct probing *probing, const char *options, struct gpt_bytes *reader) {
     add_stage("gpt-extract");
-    add(&pipeline, " --ptx%s |", options);
+    append(&pipeline, " --ptx%s |", options);
     size_t start = add_weaver("gpt-ptx-probe", probing);
     if (!reader->size)
-        add(reader, "%.*s%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
-    add(&pipeline, "%s |", probing->memusage ? " --count" : "");
+        append(reader, "%.*s%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
+    append(&pipeline, "%s |", probing->memusage ? " --count" : "");
     add_stage("gpt-asm");
-    add(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
+    append(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
 }
 
 static void use_probes(const struct probing *probing) {
     struct gpt_bytes reader = {0}, show = {0};
     add_checks(probing);
-    add(&pipeline, "case $GPT_ARCH in\n" SASS_ARCHS ")");
+    append(&pipeline, "case $GPT_ARCH in\n" SASS_ARCHS ")");
     add_ptx_stages(probing, " --payload", &reader);
-    add(&pipeline, " |");
+    append(&pipeline, " |");
     add_weaver("gpt-sass-probe", probing);
-    add(&pipeline, "%s%s ;;\n*)", probing->memusage ? " --count" : "",
-        probing->benchmark ? " --original" : "");
+    append(&pipeline, "%s%s ;;\n*)", probing->memusage ? " --count" : "",
+           probing->benchmark ? " --original" : "");
     add_ptx_stages(probing, "", &reader);
-    add(&pipeline, " ;;\nesac");
-    add(&show, "exec%s --show%c", reader.data, '\0');
-    add(&identity, "\n");
+    append(&pipeline, " ;;\nesac");
+    append(&show, "exec%s --show%c", reader.data, '\0');
+    append(&identity, "\n");
     read_output(popen(show.data, "re"), &identity);
     gpt_empty(&show);
     gpt_empty(&reader);
     if (!gpt_add(&identity, "", 1))
         fail(BAD, NULL, "%s", strerror(ENOMEM));
-    probes_call_back = check_callbacks(identity.data) && !probing->benchmark && !probing->memusage;
+    find_callbacks(identity.data, &probe_callbacks);
+    if (probing->benchmark || probing->memusage) // nothing is saved
+        gpt_empty(&probe_callbacks);
 }
 
 static bool add_digest(const char *path) {
     char digest[65];
     bool there = digest_file(path, digest);
     if (there)
-        add(&identity, "%s %s\n", path, digest);
+        append(&identity, "%s %s\n", path, digest);
     return there;
 }
 
@@ -245,9 +245,9 @@ static void use_pipeline(const char *command) {
     char *here = getcwd(NULL, 0);
     if (!here)
         fail(BAD, "--jit", "%s", strerror(errno));
-    add(&pipeline, "cd");
-    add_quoted(&pipeline, here);
-    add(&pipeline, " && {\n%s\n}", command);
+    append(&pipeline, "cd");
+    append_quoted(&pipeline, here);
+    append(&pipeline, " && {\n%s\n}", command);
     add_files(command);
     free(here);
 }
@@ -311,8 +311,8 @@ const char *make_pipeline(const struct probing *probing, char digest[65]) {
         use_probes(probing);
     end_tools(tools);
     sigaction(SIGCHLD, &before, NULL);
-    add(&identity, GPT_PACKAGE_VERSION " " GPT_WEAVER "\n%.*s", (int)pipeline.size, pipeline.data);
-    add(&pipeline, "%c", '\0');
+    append(&identity, GPT_PACKAGE_VERSION " " GPT_WEAVER "\n%.*s", (int)pipeline.size, pipeline.data);
+    append(&pipeline, "%c", '\0');
     gpt_sha256(identity.data, identity.size, digest);
     return pipeline.data;
 }
@@ -320,10 +320,10 @@ const char *make_pipeline(const struct probing *probing, char digest[65]) {
 const char *name_probes(const struct probing *probing) {
     struct gpt_bytes names = {0};
     if (probing->jit)
-        add(&names, "%s", probing->jit);
+        append(&names, "%s", probing->jit);
     for (size_t i = 0; i < probing->probe_count; i++)
-        add(&names, i ? " %s" : "%s", probing->probes[i]);
-    add(&names, "%c", '\0');
+        append(&names, i ? " %s" : "%s", probing->probes[i]);
+    append(&names, "%c", '\0');
     return names.data;
 }
 

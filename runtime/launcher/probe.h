@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "../common/broker.h"
+
 enum { MOST_PROBES = 64 };
 
 struct probing { // NULL: option not given
@@ -15,7 +17,7 @@ struct probing { // NULL: option not given
     bool complete, benchmark, memusage, quiet;
 };
 
-extern bool probes_call_back; // a probe has a callback to run on each launch's data
+extern struct gpt_bytes probe_callbacks; // files to run on each launch's data, each ended by a zero
 
 // Sets the hook's variables, and returns the pipeline's text for the broker, or NULL without probes. Fails if
 // the options make no sense or a probe can't be read.

@@ -13,6 +13,7 @@ struct block {
 
 void *sim_new_block(struct code *code, size_t size) { // zeroed, with one extra byte
     struct block *made = size < SIZE_MAX / 2 ? calloc(1, sizeof(*made) + size + 1) : NULL;
+    code->starved |= !made;
     if (!made)
         return NULL;
     made->next = code->blocks;
@@ -28,6 +29,7 @@ char *sim_keep_text(struct code *code, const char *bytes, size_t size) {
 struct entry *sim_add_entry(struct code *code, const char *name) {
     struct entry *larger =
         name ? sim_grow(code->entries, code->entry_count, &code->entry_room, sizeof(*larger)) : NULL;
+    code->starved |= name && !larger;
     if (!larger)
         return NULL;
     code->entries = larger;
@@ -62,12 +64,13 @@ void sim_set_registers(struct entry *entry, unsigned long registers) {
     *most = threads < *most ? threads : *most;
 }
 
-void sim_add_parameter(struct entry *entry, size_t index, size_t offset, size_t size) {
+void sim_add_parameter(struct code *code, struct entry *entry, size_t index, size_t offset, size_t size) {
     enum { MOST = 4096 };
     if (index >= MOST)
         return;
     if (index >= entry->count) {
         struct parameter *larger = realloc(entry->parameters, (index + 1) * sizeof(*larger));
+        code->starved |= !larger;
         if (!larger)
             return;
         memset(larger + entry->count, 0, (index + 1 - entry->count) * sizeof(*larger));
@@ -78,9 +81,11 @@ void sim_add_parameter(struct entry *entry, size_t index, size_t offset, size_t 
 }
 
 void sim_add_variable(struct code *code, struct variable variable) {
-    struct variable *larger = variable.name && variable.size ? sim_grow(code->variables, code->variable_count,
-                                                                        &code->variable_room, sizeof(*larger))
-                                                             : NULL;
+    if (!variable.name || !variable.size)
+        return;
+    struct variable *larger =
+        sim_grow(code->variables, code->variable_count, &code->variable_room, sizeof(*larger));
+    code->starved |= !larger;
     if (!larger)
         return;
     code->variables = larger;

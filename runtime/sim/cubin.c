@@ -66,7 +66,7 @@ static void read_info(const struct cubin *cubin, struct entry *entry) {
             memcpy(words, bytes + at, 12);
             if (attribute ==
                 PARAMETER) // its number, and its offset from the first; its size in the high bits
-                sim_add_parameter(entry, words[1] & 0xffff, words[1] >> 16, words[2] >> 18);
+                sim_add_parameter(cubin->code, entry, words[1] & 0xffff, words[1] >> 16, words[2] >> 18);
             else if (attribute == MAX_THREADS || attribute == REQUIRED_THREADS)
                 entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] =
                     (int)(words[0] * words[1] * words[2]);
@@ -263,6 +263,7 @@ char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *si
     do {
         size_t want = claimed - got < PIECE ? claimed - got : PIECE;
         char *larger = realloc(bytes, got + want + 1);
+        code->starved |= !larger;
         if (!larger)
             break;
         bytes = larger;

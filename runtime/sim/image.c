@@ -36,7 +36,7 @@ static void read_object(struct code *code, const struct host_module *module) {
         entry->module = module;
         entry->kernel = kernel;
         for (uint32_t k = 0; k < kernel->parameter_count; k++)
-            sim_add_parameter(entry, k, kernel->parameters[k].offset, kernel->parameters[k].size);
+            sim_add_parameter(code, entry, k, kernel->parameters[k].offset, kernel->parameters[k].size);
         sim_describe_entry(entry);
     }
 }
@@ -123,6 +123,8 @@ CUresult sim_read_image(struct code **code, const void *start, size_t room) {
     made->references = 1;
     sim_said[0] = '\0';
     CUresult status = read_image(made, start, room);
+    if (made->starved)
+        status = CUDA_ERROR_OUT_OF_MEMORY;
     if (status == CUDA_ERROR_INVALID_IMAGE && !sim_said[0])
         sim_say_once("an image of a fatbin, a cubin or an object that is cut off or damaged");
     if (status)

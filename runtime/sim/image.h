@@ -6,11 +6,11 @@
 #include "host/abi.h"
 #include "sim.h"
 
-// code.c
+// code.c: without memory, `starved` is set
 void *sim_new_block(struct code *code, size_t size); // zeros, which live as long as the code
 char *sim_keep_text(struct code *code, const char *bytes, size_t size); // in such a block, as a string
 struct entry *sim_add_entry(struct code *code, const char *name);       // NULL without memory, or a name
-void sim_add_parameter(struct entry *entry, size_t index, size_t offset, size_t size);
+void sim_add_parameter(struct code *code, struct entry *entry, size_t index, size_t offset, size_t size);
 void sim_add_variable(struct code *code, struct variable variable);
 
 // outline.c

@@ -80,6 +80,8 @@ static void go(struct worker *worker, void **from, struct lane *next) {
         next = NULL;
     }
     worker->current = next;
+    if (!next && from == &worker->home)
+        return; // the worker is at home: not even one lane has a stack
     if (!next)
         sim_switch(from, worker->home);
     else if (next->stack)

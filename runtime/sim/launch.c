@@ -46,8 +46,8 @@ static CUresult keep_arguments(struct operation *operation, const struct entry *
                                void **extra) {
     const char *buffer = NULL;
     size_t size = 0;
-    operation->kernel.packed = !values && extra;
-    for (; !values && extra && extra[0]; extra += 2) {
+    operation->kernel.packed = extra != NULL;
+    for (; extra && extra[0]; extra += 2) {
         if (extra[0] == (void *)CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
             buffer = extra[1];
         else if (extra[0] == (void *)CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE)
@@ -84,6 +84,8 @@ CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PAR
     struct function *function = params->func ? params->func : params->kern;
     if (!is_kind(function, FUNCTION) && !is_kind(function, KERNEL))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (params->kernelParams && params->extra)
+        return CUDA_ERROR_INVALID_VALUE; // NVIDIA's manual of cuLaunchKernel
     const uint32_t grid[3] = {params->gridDimX, params->gridDimY, params->gridDimZ};
     const uint32_t block[3] = {params->blockDimX, params->blockDimY, params->blockDimZ};
     CUresult status = check_size(function, grid, block, params->sharedMemBytes);

@@ -250,18 +250,15 @@ API cuLibraryLoadFromFile(void **library, const char *path, int *jit_options, vo
 static CUresult unload_library(void *handle) {
     LOCKED;
     struct reference is = sim_refer(handle);
-    while (is_there(is) && is_kind(handle, LIBRARY)) {
-        struct library *module = ((struct library *)handle)->modules;
-        if (!module) {
-            sim_delete(handle);
-            return CUDA_SUCCESS;
-        }
-        struct reference found = sim_refer(module);
-        sim_drain((struct context *)module->object.owner, false); // its code may be running
-        if (is_there(found))
-            sim_delete(module);
-    }
-    return CUDA_ERROR_INVALID_HANDLE;
+    if (is_kind(handle, LIBRARY))
+        sim_drain(NULL, false); // launches of its kernels, which only then load a module in their context
+    if (!is_there(is) || !is_kind(handle, LIBRARY))
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct library *library = handle;
+    while (library->modules)
+        sim_delete(library->modules);
+    sim_delete(library);
+    return CUDA_SUCCESS;
 }
 
 API cuLibraryUnload(void *library) {

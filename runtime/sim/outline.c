@@ -63,7 +63,7 @@ static void read_kernel(struct code *code, struct cursor kernel, const char *tex
     entry->text_size = size;
     size_t index = 0;
     EACH_MAP(param, kernel, "params")
-    sim_add_parameter(entry, index++, find_number(param, "offset"), find_number(param, "size"));
+    sim_add_parameter(code, entry, index++, find_number(param, "offset"), find_number(param, "size"));
     uint64_t threads = find_number(kernel, "threads"), registers = find_number(kernel, "registers");
     if (registers)
         sim_set_registers(entry, registers);

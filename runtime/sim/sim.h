@@ -260,7 +260,8 @@ struct variable {
 };
 struct code {
     unsigned references;
-    bool packed; // has parts that can't be read: any name may be in them
+    bool packed;  // has parts that can't be read: any name may be in them
+    bool starved; // memory ran out while it was read, so something is missing
     struct entry *entries;
     struct variable *variables;
     size_t entry_count, variable_count, entry_room, variable_room;

@@ -135,10 +135,36 @@ def test_what_changed_most_comes_first(two):
     assert verdict[-2].startswith("in calls, most of it: cuStreamSynchronize, ") and verdict[-2].endswith("us longer")
     change = human_time(-found.rows["kernels"][0]["change"])
     assert verdict[-1] == f"on the GPU, most of it: kernel k2, {change} less"
-    assert found.verdicts["functions"][0] == "functions: 1 differs in count, 1 differs in time; 1 by no more than noise"
-    assert (
-        found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 by no more than noise"
-    )
+    assert found.verdicts["functions"] == [
+        "functions: 1 differs in count, 1 differs in time; 1 noise",
+        "count: how often it was called or launched",
+        "noise: means within 3 standard errors of times within a run, or within 2 %",
+    ]
+    assert found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 noise"
+
+
+def test_what_is_not_in_the_numbers_is_said(tmp_path):
+    """B is recorded from 300 to 700 ns only, and three of five launches are without times, as those in graphs."""
+    off = [records.make("recording", on=on, at=at) for at, on in ((300, True), (700, False))]
+    name = records.make("function", id=1, name="k")
+    for at, more in enumerate(([forge.launches({1: 5})], [forge.launches({1: 2}), *off])):
+        calls = forge.calls([(310, 20, INIT, 0), (690, 10, INIT, 0)])
+        ran = forge.gpu_times([(320, 10, LAUNCH, 1), (340, 10, LAUNCH, 1)])
+        (tmp_path / f"{'ab'[at]}.mp").write_bytes(forge.pack(forge.trace(*APIS, name, calls, ran, *more, pid=at + 1)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    (line,) = (line for line in found.verdicts["sides"] if "recording" in line)
+    assert line == "in B recording was off for 300ns, so calls and launches are missing"
+    timed = [line for line in found.verdicts["kernels"] if "have a time" in line]
+    assert timed == ["in A 2 of 5 launches have a time; those in graphs never do"]
+    lines = run("summary", tmp_path / "a.mp").stdout.decode().splitlines()
+    (at,) = (n for n, line in enumerate(lines) if line.startswith("kernel  launches"))
+    assert lines[at].split() == ["kernel", "launches", "share", "timed", "GPU", "time", "share", "mean"]
+    assert lines[at + 1].split() == ["k", "5", "100.0", "%", "2", "20ns", "100.0", "%", "10ns"]
+    (tmp_path / "c.mp").write_bytes(forge.pack(forge.trace(*APIS, name, calls, ran, pid=3)))
+    for other in ("b.mp", "c.mp"):  # all have times, and in one nobody counts launches
+        lines = run("summary", tmp_path / other).stdout.decode().splitlines()
+        assert [line.split()[:3] for line in lines if line.startswith("k  ")] == [["k", "2", "100.0"]]
+        assert not any("timed" in line for line in lines if line.startswith("kernel  "))
 
 
 def test_the_largest_change_is_named_even_if_it_is_of_a_single_call(tmp_path):
@@ -150,6 +176,8 @@ def test_the_largest_change_is_named_even_if_it_is_of_a_single_call(tmp_path):
         "in calls, most of it: cuInit, 1.32s less, in 1 call: too few to tell whether that's noise"
     )
     assert (found.rows["functions"][0]["name"], found.rows["functions"][0]["differs"]) == ("cuInit", "few times")
+    assert "few times: fewer than 5 times on a side, which can't tell a difference from noise" in \
+        found.verdicts["functions"]  # fmt: skip
 
 
 @pytest.mark.full

@@ -119,7 +119,10 @@ def test_a_gpu_of_several_processes_is_idle_when_none_uses_it():
         ("GPU 0", "all streams", 11, 5 * MS, 14 * MS),
         ("GPU 1", "all streams", 12, 2 * MS, 20 * MS),
     ]
-    assert found.verdicts["idle"][0] == "GPU 0: idle 47.6 % of the time from the first to the last thing that ran on it"
+    assert found.verdicts["idle"][0] == (
+        "GPU 0: idle 47.6 % of the 21.0ms from the first to the last thing that ran on it, which began 10.0ms after "
+        "the first of its processes did and ended 21.0ms after the last call did"
+    )
     points = [(r["place"], r["source"], r["target"], r["took"]) for r in found.rows["switch_points"]]
     assert points == [
         ("GPU 0", "pid 10", "pid 11", 0),

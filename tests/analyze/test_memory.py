@@ -59,7 +59,7 @@ def test_live_peak_and_what_is_left_by_kind():
     assert picked(told["host memory"], *sums) == (2, 0, 0, 4166, 4166, 0, 4166)
     assert [*told] == ["GPU memory", "device", "pool", "host memory", "pinned", "registered"]
     verdict = found.verdicts["memory"]
-    ended = "300 B in 1 allocation still allocated when it ended, which the driver frees then"
+    ended = "300 B in 1 allocation not freed before it ended; the driver frees that then"
     assert verdict[0] == f"process 10: 1.46 KiB of GPU memory at most in allocations by its calls; {ended}"
     assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
     live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
@@ -89,8 +89,9 @@ def test_a_context_ends_with_its_memory():
     assert picked(rows(found)["device"], "allocations", "freed", "peak", "left") == (2, 0, 100, 110)
     assert [row["gpu"] for row in found.rows["live"]] == [100, 0, 10]
     assert found.verdicts["times"] == [
-        "GPU memory of process 10, from its beginning to its last call, in 10 parts",
-        "1 allocation ended with the context, which frees them",
+        "GPU memory of process 10, from its beginning to its last call, in 10 equal parts",
+        "'from' counts from the beginning of the first process",
+        "freed: with 1 allocation that ended with the context",
     ]
     found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # its context isn't known
     assert picked(rows(found)["device"], "freed", "left") == (1, 10)
@@ -123,7 +124,7 @@ def test_no_pages_are_not_fragmented():
     found = answers("memory", made(("cuMemAlloc", 0, BASE, PAGE // 2), ("cuMemFree", 2, BASE)))
     assert picked(found.rows["fragmentation"][-1], "live", "held", "fragmented") == (0, 0, 0)
     assert found.verdicts["memory"][0].endswith(
-        "of GPU memory at most in allocations by its calls; all of it was freed by the time it ended"
+        "of GPU memory at most in allocations by its calls; all of it was freed before it ended"
     )
 
 
@@ -220,9 +221,17 @@ def test_several_processes_and_one_that_was_killed():
     two = made(("cuMemAlloc", 0, BASE, 10), pid=11, end=False)
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000)), two)
     assert [picked(row, "pid", "left") for row in found.rows["memory"]] == [(10, 1000)] * 2 + [(11, 10)] * 2
-    assert found.verdicts["live"] == ["process 10, of 2: --pid chooses"]
+    assert found.verdicts["live"][1:] == ["process 10, of 2: --pid chooses"]
     told = answers("memory", two).verdicts["memory"][0]
-    assert told.endswith("10 B in 1 allocation still allocated when its trace ended, which the driver frees then")
+    assert told.endswith("10 B in 1 allocation not freed before its trace ended; the driver frees that then")
+    one = made(("cuMemAlloc", 0, BASE, 1000))
+    for segments, titles in (
+        ((one, two), ["address", "pid", "since", "bytes"]),
+        ((one,), ["address", "since", "bytes"]),
+    ):
+        lines = run("memory", data=forge.pack(*segments)).stdout.decode().splitlines()
+        (head,) = (line.split() for line in lines if line.startswith("not freed "))
+        assert head == ["not", "freed", *titles]
 
 
 def test_parts_of_time_reach_from_the_beginning_of_the_process_to_its_last_call():

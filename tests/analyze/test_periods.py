@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpt.analyze.lib import periods
+from gpt.analyze.lib import periods, rounds
 from gpt.analyze.lib.periods import REPEATS, find_periods, make_period, split_units
+from gpt.analyze.lib.rounds import find_all
 from tests.tiers import examples
 
 
@@ -146,3 +147,33 @@ def test_units_are_told_apart_across_blocks(monkeypatch):
         monkeypatch.setattr(periods, "BLOCKS", size)
         found = split_units(sequence, make_period(sequence, 3))
         assert [one.begins.tolist() for one in found] == [one.begins.tolist() for one in whole] == [[0, 22], [38]]
+
+
+def count_units(sequence, unit, first):
+    """The places where a unit begins, one after the other."""
+    places, at = [], first
+    while at + len(unit) <= len(sequence):
+        same = sequence[at : at + len(unit)] == unit
+        places += [at] if same else []
+        at += len(unit) if same else 1
+    return places
+
+
+@settings(max_examples=examples(60))
+@given(st.lists(st.integers(1, 3), max_size=60), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.data())
+def test_rounds_are_all_places_where_a_unit_is(sequence, unit, data):
+    for _ in range(data.draw(st.integers(0, 6))):
+        at = data.draw(st.integers(0, len(sequence)))
+        sequence[at:at] = unit * data.draw(st.integers(1, 3))
+    first = data.draw(st.integers(0, len(sequence)))
+    wanted = count_units(sequence, unit, first)
+    before = rounds.BLOCKS
+    try:
+        for size in (1, 2, 7, before):
+            rounds.BLOCKS = size
+            found = find_all(codes(*sequence), codes(*unit), first)
+            starts = [at for pair in zip(found.begins, found.ends, strict=True) for at in range(*pair, len(unit))]
+            assert starts == wanted and found.times == len(wanted)
+            assert (found.begins[1:] > found.ends[:-1]).all()
+    finally:
+        rounds.BLOCKS = before

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpt.analyze.stages import find_round
+from gpt.analyze.lib.rounds import find_rounds
 from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.trace import forge
@@ -48,7 +48,8 @@ def test_gaps_between_launches_of_a_thread():
     host = "host code"
     assert longest == [("k1", "k3", host, 60.0, 6 * MS, 5 * MS), ("k1", "k2", host, 100.0, 2 * MS, 2 * MS)]
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the 11.0ms from its first call to its last: 63.6 % between launches of thread 1, waits included"
+        "process 10, of the 11.0ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
+        "36.4 % in launches, 63.6 % between them, waits included, 0.0 % after the last one"
     )
     assert found.verdicts["gaps"][1].startswith("when kernels ran is not recorded")
 
@@ -78,11 +79,13 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
     assert [(row["gap"], row["total"]) for row in found.rows["gaps"]] == [
         ("launch, launch", 500 * MS), ("wait, launch", 497 * MS),
     ]  # fmt: skip
-    told = "process 10, of the 503ms from its first call to its last: "
+    told = "process 10, of the 503ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
     assert found.verdicts["gaps"][:4] == [
-        told + "99.4 % between launches of thread 1, waits included, 99.2 % in 1 gap over 100ms",
-        "of these 503ms, 98.8 % from the end of a wait for all work to the next launch: so long, at least, the GPU had "
-        "no kernel to run",
+        told
+        + "0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), 0.0 % after the last "
+        "one",
+        "of these 503ms, 98.8 % from the end of a wait for all work to the next launch: at least that long, no kernel "
+        "could run",
         "'wait, launch' may be time that 'launch, launch' counts too: don't add them up",
         "300 calls counted but not timed: their time counts as host code",
     ]
@@ -119,7 +122,7 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     questions = {row["question"]: row for row in summary.rows["questions"]}
     assert questions["idle periods of the GPU"]["value"] == pytest.approx(100 * 10 / 18)
     stages = ask("stages", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
-    assert stages.rows["stages"][-1]["time"] == 17 * MS
+    assert {row["category"]: row["time"] for row in stages.rows["stages"]}["Total"] == 17 * MS
     assert "recording was off for 1.04s, which are in no stage" in stages.verdicts["stages"]
 
 
@@ -178,8 +181,38 @@ def test_gaps_after_waiting():
     rows = ask("gaps", made(*calls)).rows["gaps"]
     assert [(r["gap"], r["count"], r["total"]) for r in rows] == [
         ("launch, launch", 2, 9 * MS),
-        ("wait, launch", 1, 3 * MS),  # from the second of two waits
+        ("wait, launch", 1, 5 * MS),  # from the first of two waits
     ]
+
+
+def test_time_before_the_first_work_and_after_the_last_is_told():
+    """From 10 to 100 ms: launches of 1 ms at 30, 50 and 70 ms, and work on the GPU from 32 to 75 ms."""
+    ran = gpu_times(
+        (32, 10, 30, "cuLaunchKernel", 1), (52, 10, 50, "cuLaunchKernel", 1), (72, 3, 70, "cuLaunchKernel", 1)
+    )
+    calls = [("cuInit", 10, 1), *launches((30, 1), (50, 1), (70, 1)), ("cuMemAlloc", 90, 10, 64)]
+    found = ask("gaps", made(*calls, more=[ran]))
+    assert found.verdicts["gaps"][0] == (
+        "process 10, of the 90.0ms from its first call to its last, for thread 1: 22.2 % before its first launch, "
+        "3.3 % in launches, 42.2 % between them, waits included, 32.2 % after the last one"
+    )
+    assert found.verdicts["idle"] == [
+        "GPU 0: idle 46.5 % of the 43.0ms from the first to the last thing that ran on it, which began 1.03s after its "
+        "process did and ended 25.0ms before the last call did"
+    ]
+    assert (
+        found.verdicts["longest"]
+        == found.verdicts["periods"]
+        == ["'at' counts from the beginning of the first process"]
+    )
+
+
+def test_a_wait_while_another_thread_launches_does_not_leave_the_gpu_idle():
+    """Thread 2 launches during thread 1's wait, so the GPU may have work after it."""
+    calls = [*launches((1, 1)), ("cuInit", 2, 1), ("cuStreamSynchronize", 4, 6), *launches((6, 1)), ("cuInit", 19, 1),
+             *launches((20, 1))]  # fmt: skip
+    rows = ask("gaps", made(*calls, threads=2)).rows["gaps"]
+    assert [row for row in rows if row["gap"] == "wait, launch"] == []
 
 
 def test_the_gpu_is_idle_where_no_stream_has_work():
@@ -208,8 +241,86 @@ def test_gaps_of_a_trace_without_calls():
      ([1, *[2, 3] * 30, 4] * 2 + [5], 62)],
 )  # fmt: skip
 def test_the_repeating_unit_is_found(kernels, period):
-    found = find_round(np.array(kernels, np.uint64)[2 if kernels[0] == 9 else 0 :])
-    assert (found[0] if found else None) == period
+    found = find_rounds(np.array(kernels, np.uint64)[2 if kernels[0] == 9 else 0 :]).unit
+    assert (found.length if found else None) == period
+
+
+@pytest.mark.parametrize(
+    ("breaks", "first", "times"),
+    [
+        ({1: 100}, 1, 4),  # a break after each k1: to begin with k2 would lose a round
+        ({2: 100}, 1, 4),
+        ({}, 1, 4),
+        ({9: 100, 2: 100}, 2, 4),  # k2, and then four rounds
+    ],
+)
+def test_summary_and_stages_have_the_same_rounds(breaks, first, times):
+    """k1 k2 four times, each in a ms and then a break: both name the unit k1 k2, and the launch that it begins at."""
+    order = ([2] if 9 in breaks else []) + [1, 2] * 4
+    at, calls = 10, [("cuMemcpyHtoD", 1, 1, 64)]
+    for kernel in order:
+        calls += launches((at, kernel))
+        at += 3 + breaks.get(kernel, 0)
+    segment = made(*calls, ("cuStreamSynchronize", at, 4))
+    summary, found = ask("summary", segment), ask("stages", segment)
+    (row,) = summary.rows["iterations"]
+    assert (row["first_kernel"], row["launches"], row["first"], row["count"]) == ("k1", 2, first, times)
+    assert row["covered"] == pytest.approx(100 * 8 / len(order))
+    (told,) = (line for line in found.verdicts["stages"] if "equal rounds" in line)
+    assert told.startswith(f"3 equal rounds of 2 launches from launch {first + 2} on; ")  # after the warm-up
+
+
+def test_rounds_after_a_warm_up_that_launches_more_often():
+    """A program that captures a graph launches its kernels first, and then the graph, here k8, fewer times."""
+    order = [1, 2, 3, 4, 5, 6, 7, 3, 1, 5, 2] + [8] * 7
+    calls = [("cuMemcpyHtoD", 1, 1, 64), *launches(*((10 + 3 * n, kernel) for n, kernel in enumerate(order)))]
+    segment = made(*calls, ("cuStreamSynchronize", 100, 4))
+    (row,) = ask("summary", segment).rows["iterations"]
+    assert (row["first_kernel"], row["launches"], row["count"], row["first"]) == ("k8", 1, 7, 12)
+    assert row["covered"] == pytest.approx(100 * 7 / 18)
+    (told,) = (line for line in ask("stages", segment).verdicts["stages"] if "equal rounds" in line)
+    assert told.startswith("6 equal rounds of 1 launch from launch 13 on")
+
+
+def test_a_part_of_a_round_at_the_end_is_no_round():
+    """A program that was killed in its fifth round."""
+    segment = made(*launches(*((10 + 3 * n, 1 + n % 3) for n in range(14))))
+    (row,) = ask("summary", segment).rows["iterations"]
+    assert (row["launches"], row["count"], row["covered"]) == (3, 4, pytest.approx(100 * 12 / 14))
+
+
+def test_the_last_round_lasts_until_its_wait():
+    """Two rounds of 40 and 60 ms after the warm-up: the second one is waited for, and nothing is launched after it."""
+    calls = [("cuMemcpyHtoD", 1, 1, 64)]
+    for at, wait in ((10, 5), (20, 35), (60, 55)):
+        calls += [*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 5, wait)]
+    found = ask("stages", made(*calls, ("cuMemAlloc", 500, 1, 64)))
+    rows = {row["category"]: row for row in found.rows["stages"]}
+    assert rows["Per round"]["time"] == (40 + 60) / 2 * MS
+    assert (
+        "2 equal rounds of 2 launches from launch 3 on; per round: the median from one's first launch to the next "
+        "launch after it, waits included, for the last one to the end of the wait"
+    ) in found.verdicts["stages"]
+
+
+def test_calls_between_the_stages_are_in_the_sums():
+    """A module that's loaded between two copies is part of a stage, but what follows the weights isn't."""
+    calls = [
+        ("cuInit", 0, 10),
+        ("cuMemcpyHtoD", 20, 30, 1 << 20),
+        ("cuMemAlloc", 60, 7, 64),
+        ("cuMemAlloc", 70, 25, 64),
+    ]
+    calls += [*launches((100, 1)), ("cuStreamSynchronize", 105, 5), *launches((120, 1)), ("cuMemcpyDtoH", 125, 3, 4096)]
+    found = ask("stages", made(*calls))
+    rows = {row["category"]: row for row in found.rows["stages"]}
+    other, total = rows["Other"], rows["Total"]
+    assert (other["time"], other["in_calls"], other["calls"]) == ((100 - 50) * MS, 32 * MS, 2)
+    parts = [row for name, row in rows.items() if name not in ("Total", "Per round")]
+    for name, value in (("time", 128 * MS), ("in_calls", (10 + 30 + 32 + 1 + 5 + 1 + 3) * MS), ("calls", 8),
+                        ("launches", 2), ("bytes", (1 << 20) + 4096)):  # fmt: skip
+        assert total[name] == value == sum(row.get(name) or 0 for row in parts), name
+    assert "Other: the time between the stages; its longest call: cuMemAlloc, 25.0ms" in found.verdicts["stages"]
 
 
 INFERENCE = [
@@ -231,8 +342,8 @@ INFERENCE = [
 
 def stages(*args, **more):
     found = ask("stages", made(*INFERENCE, **more), args=args)
-    rows = {(row["category"], row.get("part")): row for row in found.rows["stages"]}
-    return {key[1] or key[0]: row["time"] / MS for key, row in rows.items()}, rows, found.verdicts["stages"]
+    rows = {row["category"]: row for row in found.rows["stages"]}
+    return {name: row["time"] / MS for name, row in rows.items()}, rows, found.verdicts["stages"]
 
 
 def test_stages_are_found_from_the_calls():
@@ -242,19 +353,22 @@ def test_stages_are_found_from_the_calls():
         "Per round": 10, "Sync": 16, "Output Transfer": 3, "After Inference": 6 - 3,
         "Other": 144 - 20 - 40 - 2 - 20 - 38 - 6, "Total": 144,
     }  # fmt: skip
-    assert rows["Weight Loading", None]["bytes"] == 15_000_000 and rows["Warmup", None]["launches"] == 2
-    assert rows["Inference", "Per round"]["launches"] == 2
-    assert sum(row["share"] for key, row in rows.items() if "share" in row and key[0] != "Total") == pytest.approx(100)
+    assert rows["Weight Loading"]["bytes"] == 15_000_000 and rows["Warmup"]["launches"] == 2
+    assert rows["Per round"]["launches"] == 2
+    assert sum(row["share"] for key, row in rows.items() if "share" in row and key != "Total") == pytest.approx(100)
     assert [row.get("begin") for row in rows.values()] == [
-        ZERO + at * MS if at is not None else None for at in (0, 20, None, 80, 100, None, None, None, 138, None, None)
+        ZERO + at * MS if at is not None else None for at in (0, 20, None, 80, 100, None, None, 138, None, None, None)
     ]
     in_calls = [row.get("in_calls") for row in rows.values()]
-    assert in_calls == [11 * MS, 38 * MS, 2 * MS, 12 * MS, 8 * MS, None, 16 * MS, 3 * MS, 0, None, None]
+    assert in_calls == [11 * MS, 38 * MS, 2 * MS, 12 * MS, 8 * MS, 16 * MS, 3 * MS, 0, 0, 90 * MS, None]
     assert verdict == [
         "found by the calls, as no NVTX range names a stage: the names are guesses",
-        "Warmup: from the first launch until every kernel that recurs had been launched once",
+        "Warmup: from the first launch until every kernel that recurs had been launched once, waits and copies "
+        "included",
         "Other: the time between the stages",
-        "4 equal rounds of 2 launches; per round: the median from one's beginning to the next one's, waits included",
+        "4 equal rounds of 2 launches from launch 3 on; per round: the median from one's first launch to the next "
+        "launch after it, waits included, for the last one to the end of the wait",
+        "'from' counts from the beginning of the first process",
     ]
 
 
@@ -267,7 +381,7 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
     calls += [("cuStreamSynchronize", 214, 6), ("cuMemAlloc", 2000, 1, 64)]
     counts = records.make("counts", **forge.rows([(500, ZERO, 3, 0)], forge.QUERIES))
     found = ask("stages", made(*calls, more=[counts]))
-    rows = {row.get("part") or row["category"]: row for row in found.rows["stages"]}
+    rows = {row["category"]: row for row in found.rows["stages"]}
     assert (rows["Per round"]["time"], rows["Per round"]["launches"]) == ((220 - 110) / 2 * MS, 26)
     assert (rows["Kernel Compile"]["launches"], rows["Inference"]["launches"]) == (26, 52)
     assert rows["Kernel Compile"]["begin"] == ZERO + 8 * MS
@@ -276,9 +390,11 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
     assert copied == [None, 8]  # what's copied while kernels are compiled is no input
     assert (rows["After Inference"]["begin"], rows["After Inference"]["time"]) == (ZERO + 220 * MS, 1781 * MS)
     assert found.verdicts["stages"][2:] == [
-        "2 equal rounds of 26 launches (within each, 6 times 4 launches); no wait between them, so per round is the "
-        "time from the first one's first launch to the end of the wait after the last one, divided by their number",
+        "2 equal rounds of 26 launches from launch 27 on (within each, 6 times 4 launches); no wait between "
+        "them, so per round is the time from the first one's first launch to the end of the wait "
+        "after the last one, divided by their number",
         "500 calls counted but not timed, and in no stage",
+        "'from' counts from the beginning of the first process",
     ]
 
 
@@ -288,7 +404,7 @@ def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
     for token in range(10):
         calls += launches(*((2100 + 10 * token + 3 * part, 1 + part) for part in range(2)))
     calls += [*launches((2200, 5)), ("cuMemcpyDtoH", 2203, 1, 64)]
-    (row,) = (r for r in ask("stages", made(*calls)).rows["stages"] if r["category"] == "Inference" and "part" not in r)
+    (row,) = (r for r in ask("stages", made(*calls)).rows["stages"] if r["category"] == "Inference")
     assert row["time"] < 1300 * MS
 
 
@@ -297,9 +413,18 @@ def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2))]
     calls += [("cuStreamSynchronize", 20, 5), *launches(*((30 + 2 * n, 1 + n % 2) for n in range(20)))]
     found = ask("stages", made(*calls, ("cuStreamSynchronize", 71, 959)))
-    rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
+    rows = {row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per round"] == pytest.approx((1030 - 25) / 10, rel=0.2)
     assert "no wait between them" in found.verdicts["stages"][2]
+
+
+def test_rounds_that_are_never_waited_for_have_the_time_of_their_launches():
+    """Recording was off from 100 to 200 ms, which is in no round."""
+    calls = [("cuInit", 0, 1), *launches(*((10 * n, 1) for n in range(1, 10)), *((10 * n, 1) for n in range(20, 30)))]
+    found = ask("stages", made(*calls, more=recording((0.5, True), (100, False), (200, True))))
+    rows = {row["category"]: row["time"] / MS for row in found.rows["stages"]}
+    assert rows["Per round"] == 10
+    assert found.verdicts["stages"][-2].endswith("few of them are waited for, so they may take longer on the GPU")
 
 
 def test_a_round_that_was_held_up_was_not_launched_ahead():
@@ -309,9 +434,9 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
         at = 30 + 10 * token + (1000 if token > 4 else 0)
         calls += [*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 4, 1000 if token == 4 else 5)]
     found = ask("stages", made(*calls))
-    rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
+    rows = {row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per round"] == 10
-    assert found.verdicts["stages"][2].endswith("to the next one's, waits included")
+    assert "per round: the median from one's first launch" in found.verdicts["stages"][2]
 
 
 def range_(id_, name, start, end, **more):
@@ -323,12 +448,12 @@ def test_time_in_two_stages_at_once_counts_once():
     calls = [("cuLaunchKernel", 1, 1, 1), ("cuStreamSynchronize", 2, 1), ("cuLaunchKernel", 4, 1, 1),
              ("cuStreamSynchronize", 5, 10), ("cuMemcpyDtoH", 8, 12, 64), ("cuLaunchKernel", 30, 1, 1)]  # fmt: skip
     stages = ask("stages", made(*calls, threads=2)).rows["stages"]
-    times = {row.get("part") or row["category"]: row["time"] for row in stages}
+    times = {row["category"]: row["time"] for row in stages}
     assert (times["Sync"], times["Output Transfer"], times["Total"]) == (10 * MS, 5 * MS, 30 * MS)
     assert sum(row.get("segment") or 0 for row in stages) == 30 * MS
     off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((6, False), (9, True))]
     stages = ask("stages", made(*calls, more=off, threads=2)).rows["stages"]
-    times = {row.get("part") or row["category"]: row["time"] for row in stages}
+    times = {row["category"]: row["time"] for row in stages}
     assert (times["Sync"], times["Output Transfer"], times["Total"]) == (7 * MS, 5 * MS, 27 * MS)
     assert sum(row.get("segment") or 0 for row in stages) == 27 * MS
 
@@ -399,8 +524,10 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     assert kernel["gpu_total"] / MS == pytest.approx(ran, abs=0.02)
     assert found.verdicts["kernels"] == ["not in the GPU time: 80.0ms for loading 1 kernel in a first launch"]
     (idle,) = (row for row in found.rows["questions"] if row["question"].startswith("idle"))
-    (gpu,) = ask("gaps", segment).rows["idle"]
+    gaps = ask("gaps", segment)
+    (gpu,) = gaps.rows["idle"]
     assert gpu["busy"] / MS == pytest.approx(ran, abs=0.02)
+    assert gaps.verdicts["idle"][1] == "not busy: 80.0ms for loading 1 kernel in a first launch"
     assert gpu["share"] == pytest.approx(idle["value"], abs=0.01)
     (row,) = (row for row in found.rows["functions"] if row.get("name") == "cuLaunchKernel")
     assert row["total"] / MS == pytest.approx(80.03)  # on the host it is what it was

@@ -73,10 +73,7 @@ def compiled(arch: str, last: str = "", old: bool = False) -> bytes:
 @cache
 def instructions(data: bytes) -> dict[str, list[str]]:
     """The instructions of each code section as nvdisasm lists them, without their offsets."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        text = cuda.run("nvdisasm", "-c", file.name)
+    text = cuda.disassemble(data)
     found: dict[str, list[str]] = {}
     for part in text.split("//--------------------- .text.")[1:]:
         found[part.split()[0]] = re.findall(r"/\*[0-9a-f]{4,}\*/ +(.*?) *;", part)

@@ -71,13 +71,13 @@ def test_what_is_left(arch, used, tmp_path):
     # nvdisasm prints the same for each function, and cuobjdump lists the functions, their resources and calls.
     for number, content in enumerate((data, left)):
         (tmp_path / f"{number}.cubin").write_bytes(content)
-    listing = cuda.run("nvdisasm", "-c", tmp_path / "1.cubin")
+    listing = cuda.disassemble(left)
     for name in functions:
         one, two = (list(ELFFile(io.BytesIO(d)).get_section_by_name(".symtab").iter_symbols()) for d in (data, left))
         number = [symbol.name for symbol in one].index(name)
         assert two[number].name == name  # numbers stay
-        texts = [cuda.run("nvdisasm", "-c", "-fun", str(number), tmp_path / f"{n}.cubin") for n in (0, 1)]
-        assert texts[0] == texts[1]
+        before, after = (cuda.disassemble(cubin, "-c", "-fun", str(number)) for cubin in (data, left))
+        assert before == after
         assert f".text.{name}" in listing
     old, new = (cuobjdump("-res-usage", tmp_path / f"{number}.cubin") for number in (0, 1))
     usage = re.compile(r"Function (\w+):\n(.*)")

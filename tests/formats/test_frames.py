@@ -2,6 +2,7 @@
 
 import random
 import struct
+from functools import cache
 
 import pytest
 import zstandard
@@ -14,13 +15,21 @@ from tests.formats.samples import MANY, image
 from tests.stages.tools import MIB, extract
 from tests.tiers import full
 
-CUBIN = image(MANY, "sm_90") + random.Random(1).randbytes(300_000)  # several blocks, some of them raw
-CUBIN = CUBIN[:40] + struct.pack("<Q", len(CUBIN)) + CUBIN[48:] + forge.section(0, 0)  # headers at its end
-CUBIN = CUBIN[:58] + struct.pack("<HHH", 64, 1, 0) + CUBIN[64:]
+
+@cache
+def cubin():
+    data = image(MANY, "sm_90") + random.Random(1).randbytes(300_000)  # several blocks, some of them raw
+    data = data[:40] + struct.pack("<Q", len(data)) + data[48:] + forge.section(0, 0)  # headers at its end
+    return data[:58] + struct.pack("<HHH", 64, 1, 0) + data[64:]
 
 
 def pack(data, **options):
     return zstandard.ZstdCompressor(level=3, **options).compress(data)
+
+
+@cache
+def packed_cubin():
+    return pack(cubin())
 
 
 def find(data, before=b"\0" * 24):
@@ -31,10 +40,10 @@ def find(data, before=b"\0" * 24):
 
 @pytest.mark.parametrize("checksum", [False, True])
 def test_a_frame_is_measured_by_its_blocks(checksum):
-    packed = pack(CUBIN, write_checksum=checksum)
+    packed = pack(cubin(), write_checksum=checksum)
     element = find(packed + b"\x28\xb5\x2f\xfd what follows")
     assert (element.offset, element.packed_size, element.end) == (24, len(packed), 24 + len(packed))
-    assert (element.size, element.arch, element.codec, element.header_size) == (len(CUBIN), "sm_90", "zstd", 0)
+    assert (element.size, element.arch, element.codec, element.header_size) == (len(cubin()), "sm_90", "zstd", 0)
 
 
 def test_runs_of_a_byte():
@@ -49,24 +58,24 @@ def test_runs_of_a_byte():
 
 
 NOT_ONE = {
-    "cut short": pack(CUBIN)[:-1],
-    "cut in its header": pack(CUBIN)[:6],
-    "no cubin": pack(bytes(1000)),
-    "a host's ELF file": pack(CUBIN[:18] + b"\x3e\0" + CUBIN[20:]),
-    "a cubin and more": pack(CUBIN + b"more"),
-    "half a cubin": pack(CUBIN[:-4]),
-    "without its size": pack(CUBIN, write_content_size=False),
-    "less than an ELF header": pack(CUBIN[:63]),
-    "another size than it says": pack(CUBIN)[:5] + struct.pack("<I", len(CUBIN) + 1) + pack(CUBIN)[9:],
-    "a block of a kind that is reserved": pack(CUBIN)[:9] + b"\6\0\0" + pack(CUBIN)[12:],
-    "blocks of nothing": b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", len(CUBIN)) + bytes(3000),
+    "cut short": lambda: packed_cubin()[:-1],
+    "cut in its header": lambda: packed_cubin()[:6],
+    "no cubin": lambda: pack(bytes(1000)),
+    "a host's ELF file": lambda: pack(cubin()[:18] + b"\x3e\0" + cubin()[20:]),
+    "a cubin and more": lambda: pack(cubin() + b"more"),
+    "half a cubin": lambda: pack(cubin()[:-4]),
+    "without its size": lambda: pack(cubin(), write_content_size=False),
+    "less than an ELF header": lambda: pack(cubin()[:63]),
+    "another size than it says": lambda: packed_cubin()[:5] + struct.pack("<I", len(cubin()) + 1) + packed_cubin()[9:],
+    "a block of a kind that is reserved": lambda: packed_cubin()[:9] + b"\6\0\0" + packed_cubin()[12:],
+    "blocks of nothing": lambda: b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", len(cubin())) + bytes(3000),
 }
 
 
 @pytest.mark.parametrize("name", NOT_ONE)
 def test_what_is_no_such_frame(name):
     try:
-        assert find(NOT_ONE[name]) is None
+        assert find(NOT_ONE[name]()) is None
     except MalformedError as error:
         assert error.where.startswith("file")
 
@@ -77,17 +86,19 @@ def host(body):
 
 
 HOSTILE = {
-    "frames of nothing": (b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", 250 << 20)).ljust(16, b"\0") * 1_000_000,
-    "frames of zeros": pack(bytes(250 << 20)) * 200,
-    "small frames": pack(bytes(1000)).ljust(24, b"\0") * 500_000,
-    "a wide window": (b"\x28\xb5\x2f\xfd\x40\x88" + struct.pack("<H", 1000) + b"\1\0\0").ljust(16, b"\0") * 200_000,
+    "frames of nothing": lambda: (b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", 250 << 20)).ljust(16, b"\0") * 1_000_000,
+    "frames of zeros": lambda: pack(bytes(250 << 20)) * 200,
+    "small frames": lambda: pack(bytes(1000)).ljust(24, b"\0") * 500_000,
+    "a wide window": lambda: (
+        (b"\x28\xb5\x2f\xfd\x40\x88" + struct.pack("<H", 1000) + b"\1\0\0").ljust(16, b"\0") * 200_000
+    ),
 }
 
 
 @pytest.mark.parametrize("name", [*map(full, list(HOSTILE)[:-1]), list(HOSTILE)[-1]])
 def test_files_of_frames_that_hold_none(name, tmp_path):
     path = tmp_path / "hostile"
-    path.write_bytes(host(HOSTILE[name]))
+    path.write_bytes(host(HOSTILE[name]()))
     done = extract("--scan", path, measured=True)
     assert done.status in (1, 3)
     assert done.err.count("\n") == 1

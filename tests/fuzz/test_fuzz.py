@@ -5,7 +5,7 @@ import pytest
 from tests.fuzz import engine, native
 from tests.fuzz.native import HARNESSES
 from tests.fuzz.targets import TARGETS
-from tests.tiers import every
+from tests.tiers import FULL, every
 
 SEED = "0"
 
@@ -20,7 +20,8 @@ def report(result):
 
 @pytest.mark.parametrize("target", every(4, TARGETS), ids=lambda target: target.name)
 def test_reader(target, sample, tmp_path):
-    result = engine.run(target, sample, tmp_path / "work", tmp_path / "failures", seed=SEED, count=target.quick)
+    work, failures, step = tmp_path / "work", tmp_path / "failures", 1 if FULL else 8
+    result = engine.run(target, sample, work, failures, seed=SEED, count=target.quick, step=step)
     assert not result.failures, f"seed {SEED}: {report(result)}"
     assert result.executions == target.quick
 

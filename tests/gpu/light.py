@@ -22,7 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 THREE = ("block_sched", "gmem_bytes", "tensorop_count")
-PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("tensorop_count",), THREE)
+SAMPLED = (("bank_conflict",), ("program_progress",), ("warp_progress",))  # where most blocks or warps are left out
+PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("tensorop_count",), THREE, *SAMPLED)
 ROUNDS, TIMES = 40, 20
 N = 1 << 24
 SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p for a buffer of N elements
@@ -48,6 +49,15 @@ except LeftAlone:  # a kernel without what the probe looks for
     made = None
 pickle.dump(made, sys.stdout.buffer)
 """
+
+
+def size_of(one: dict[str, Any]) -> tuple[str | None, int]:
+    """Return the level of a map's units and the bytes of one, or no level and the bytes of the buffer."""
+    if one["type"] == "log":
+        return None, 8 + one["capacity"] * (8 + one["stride"])
+    if one["type"] == "histogram":
+        return None, one["copies"] * one["stride"]
+    return one["level"], one.get("head", 8) + one["capacity"] * one["stride"]
 
 
 def is_aligned(argument: Any) -> bool:
@@ -98,8 +108,7 @@ def make(out: Path, checkouts: dict[str, str]) -> None:
                 if (woven := pickle.loads(done.stdout)) is None:
                     continue
                 data, maps, params = woven
-                sizes = [(m["level"], m.get("head", 8) + m["capacity"] * m["stride"]) for m in maps]
-                versions[name, probes] = (assemble(data), sizes)
+                versions[name, probes] = (assemble(data), [size_of(one) for one in maps])
         made[job] = (meta.name, threads, meta.shared, params, versions)
     (out / "light.pkl").write_bytes(pickle.dumps(made))
 
@@ -168,7 +177,7 @@ def measure(gpu: Gpu, job: str, made: Any, data: dict[str, ctypes.c_uint64]) -> 
     for key, (cubin, sizes) in versions.items():
         function = gpu.load(cubin, name, shared)
         units = {"thread": threads, "warp": threads // 32, "block": 1}
-        added = [gpu.memory(blocks * units[level] * unit) for level, unit in sizes]
+        added = [gpu.memory((blocks * units[level] if level else 1) * unit) for level, unit in sizes]
         every = [*values, *added]
         pointers = (ctypes.c_void_p * len(every))(*(ctypes.addressof(value) for value in every))
 

@@ -275,9 +275,15 @@ def test_what_was_killed_leaves_nothing_for_long(wheel, tmp_path):
     assert not left.exists()
     (held,) = (tmp_path / "out").iterdir()
     (tmp_path / "out" / ".gpt-wheel.theirs").mkdir(mode=0o755)
+    precious = tmp_path / "out" / ".gpt-wheel.renamed"  # by somebody who may write to the folder
+    precious.mkdir(mode=0o700)
+    (precious / "thesis").touch()
+    (precious / "below").mkdir()
     done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path))
     assert done.status == 0, done.err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {held.name, ".gpt-wheel.theirs", wheel.name}
+    stay = {held.name, ".gpt-wheel.theirs", precious.name, wheel.name}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == stay
+    assert {path.name for path in precious.iterdir()} == {"thesis", "below"}
     working.close()
     assert not held.exists()
 

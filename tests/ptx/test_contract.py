@@ -6,8 +6,8 @@ stores, as an expression over what it loads, must be the same.
 
 import random
 import re
-import subprocess
 from contextlib import suppress
+from functools import cache
 
 import pytest
 
@@ -17,6 +17,7 @@ from gpt.ptx.contract import contracted
 from gpt.ptx.scan import scan_module
 from tests import cuda
 from tests.probe.ptx.woven import simple
+from tests.tiers import full
 
 TYPES = {"f32": ("f32", 4), "f64": ("f64", 8), "f16x2": ("b32", 4), "bf16x2": ("b32", 4)}
 HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
@@ -44,18 +45,19 @@ def make(rng: random.Random, type_: str, between: str = "") -> str:
     return "\n".join([*lines, *code, *stores, "ret;"])
 
 
+def kernel(name: str, body: str) -> str:
+    return f".visible .entry {name}(.param .u64 a)\n{{\n{body}\n}}\n"
+
+
 def module(bodies: list[str]) -> str:
-    return HEAD + "".join(f".visible .entry k{n}(.param .u64 a)\n{{\n{body}\n}}\n" for n, body in enumerate(bodies))
+    return HEAD + "".join(kernel(f"k{n}", body) for n, body in enumerate(bodies))
 
 
-def stored(text: str, folder) -> dict[str, dict]:
-    """Return what each kernel stores, by offset, as compiled by ptxas."""
-    (folder / "k.ptx").write_text(text)
-    subprocess.run([cuda.tool("ptxas"), "-arch=sm_90", folder / "k.ptx", "-o", folder / "k.cubin"], check=True)
-    line = [cuda.tool("nvdisasm"), "-c", folder / "k.cubin"]
-    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    parts = (part.partition(",") for part in said.split("\t.section\t.text.")[1:])
-    return {name: expressions(code) for name, _, code in parts}
+def code_of(text: str) -> dict[str, str]:
+    """Return the code that ptxas makes of each kernel."""
+    listing = cuda.disassemble(cuda.assemble(text))
+    parts = (part.partition(",") for part in listing.split("\t.section\t.text.")[1:])
+    return {name: code for name, _, code in parts}
 
 
 def minus(e):
@@ -117,45 +119,64 @@ def expressions(code: str) -> dict[int, tuple]:
     return found
 
 
+@cache
+def stored(count: int) -> dict[str, dict]:
+    """Return what each kernel stores, by offset: kernels of all types, as they are and contracted."""
+    text = HEAD
+    for type_ in TYPES:
+        plain = module([make(random.Random(seed), type_) for seed in range(count)])
+        fused = contracted(scan_module(plain.encode(), "k")).text
+        for what, made in (("plain", plain), ("fused", fused)):
+            text += made.removeprefix(HEAD).replace(".entry k", f".entry {what}_{type_}_")
+    return {name: expressions(code) for name, code in code_of(text).items()}
+
+
+@pytest.mark.parametrize("count", [60, full(300)])
 @pytest.mark.parametrize("type_", TYPES)
-def test_pairs_are_those_of_ptxas(type_, tmp_path):
-    text = module([make(random.Random(seed), type_) for seed in range(300)])
-    found = stored(text, tmp_path)
-    assert str(found).count("'fma'") > 200
-    assert stored(contracted(scan_module(text.encode(), "k")).text, tmp_path) == found
+def test_pairs_are_those_of_ptxas(type_, count):
+    plain, fused = ([stored(count)[f"{what}_{type_}_{n}"] for n in range(count)] for what in ("plain", "fused"))
+    assert str(plain).count("'fma'") > count // 2
+    assert fused == plain
 
 
-@pytest.mark.parametrize(
-    ("between", "ends"),
-    [
-        ("bar.sync 0;", False),
-        ("atom.global.add.u32 %x0, [%a+64], 1;", False),
-        ("div.full.f32 %d0, %v1, %v2;", False),
-        ("setp.eq.u32 %p0, %x1, 7;\n@%p0 add.u32 %x2, %x1, 3;", False),
-        ("membar.gl;", True),
-        ("setp.eq.u32 %p0, %x1, 7;\n@%p0 red.global.add.u32 [%a+64], 1;", True),
-        ("div.rn.f32 %d0, %v1, %v2;", True),
-    ],
-)
-def test_what_ends_a_stretch(between, ends, tmp_path):
+BETWEEN = {  # instructions between a product and its sum, and whether they end a stretch
+    "bar.sync 0;": False,
+    "atom.global.add.u32 %x0, [%a+64], 1;": False,
+    "div.full.f32 %d0, %v1, %v2;": False,
+    "setp.eq.u32 %p0, %x1, 7;\n@%p0 add.u32 %x2, %x1, 3;": False,
+    "membar.gl;": True,
+    "setp.eq.u32 %p0, %x1, 7;\n@%p0 red.global.add.u32 [%a+64], 1;": True,
+    "div.rn.f32 %d0, %v1, %v2;": True,
+}
+
+
+def with_between(between: str) -> str:
     body = make(random.Random(0), "f32").partition("ld.param")[0]
     body += ".reg .f32 %d0;\nld.param.u64 %a, [a];\nld.global.u32 %x1, [%a+80];\n"
     body += "mov.u32 %x2, 0;\nmov.f32 %d0, 0f00000000;\n"
     body += "".join(f"ld.global.f32 %v{n}, [%a+{4 * n}];\n" for n in range(4))
     tail = "\nst.global.f32 [%a], %v5;\nst.global.u32 [%a+4], %x2;\nst.global.f32 [%a+8], %d0;\nret;"
-    text = module([f"{body}mul.f32 %v4, %v0, %v1;\n{between}\nadd.f32 %v5, %v4, %v3;{tail}"])
+    return f"{body}mul.f32 %v4, %v0, %v1;\n{between}\nadd.f32 %v5, %v4, %v3;{tail}"
+
+
+@cache
+def opcodes_between() -> dict[str, list[str]]:
+    """Return the opcodes of each kernel, and of the same with instructions that aren't to be fused."""
+    text = module([with_between(between) for between in BETWEEN])
+    rounded = text.replace("mul.f32", "mul.rn.f32").replace("add.f32", "add.rn.f32").replace(".entry k", ".entry r")
+    return {name: opcodes(code) for name, code in code_of(text + rounded.removeprefix(HEAD)).items()}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_what_ends_a_stretch(between):
+    ends, number = BETWEEN[between], list(BETWEEN).index(between)
+    text = module([with_between(between)])
     assert ("fma.rn" in contracted(scan_module(text.encode(), "k")).text) != ends
-    rounded = text.replace("mul.f32", "mul.rn.f32").replace("add.f32", "add.rn.f32")
-    count = [opcodes(one, tmp_path) for one in (text, rounded)]
-    assert (count[0] == count[1]) == ends
+    assert (opcodes_between()[f"k{number}"] == opcodes_between()[f"r{number}"]) == ends
 
 
-def opcodes(text: str, folder) -> list[str]:
-    (folder / "k.ptx").write_text(text)
-    subprocess.run([cuda.tool("ptxas"), "-arch=sm_90", folder / "k.ptx", "-o", folder / "k.cubin"], check=True)
-    line = [cuda.tool("nvdisasm"), "-c", folder / "k.cubin"]
-    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    return sorted(re.findall(r"\b(?:FFMA|FMUL|FADD)\b", said))
+def opcodes(code: str) -> list[str]:
+    return sorted(re.findall(r"\b(?:FFMA|FMUL|FADD)\b", code))
 
 
 def test_operands_are_kept_where_they_are_overwritten():
@@ -188,15 +209,19 @@ def test_damaged_text_is_refused_or_read():
             contracted(scan_module(text.encode(), "k"))
 
 
-def test_a_probe_between_changes_no_result(tmp_path):
-    fused = 0
-    texts = [module([make(random.Random(seed), "f32", "red.global.add.u32 [%a+512], 1;")]) for seed in range(12)]
-    for text in texts:
-        if "red." not in text:
+def test_a_probe_between_changes_no_result():
+    """All kernels are assembled as one module: what weaving adds to a module is the same for each."""
+    text, names = HEAD, []
+    for seed in range(12):
+        plain = HEAD + kernel(f"k{seed}", make(random.Random(seed), "f32", "red.global.add.u32 [%a+512], 1;"))
+        if "red." not in plain:
             continue
-        woven = weave(text.encode(), "k0", [simple("red", "mov.u32 %a, %laneid;")])
-        assert unweave(woven.data) == text.encode()
-        found = opcodes(text, tmp_path).count("FFMA")
-        assert opcodes(woven.data.decode(), tmp_path).count("FFMA") == found
-        fused += found
-    assert fused > 4
+        woven = weave(plain.encode(), f"k{seed}", [simple("red", "mov.u32 %a, %laneid;")])
+        assert unweave(woven.data) == plain.encode()
+        text += plain.removeprefix(HEAD) + woven.data.decode().removeprefix(HEAD).replace(
+            f".entry k{seed}(", f".entry w{seed}("
+        )
+        names.append(seed)
+    found = {name: opcodes(code).count("FFMA") for name, code in code_of(text).items()}
+    assert sum(found.values()) > 0
+    assert all(found[f"w{seed}"] == found[f"k{seed}"] for seed in names)

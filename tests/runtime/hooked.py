@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -58,13 +59,33 @@ def compile_c(out: Path, source: str | Path, *flags: str | Path, prelude: bool =
     return out
 
 
-def build_hook(out: Path, *more: str | Path, compiler: str = "cc") -> Path:
-    """Builds libgpthook.so from its sources, with more of them or other flags than `make` does."""
+def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> Path:
+    """Compiles a file of the runtime, or one that belongs to a test, as libgpthook.so is compiled."""
+    base = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", *flags, *INCLUDE]
+
+    def build() -> bytes:
+        subprocess.run([compiler, *base, "-c", file, "-o", out], check=True)
+        return out.read_bytes()
+
+    out.write_bytes(cuda.keep((compiler, base, file, file.read_bytes()), build))
+    return out
+
+
+def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compiler: str = "cc") -> Path:
+    """Builds libgpthook.so from its sources, with more of them, options of the linker, or flags of the compiler.
+
+    Objects are kept: a build with other files than the last compiles those only.
+    """
     source = ROOT / "runtime"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic-functions"]
-    flags += [f"-Wl,--version-script={ARCH}/hook/versions.map", *INCLUDE]
-    files = [*source.glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]")]
-    subprocess.run([compiler, *flags, *files, *more, "-o", out], check=True)
+    files = [*source.glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]"), *(file for file in more if isinstance(file, Path))]
+    with tempfile.TemporaryDirectory() as folder:
+        objects = [
+            compile_object(Path(folder, f"{number}.o"), file, *flags, compiler=compiler)
+            for number, file in enumerate(sorted(files))
+        ]
+        links = ["-shared", "-Wl,-Bsymbolic-functions", f"-Wl,--version-script={ARCH}/hook/versions.map"]
+        links += [str(option) for option in more if not isinstance(option, Path)]
+        subprocess.run([compiler, *flags, *links, *objects, "-o", out], check=True)
     return out
 
 

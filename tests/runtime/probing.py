@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
+import hashlib
 import os
 import re
 import shutil
-import tempfile
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpt.stream import records, wire
 from gpt.stream.reasons import find_reason
 from gpt.trace.buffers import Probes
 from gpt.trace.parts import SideFiles, parse_part, unpack_part
+from tests import cuda
 from tests.runtime import hooked, simulated
 from tests.tiers import full
 
@@ -80,10 +82,21 @@ def build(folder, source):
 
 @cache
 def kept():
-    """The cache of all tests except the tests of pipelines: each kernel is made once."""
-    folder = tempfile.mkdtemp(prefix="gpt-probed-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    """The cache of all tests except the tests of pipelines: each kernel is made once, for all workers and sessions.
+
+    Every version of our code has its own, and not only of the code that the keys of the cache name.
+    """
+    digest = hashlib.sha256()
+    for file in sorted([*hooked.ROOT.glob("gpt/**/*.py"), *hooked.ROOT.glob("runtime/**/*.[chS]")]):
+        digest.update(f"{file}\n".encode() + file.read_bytes())
+    folder = hooked.ROOT / "build" / "probed" / digest.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    for other in folder.parent.iterdir():
+        with suppress(FileNotFoundError):  # another worker removed it
+            if other.stat().st_mtime < time.time() - cuda.KEPT:
+                shutil.rmtree(other, ignore_errors=True)
+    return str(folder)
 
 
 @cache
@@ -91,7 +104,9 @@ def by_warp():
     """A file with gmem_bytes, but a record of 48 bytes for each warp: larger buffers."""
     path = Path(kept(), "gmem_bytes.toml")
     text = find_probe("gmem_bytes").read_text().replace("counts = false\n", "")
-    path.write_text(text.replace('level = "block"', 'level = "warp"'))
+    part = path.with_suffix(f".{os.getpid()}")  # other workers read the file
+    part.write_text(text.replace('level = "block"', 'level = "warp"'))
+    part.rename(path)
     return str(path)
 
 

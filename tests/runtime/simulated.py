@@ -29,10 +29,20 @@ def build(out: Path, source: str | Path, *flags: str | Path) -> Path:
     return hooked.compile_c(out, text, f"-I{hooked.ROOT}/runtime", *flags)
 
 
-def compile_cuda(folder: Path, source: Path, *flags: str) -> Path:
-    """A program that is linked with our library, as one is with NVIDIA's."""
+def compile_cuda(folder: Path, *words: str | Path) -> Path:
+    """A program that is linked with our library, as one is with NVIDIA's: of sources, with flags."""
     program = folder / "program"
-    cuda.nvcc("-cudart", "shared", "-arch=sm_80", *flags, f"-L{hooked.runtime() / 'sim'}", source, "-o", program)
+    command = ["-cudart", "shared", "-arch=sm_80", f"-L{hooked.runtime() / 'sim'}", *words]
+
+    def build() -> bytes:
+        cuda.nvcc(*command, "-o", program)
+        return program.read_bytes()
+
+    texts = [(word.name, word.read_bytes()) if isinstance(word, Path) else word for word in command]
+    made = cuda.keep(("nvcc", texts), build)
+    program.unlink(missing_ok=True)
+    program.write_bytes(made)
+    program.chmod(0o755)
     return program
 
 

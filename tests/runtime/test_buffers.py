@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from tests import cuda
 from tests.runtime import hooked
 
 FOLDER = hooked.ROOT / "tests/runtime/buffers"
@@ -18,7 +19,7 @@ FAULTS = tomllib.loads((FOLDER / "faults.toml").read_text())
 
 
 def build(folder, *flags, probe=PROBE):
-    """The program, with the files under test built to take turns."""
+    """The program, with the files under test built to take turns. Objects are kept: a fault changes one or two."""
     under_test = ("-DUNDER_TEST", "-include", FOLDER / "schedule.h", "-DGPT_CHECKED")
     tested = (*(probe / name for name in POOL), PROBE.parent / "write/reasons.c")
     objects = []
@@ -26,7 +27,14 @@ def build(folder, *flags, probe=PROBE):
         more = () if source.name in ("driver.c", "schedule.c") else under_test
         drain = f'-DDRAIN="{probe}/drain.c"'
         objects.append(folder / f"{source.stem}.o")
-        subprocess.run(["cc", *FLAGS, *flags, *more, drain, "-c", source, "-o", objects[-1]], check=True)
+        line = ["cc", *FLAGS, *flags, *more, drain, "-c", source, "-o", objects[-1]]
+
+        def compile_one(line=line, made=objects[-1]):
+            subprocess.run(line, check=True)
+            return made.read_bytes()
+
+        texts = [file.read_bytes() for file in (source, probe / "drain.c")]
+        objects[-1].write_bytes(cuda.keep((source.name, texts, flags, more), compile_one))
     line = ["cc", *flags, "-no-pie", *objects, "-o", folder / "buffers", "-lpthread", "-Wl,--wrap=gettid"]
     subprocess.run(line, check=True)
     return folder / "buffers"

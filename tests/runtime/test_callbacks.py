@@ -26,9 +26,19 @@ level = "block"
 before = "SAVE [blocks] {{TIME}};"
 """
 PROGRAM = (
-    "#include <sys/wait.h>\n"
+    "#include <fcntl.h>\n#include <sys/wait.h>\n"
     + CLIENT
     + r"""
+static void forge(void) { // another trace, which names another callback
+    static char path[4096], bytes[1 << 22];
+    snprintf(path, sizeof(path), "%s/%d", getenv("GPT_HOOK_FOLDER"), getpid());
+    ssize_t size = pread(open(path, O_RDONLY), bytes, sizeof(bytes), 0);
+    char *at = memmem(bytes, size, "/hook.sh", 8);
+    assert(at);
+    memcpy(at, "/evil.sh", 8);
+    strcat(path, "9");
+    assert(write(open(path, O_RDWR | O_CREAT, 0600), bytes, size) == size);
+}
 int main(int argc, char **argv) {
     int status = 0;
     const char *how = argv[2];
@@ -40,6 +50,8 @@ int main(int argc, char **argv) {
     run(), run();
     check();
     puts("done"), fflush(stdout);
+    if (!strcmp(how, "forges"))
+        usleep(300000), forge();
     if (strcmp(how, "waits") && strcmp(how, "dies"))
         return atoi(how);
     OK(D(cuCtxSynchronize)());
@@ -168,6 +180,16 @@ def test_a_child_has_its_launches_too(tmp_path, program):
     done = run(tmp_path, program, "forks")
     assert done.returncode == 0
     assert sorted(done.stdout.split()) == ["callback"] * 4 + ["done", "done", "parent"]
+
+
+@pytest.mark.full
+def test_a_program_that_writes_another_callback_into_its_trace(tmp_path, program):
+    probe(tmp_path)
+    (tmp_path / "evil.sh").write_text("#!/bin/sh\necho evil\n")
+    (tmp_path / "evil.sh").chmod(0o700)
+    done = run(tmp_path, program, "forges")
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["callback", "callback", "done"])
+    assert done.stderr == f"gpt-dump: warning: {tmp_path}/evil.sh: not a callback of this run; it is not run\n"
 
 
 @pytest.mark.full

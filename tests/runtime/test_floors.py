@@ -16,8 +16,7 @@ FILES = {path.stem: path for path in sorted((RUNTIME / "hook").glob("**/*.c"))}
 
 
 FOLDERS = [*(f"hook/{name}" for name in FLOORS), "common", "launcher", "follow", "sim", "replace", "cudart"]
-FLAGS = ["-w", "-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", *hooked.INCLUDE]
-VERSIONS = ['-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"', '-DGPT_GENERATOR="0"']
+VERSIONS = ["-w", '-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"', '-DGPT_GENERATOR="0"']
 
 
 def floor(path):
@@ -41,7 +40,8 @@ def symbols(folder, names):
 
 @pytest.mark.full
 def test_no_symbol_is_used_from_below(tmp_path):
-    subprocess.run(["cc", "-c", *FLAGS, *FILES.values()], cwd=tmp_path, check=True)
+    for name, path in FILES.items():
+        hooked.compile_object(tmp_path / f"{name}.o", path)
     found = symbols(tmp_path, FILES)
     home = {symbol: path for name, path in FILES.items() for symbol in found[name][0]}
     upwards = {
@@ -109,7 +109,9 @@ def find_circles(found):
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_two_files_of_a_folder_need_each_other(folder, tmp_path):
     files = files_of(folder)
-    subprocess.run(["cc", "-c", *FLAGS, *VERSIONS, *files], cwd=tmp_path, check=True)
+    for path in files:
+        versions = () if folder.startswith("hook/") else VERSIONS  # objects of the hook are kept without
+        hooked.compile_object(tmp_path / f"{path.stem}.o", path, *versions)
     found = find_circles(symbols(tmp_path, [path.stem for path in files]))
     assert found == {frozenset(line.split()) for line in CIRCLES.get(folder, ())}
 

@@ -49,7 +49,7 @@ def build(folder, sanitizer):
     if not found.stdout.startswith("/"):
         pytest.skip(f"no lib{name}")
     flags = ("-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
-    hooked.build_hook(folder / "libgpthook.so", *flags, compiler="gcc")
+    hooked.build_hook(folder / "libgpthook.so", flags=flags, compiler="gcc")
     return f"{found.stdout.strip()} {folder}/libgpthook.so"
 
 

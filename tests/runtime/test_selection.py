@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from tests.runtime import hooked, probing
+from tests.tiers import first
 
 FOO = ".entry foo(){ret;} .visible .entry bar(){ret;} .visible .entry never(){ret;}"
 MANY = "".join(f".visible .entry k{i}(){{ret;}}\n" for i in range(9))
@@ -170,7 +171,7 @@ def test_nothing_is_blamed_for_a_process_that_was_killed(tmp_path, program):
         (["-q", "-k", "zzz"], []),
     ],
 )
-@pytest.mark.parametrize("output", ["-", "|cat >/dev/null", "t.mp"])
+@pytest.mark.parametrize("output", first("-", "|cat >/dev/null", "t.mp"))
 def test_live_streams_say_it_and_options_add_up(tmp_path, program, output, options, expected):
     """The last of two -k won, and a stream had no word about any."""
     words = ("run", "-o", output, "--device", "sim", "-p", "block_sched", *options, "--")

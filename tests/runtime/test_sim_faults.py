@@ -1,5 +1,10 @@
 """Kernels that go wrong on the simulated device: the message, the error of the context; launches beyond limits."""
 
+import os
+
+from tests.runtime import probing
+from tests.runtime.simulated import ask
+
 FAULTS = r"""
 VARIABLES()
 KERNEL(store) {
@@ -204,3 +209,22 @@ def test_asynchronous_stores_need_clusters(play_kernels):
     """
     done = play_kernels(kernels, script)
     assert "give it cluster dimensions" in done.stderr
+
+
+def test_memory_that_runs_out_before_the_first_thread():
+    """Too little for a stack: the launch fails, and the process does not."""
+    code = """
+    import resource
+    context, module, kernel, memory, size = c.c_void_p(), c.c_void_p(), c.c_void_p(), c.c_uint64(), c.c_size_t(64)
+    text = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry k() { ret; }\\n"
+    assert cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == cu.cuCtxSetCurrent(context) == 0
+    assert cu.cuModuleLoadData(c.byref(module), text) == cu.cuModuleGetFunction(c.byref(kernel), module, b"k") == 0
+    assert cu.cuMemAlloc_v2(c.byref(memory), size) == cu.cuMemsetD8Async(memory, 0, size, None) == 0
+    assert cu.cuCtxSynchronize() == 0  # the thread that runs the kernel is there
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 20),) * 2)
+    answer([cu.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None), cu.cuCtxSynchronize()])
+    """
+    answers, said = ask(code, PATH=os.environ["PATH"], XDG_CACHE_HOME=probing.kept())
+    assert answers == [[0, 2]]
+    assert said == "libcuda.so.1: error: kernel 'k': block (0,0,0), thread (0,0,0): no memory for another stack\n"

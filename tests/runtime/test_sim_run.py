@@ -246,6 +246,25 @@ def test_streams_contexts_forks_and_unloading(play_kernels):
     play_kernels(kernels, script)
 
 
+def test_a_library_that_goes_while_its_kernel_waits(play_kernels):
+    """The context gets a module of the library only when the first of its kernels runs."""
+    kernels = r"""
+    VARIABLES()
+    KERNEL(fill) { ARGUMENT(uint64_t, to, 0); ARGUMENT(uint64_t, value, 8); GLOBAL(to) = value; }
+    MODULE(HAS(fill, 2))
+    """
+    script = """
+    memory, library, kernel = Memory(1), c_void_p(), c_void_p()
+    ok(cu.cuLibraryLoadFromFile(byref(library), PATH.encode(), None, None, 0, None, None, 0))
+    ok(cu.cuLibraryGetKernel(byref(kernel), library, b"fill"))
+    ok(launch(kernel, 1, 1, memory, 7))
+    ok(cu.cuLibraryUnload(library))
+    assert memory.read() == [7]
+    ok(synchronize())
+    """
+    play_kernels(kernels, script, GPT_SIM_DELAY="50000")
+
+
 def test_a_graph_that_goes_while_it_is_launched(play_kernels):
     kernels = r"""
     VARIABLES()

@@ -16,6 +16,7 @@ from gpt.sass.code import Code
 from gpt.sass.masks import Masks, Registers, pack
 from gpt.sass.tables import Opcode, Table
 from gpt.sass.words import CONTROL, bits, dump_words, guard_of, opcode_of
+from tests import cuda
 
 TARGETS = {0x947: "split", 0x547: "split", 0x944: "split", 0x348: "split", 0x945: "imm32"}
 FILES = {"GPR": "R", "UGPR": "UR", "PRED": "P", "UPRED": "UP"}
@@ -35,11 +36,15 @@ class Row(NamedTuple):
 
 def list_cubin(nvdisasm: str, cubin: Path) -> dict[str, list[Row]]:
     """List every section of code of a cubin, by the name of its kernel."""
-    command = [nvdisasm, "-plr", "-lrm", "narrow", "-c", "-hex", str(cubin)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [nvdisasm, "-plr", "-lrm", "narrow", "-c", "-hex"]
+
+    def disassemble() -> bytes:
+        return subprocess.run([*command, str(cubin)], stdout=subprocess.PIPE, check=True).stdout
+
+    listing = cuda.keep((command, cubin.read_bytes()), disassemble).decode()
     found: dict[str, list[str]] = {}
     lines: list[str] = []
-    for line in done.stdout.splitlines():
+    for line in listing.splitlines():
         if start := _SECTION.search(line):
             lines = found.setdefault(start[1], [])
         lines.append(line)

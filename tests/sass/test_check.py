@@ -31,6 +31,7 @@ from tests.sass.weaver import (
     compiled_snippets,
     weave,
 )
+from tests.tiers import full
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +59,12 @@ def kernels(image):
     return [raw.decode() for raw in CubinEditor(image).kernels]
 
 
-def test_places_of_every_kernel_are_proven(image, snippets):
+@pytest.mark.parametrize("step", [10, full(4)])
+def test_places_of_every_kernel_are_proven(image, snippets, step):
     proven = saving = 0
     for name in kernels(image):
         kernel = read_kernel(CubinEditor(image), name, TABLE)
-        for source in find_places(kernel)[::4]:
+        for source in find_places(kernel)[::step]:
             for place in iter_places(kernel, source, ticks=True):
                 try:
                     woven = weave(image, name, [place], snippets, ticks=any(use.value == TICK for use in place.before))
@@ -71,7 +73,7 @@ def test_places_of_every_kernel_are_proven(image, snippets):
                 assert not check(woven.original, woven.new, woven.declaration), (name, place)
                 proven += 1
                 saving += woven.declaration.stack > 0
-    assert proven > 250 and saving > 70
+    assert proven > 1000 / step and saving > 280 / step
 
 
 def test_a_kernel_that_was_not_changed(image):
@@ -81,11 +83,9 @@ def test_a_kernel_that_was_not_changed(image):
         assert not check(one, one, Declaration(registers=one.facts.registers))
 
 
-def test_nvdisasm_reads_what_is_woven(pool, tmp_path):
-    path = tmp_path / "woven.cubin"
-    for woven in pool[:4]:
-        path.write_bytes(woven.image)
-        assert woven.original.kernel.name in cuda.run("nvdisasm", "-c", path)
+def test_nvdisasm_reads_what_is_woven(pool):
+    for woven in pool[:2]:
+        assert woven.original.kernel.name in cuda.disassemble(woven.image)
 
 
 def test_several_instructions_in_one_trampoline(image, snippets):
@@ -273,8 +273,8 @@ def check_mutations(pool, count):
 
 
 def test_mutations_are_found_or_do_no_harm(pool):
-    tally = check_mutations(pool, 1500)
-    assert tally.rules.total() > 1200
+    tally = check_mutations(pool, 600)
+    assert tally.rules.total() > 480
 
 
 @pytest.mark.full

@@ -50,11 +50,14 @@ def test_rows_that_are_not_shown_are_counted_without_sums():
     columns += [("calls", "u64?", {})]
     rows = [("a", None, 1, 5), ("a", "x", 1, 5), ("b", None, 1, 30), ("b", "y", 1, 10), ("b", "z", 1, None)]
     assert table(answer([*columns], rows, top=2))[-1] == "and 3 more things: 10 calls"
-    assert table(answer(columns[:3], rows=[row[:3] for row in rows], top=4))[-1] == "and 1 more things"
+    assert table(answer(columns[:3], rows=[row[:3] for row in rows], top=4))[-1] == "and 1 more row"
     floats = [("a", math.inf), ("b", math.nan), ("c", -math.inf)]
     assert table(answer([columns[0], ("x", "f32", {})], floats, top=1))[-1] == "and 2 more things"
     titled = [columns[0], ("count_a", "u64", {"title": "calls A"})]
     assert table(answer(titled, [("a", 1), ("b", 2), ("c", 3)], top=1))[-1] == "and 2 more things: 5 calls A"
+    pair = [*titled, ("count_b", "u64?", {"title": "calls B"}), ("other", "u64", {})]
+    both = [("a", 1, 9, 7), ("b", 2, 4, 7), ("c", 3, None, 7)]
+    assert table(answer(pair, both, top=1))[-1] == "and 2 more things: 5 calls A, 4 calls B"
 
 
 def test_rows_of_a_picture_alone_have_no_table():

@@ -254,3 +254,12 @@ def test_the_folder_goes_also_if_it_is_killed(tmp_path):
         hooked.wait_until(lambda: [*tmp_path.glob("gpt-dump.*/*.mp")])
         process.kill()
     hooked.wait_until(lambda: not [*tmp_path.glob("gpt-dump.*")])
+
+
+def test_callbacks_that_the_run_did_not_name_are_reported_and_not_run(tmp_path):
+    """A watched program writes the stream, and may be in a sandbox."""
+    named, other = (script(tmp_path, f"open({name!r}, 'a').write('ran ')", f"{name}.py") for name in ("named", "other"))
+    done = dump(tmp_path, [launches(2, named), launches(2, other)], "--only", named)
+    assert done.returncode == 0
+    assert done.stderr.decode() == f"gpt-dump: warning: {other}: not a callback of this run; it is not run\n"
+    assert (tmp_path / "named").read_text() == "ran ran " and not (tmp_path / "other").exists()

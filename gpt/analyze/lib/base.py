@@ -163,6 +163,7 @@ class Passage:
         self._seen = seen
         self._taken = fold.kinds - PASSED_ON
         self._missing: dict[str, None] = {}  # lines about missing input
+        self._absent, self._ended = 0, 0  # children whose traces are absent, and processes that were read
         self._endless: list[Header] = []  # segments that ended without `end`
         self._end: Record | None = None  # the last record, held back: the answer may have to go before it
         self._segments = Segments()  # segments of the current trace
@@ -272,6 +273,7 @@ class Passage:
             process.status = None if end is None else end.get("status", 0)
             self._fold.take(process)
             self._fold.end(process)
+            self._ended += 1
         self._pids[process.pid] = None
         if self._selection and self._selection.kernels:
             self._names |= dict.fromkeys(process.kernels().values())
@@ -308,6 +310,7 @@ class Passage:
         self._fold.merge(other._fold)  # type: ignore[attr-defined]
         self._missing |= other._missing
         self._endless += other._endless
+        self._ended += other._ended
         self.known |= other.known
         self._kinds |= other._kinds
         self._begun |= other._begun
@@ -352,6 +355,11 @@ class Passage:
         lines = [*self._missing]
         if more := len(lines) - NAMED:
             lines[NAMED:] = [f"{more:,} more errors"] if more > 0 else []
+        if self._absent:
+            from gpt.screen.units import amount
+
+            every = amount(self._absent + self._ended, "process")
+            lines.append(f"at least {self._absent:,} of {every} left out, with all calls, launches and memory")
         if found := [*self._endless, *(process.header for process in self._processes.values() if process.started)]:
             who = tell_apart(found)[:NAMED]
             names = [f"{pid}" + (f" of {host}" if host else "") for host, _, pid in who]
@@ -365,6 +373,7 @@ class Passage:
             return
         for path in absent:
             self.say(self._stage.warn(path, "the trace of a child is absent and not counted", path))
+        self._absent = len(set(absent))
         if self._kinds <= {"header", "end"} and not (self._told or self._stage.faults):
             self._write(self._stage.warn("", EMPTY))
         idle = self._kinds - {"header", "end", "diag"} and not self._kinds & {"answer", "sync"}

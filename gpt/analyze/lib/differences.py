@@ -72,6 +72,11 @@ class Side(NamedTuple):
         return mean_of(run.number for run in self.runs).mean
 
     @property
+    def timed(self) -> float:
+        """Return the number of calls with a time, the mean of the runs."""
+        return self.times.count / len(self.runs)
+
+    @property
     def bytes(self) -> float:
         """Return the bytes, the mean of the runs."""
         return mean_of(run.bytes for run in self.runs).mean

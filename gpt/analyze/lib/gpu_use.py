@@ -119,6 +119,10 @@ class GpuUse:
         """Return the time from the first beginning to the last end, without idle time that wasn't recorded."""
         return self._reach[group] - self._began[group] - self._unknown[group]
 
+    def edges(self, group: Hashable) -> tuple[int, int]:
+        """Return the first beginning and the last end."""
+        return self._began[group], self._reach[group]
+
     def add(self, rows: Array, names: list[str], switches: Switches) -> None:
         """Add GPU times that follow the ones added before; processes have these `names`."""
         if len(self.processes) > 1:

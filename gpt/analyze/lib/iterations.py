@@ -3,9 +3,6 @@
 The first MOST launches of a process are kept, 20 bytes each: the time, the kernel or graph, the thread, the stream, and
 how long the call took. The launches of all threads form one sequence in order of time. If no unit repeats in SHARE of
 it, for instance because threads interleave at random, each thread and each stream is searched on its own.
-
-An iteration could begin at any place of its unit. It begins where the host takes its longest break, if that is clearly
-longer than the one where the sequence begins to repeat.
 """
 
 from __future__ import annotations
@@ -17,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.periods import SHARE, Codes, Period, Places, find_periods, find_steps, split_units
+from gpt.analyze.lib.periods import Codes, Period, Places, find_steps, split_units
+from gpt.analyze.lib.rounds import begin_at_break, find_after
 from gpt.screen.units import amount
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
@@ -40,14 +38,13 @@ WHOLE, INSIDE, OTHER = (
 NESTED = 3  # units of a sequence: the iteration, and repetitions inside it
 OTHERS, LITTLE = 7, 0.05  # other units of the same length that are listed, and the least share that each must cover
 SCOPES = 8  # threads, and streams, that are examined: the ones with most launches
-SAMPLE = 1000  # iterations that are searched for breaks
 GRAPH = np.uint32(1 << 31)  # bit of a code: the rest is the index of a handle, or else the id of a function
 HASH = np.uint64(0x9E3779B97F4A7C15)  # hashes a stream: the upper 16 bits are kept
 Stamps = npt.NDArray[np.uint64]
 
 
 class Unit(NamedTuple):
-    """A unit that repeats in the launches of a `scope`, of which it covers `covered`; times are time stamps or ticks.
+    """A unit that repeats in the launches of a `scope`: `covered` are in whole ones; times are time stamps or ticks.
 
     `codes` are the launches of one iteration, which occurs `times` times; `first` is the index of the launch that
     begins it. `role` is WHOLE, INSIDE or OTHER.
@@ -190,54 +187,31 @@ def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iter
     `times` leave out unrecorded time. The iteration has to cover SHARE of the sequence by itself: if only
     several units of one length do so together, those are yielded and none is called the iteration.
     """
-    periods = find_periods(codes)
-    if not periods or periods[0].covered < SHARE * len(codes):
-        return
-    whole, *others = split_units(codes, periods[0])
-    if whole.covered >= SHARE * len(codes):
-        yield _make_unit(WHOLE, scope, starts, times, codes, whole)
-        inside = [one for one in periods[1:] if one.length < whole.length and one.covered >= SHARE * len(codes)]
-        for period in inside[: NESTED - 1]:
-            yield _make_unit(INSIDE, scope, starts, times, codes, split_units(codes, period)[0])
-    else:
-        others = [whole, *others]
-    for period in others[:OTHERS]:
+    found = find_after(codes, _count_warm(codes))
+    if found.unit:
+        yield _make_unit(WHOLE, scope, starts, times, codes, found.unit)
+    for period in found.inside[: NESTED - 1]:
+        yield _make_unit(INSIDE, scope, starts, times, codes, split_units(codes, period)[0])
+    for period in found.others[:OTHERS]:
         if period.covered >= LITTLE * len(codes):
             yield _make_unit(OTHER, scope, starts, times, codes, period)
 
 
+def _count_warm(codes: Codes) -> int:
+    """Return the number of launches until every kernel that's launched again has been launched once."""
+    _, firsts, counts = np.unique(codes, True, return_counts=True)
+    return int(firsts[counts > 1].max(initial=-1)) + 1
+
+
 def _make_unit(role: str, scope: str, starts: Stamps, times: Places, codes: Codes, period: Period) -> Unit:
-    length, most = period.length, int((period.ends - period.begins).argmax())
-    break_ = int(period.begins[most]) + _find_break(times, int(period.begins[most]), int(period.ends[most]), length)
-    unit = codes[break_ : break_ + length]
-    first = int(period.begins[0])
-    first += _find(codes[first : first + 2 * length], unit)
-    lengths = period.ends - period.begins
-    lengths[0] = period.ends[0] - first
-    ends = int(period.ends[-1])
-    took = find_steps(times, np.append(first, period.begins[1:]), lengths // length, length)
+    period, length = begin_at_break(codes, times, period), period.length
+    first, ends, count = int(period.begins[0]), int(period.ends[-1]), period.times
+    took = find_steps(times, period)
     time = float(np.median(took)) if len(took) else 0.0
     last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # with the wait after it
     end = int(starts[ends]) if ends < len(starts) else last
-    covered, count = int(lengths.sum()), int((lengths // length).sum())
-    return Unit(role, scope, len(codes), covered, unit, count, first, int(starts[first]), end, time)
-
-
-def _find_break(times: Places, begin: int, end: int, length: int) -> int:
-    """Return how many launches into the stretch from `begin` to before `end` the iteration begins."""
-    rounds = min((end - begin - 1) // length, SAMPLE)
-    waits = np.diff(times[begin : begin + rounds * length + 1]).reshape(rounds, length)
-    usual = np.median(waits, axis=0)  # after each launch of the unit; the last is the wait before its first launch
-    longest = int(usual.argmax())
-    return (longest + 1) % length if usual[longest] >= 2 * usual[-1] else 0
-
-
-def _find(codes: Codes, unit: Codes) -> int:
-    """Return where a unit begins in a sequence that has it."""
-    for at in np.flatnonzero(codes[: len(codes) - len(unit) + 1] == unit[0]).tolist():
-        if np.array_equal(codes[at : at + len(unit)], unit):
-            return int(at)
-    return 0
+    unit = codes[first : first + length]
+    return Unit(role, scope, len(codes), count * length, unit, count, first, int(starts[first]), end, time)
 
 
 class CallTimes:

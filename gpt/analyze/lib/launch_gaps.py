@@ -48,7 +48,8 @@ class _Last(NamedTuple):
 class Between:
     """The `gaps` between launches of a process, by thread and after waits, and the `longest` by thread.
 
-    `long` has the number and the ns of a thread's LONG gaps. Unrecorded time in a gap doesn't count.
+    `long` has the number and the ns of a thread's LONG gaps, `edges` when its first launch began and its last one
+    ended. Unrecorded time in a gap doesn't count.
     """
 
     def __init__(self, unrecorded: Unrecorded) -> None:
@@ -58,6 +59,7 @@ class Between:
         self.gaps = Numbers()
         self.longest: dict[int, list[Gap]] = {}
         self.long: dict[int, tuple[int, int]] = {}
+        self.edges: dict[int, tuple[int, int]] = {}
         self._began = False
         self._threads = Groups()
         self._before: dict[int, _Last] = {}
@@ -71,14 +73,21 @@ class Between:
         self.launches += int(launch.sum())
         for thread, mine in self._threads.iter(calls.rows["thread"]):
             self._add_thread(thread, calls, mine, np.flatnonzero(launch[mine]))
-        waits = calls.end[self._idle.find(calls)]
-        begins, found = self._next.find(start[launch], waits, int(start[-1]))
-        self.gaps.add(WAITS, found - self.unrecorded.within(begins, begins + found))
+        idle = self._idle.find(calls)
+        begins, ends = self._next.find(start[launch], calls.end[launch], start[idle], calls.end[idle])
+        found = ends - begins - self.unrecorded.within(begins, ends)
+        self.gaps.add(WAITS, found[found > 0])
 
     @property
     def whole(self) -> int:
         """Return the recorded ns from the first call to the end of the last one."""
         return self.last - self.first - self.unrecorded.within_one(self.first, self.last)
+
+    def around(self, thread: int) -> tuple[int, int]:
+        """Return the recorded ns from the first call to the first launch of a thread, and from its last to the end."""
+        first, last = self.edges[thread]
+        before = first - self.first - self.unrecorded.within_one(self.first, first)
+        return before, self.last - last - self.unrecorded.within_one(last, self.last)
 
     def _add_thread(
         self, thread: int, calls: CallTable, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]
@@ -97,6 +106,7 @@ class Between:
                 self.long[thread] = count + len(long), time + int(long.sum())
             self._keep_longest(thread, calls, mine, places, between, known)
             rest = mine[places[-1] + 1 :]
+            self.edges[thread] = self.edges.get(thread, (int(starts[0]), 0))[0], int(ends[-1])
             function = int(calls.rows["function"][own[-1]])
             self._before[thread] = _Last(int(ends[-1]), function, _add_calls(calls, rest, NO_CALLS))
         elif last:

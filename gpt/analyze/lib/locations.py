@@ -24,6 +24,7 @@ WHO = (  # columns of a process
     Column("pid", "u64?", "id"),
 )
 PROGRAM = (Column("program", "text", title="process"), Column("command", "text", shown="line"))
+SINCE = "counts from the beginning of the first process"  # said of a column with points in time
 Who = tuple[str | None, int | None, int]
 BOOT = 8  # digits of the boot id, where two machines have the same name
 

@@ -65,6 +65,16 @@ class Period(NamedTuple):
         """Return how many times the whole unit occurs."""
         return int(((self.ends - self.begins) // self.length).sum())
 
+    def after(self, first: int) -> Period:
+        """Return the units that begin at a place or after it."""
+        begins = self.begins + np.maximum(0, -((self.begins - first) // self.length)) * self.length
+        whole = self.ends - begins >= self.length
+        return Period(self.length, begins[whole], self.ends[whole])
+
+    def shift(self, places: int) -> Period:
+        """Return the same, in a sequence that begins `places` earlier."""
+        return Period(self.length, self.begins + places, self.ends + places)
+
 
 def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
     """Return the units that come `repeats` times in a row: the iteration first, then the others, most coverage first.
@@ -172,21 +182,13 @@ def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArra
     return found
 
 
-def find_steps(times: Places, begins: Places, counts: Places, length: int) -> Places:
-    """Return how long each unit took, from its beginning to the beginning of the next one in its stretch.
-
-    `begins` and `counts` have the beginning and the number of whole units of each stretch, `times` the start of each
-    launch.
-    """
-    began = times[find_units(begins, counts, length)]
-    stretch = np.repeat(np.arange(len(counts)), counts)
-    took: Places = np.diff(began)[np.diff(stretch) == 0]
+def find_steps(times: Places, period: Period) -> Places:
+    """Return how long each whole unit took until the next launch, if there is one; `times` has all launches."""
+    counts = (period.ends - period.begins) // period.length
+    units = np.concatenate([np.zeros(0, np.int64), *(at for _, at in iter_units(period.begins, counts, period.length))])
+    units = units[units + period.length < len(times)]
+    took: Places = times[units + period.length] - times[units]
     return took
-
-
-def find_units(begins: Places, counts: Places, length: int) -> Places:
-    """Return the places at which whole units begin."""
-    return np.concatenate([np.zeros(0, np.int64), *(places for _, places in iter_units(begins, counts, length))])
 
 
 def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Places, Places]]:
@@ -222,7 +224,7 @@ def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], rep
             block = np.arange(same, common + 1)
             places = places[(near[places[:, None] + block] == near[block]).all(axis=1)]
         else:
-            sums = _sum_up(near) if sums is None else sums
+            sums = hash_prefixes(near) if sums is None else sums
             places = sums.keep_same(places, same, common + 1)
         same = common + 1
     return found
@@ -257,7 +259,8 @@ class PrefixHashes(NamedTuple):
         return same
 
 
-def _sum_up(near: Codes) -> PrefixHashes:
+def hash_prefixes(near: Codes) -> PrefixHashes:
+    """Return the polynomials of all prefixes."""
     powers = np.full(len(near) + 1, BASE)
     powers[0] = 1
     np.cumprod(powers, out=powers)

@@ -262,7 +262,7 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
         parts = [names[id(main)] + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
         parts += [f"launched by {amount(launches, 'call')}, graphs among them"] if kernels != launches else []
         parts += [f"from launch {first:,}{begins} on", f"{human_share(share)} of the launches"]
-        told = [", ".join(parts), f"{human_time(took)} each, the median"]
+        told = [", ".join(parts), f"{human_time(took)} from one's first launch to the next launch after it, the median"]
         same = [row for row in main.units if row[1] == scope]
         if inside := [f"{amount(row[3], 'launch')}" for row in same if row[0].startswith(INSIDE)]:
             verb = "repeats itself" if inside == ["1 launch"] else "repeat themselves"
@@ -282,7 +282,10 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
         among = " of kernels and graphs" if _chosen(totals, ("graph",), "launch") else ""
         evidence = f"{names[id(main)]}: {amount(main.launches, 'launch')}{among}"
         if main.launches >= REPEATS:
-            evidence += ", and no sequence that comes three times, one after the other, makes up half of them"
+            evidence += (
+                ", and no sequence that comes three times, one after the other, makes up half of them, or twice "
+            )
+            evidence += "nearly all"
         return Said(question, "no unit repeats itself", evidence=evidence)
     launched = _launched(totals)
     if not launched:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Column, Record, make_answer
 from gpt.analyze.lib.differences import RunSums, mean_of
+from gpt.screen.units import human_time
 from gpt.trace.durations import Durations
 from gpt.trace.process import Api
 
@@ -50,7 +51,7 @@ class RunSummary:
         self.kernels: dict[str, RunSums] = defaultdict(RunSums)
         self.on_gpu = 0.0  # ns
         self.in_thread = 0.0  # ns in calls of the thread that spends most time in them
-        self._begin, self._end, self._unrecorded = math.inf, -math.inf, 0
+        self._begin, self._end, self.unrecorded = math.inf, -math.inf, 0
 
     def begin(self, process: Process) -> None:
         """Add a process whose totals come later."""
@@ -67,7 +68,7 @@ class RunSummary:
         self.threads += len(found.in_threads)
         self.in_thread = max(self.in_thread, *found.in_threads.values(), 0.0)
         self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
-        self._unrecorded = max(self._unrecorded, found.process.unrecorded_until(found.last))
+        self.unrecorded = max(self.unrecorded, found.process.unrecorded_until(found.last))
         self._add_totals(totals)
 
     def _add_totals(self, totals: Totals) -> None:
@@ -93,7 +94,7 @@ class RunSummary:
     @property
     def wall(self) -> float:
         """Return the ns from the start of the first process to the end of the last call."""
-        return max(0.0, self._end - self._begin - self._unrecorded)
+        return max(0.0, self._end - self._begin - self.unrecorded)
 
     @property
     def outside(self) -> float:
@@ -135,6 +136,9 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
             continue
         told = "" if what == "commands" else f": {_name(sides[0])} in A, {_name(sides[1])} in B"
         yield different + told
+    for name, runs in (("A", a), ("B", b)):
+        if off := mean_of(run.unrecorded for run in runs).mean:
+            yield f"in {name} recording was off for {human_time(off)}, so calls and launches are missing"
     if max(len(a), len(b)) > 1:
         yield "numbers of calls and launches are the means of the runs"
 

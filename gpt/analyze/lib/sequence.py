@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.bool_]
 Whole = npt.NDArray[np.int64]
 
 LAUNCHES = (("kernel", "launch"), ("graph", "launch"))  # types and ops
-FIRST = np.iinfo(np.int64).min  # a time before all
+FIRST, NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max  # times before all and after all
 
 # What a call does, as bits. ONE waits for one stream only, LOAD loads code, IN and OUT are copies to the device and
 # from it, and the last three change the current context of the thread.
@@ -174,31 +174,28 @@ def _latest(times: Whole, at: Whole, before: int) -> Whole:
 
 
 class NextLaunches:
-    """Finds how long after a wait the next launch began; if several waits precede a launch, the last one counts.
+    """Finds the times from a wait for everything to the next launch; of several waits before it, the first one counts.
 
-    Waits that have no launch after them yet are kept, except that only the last of the finished ones is.
+    A wait doesn't count if another thread was launching when it began or launched anything until it ended, because that
+    may run for longer.
     """
 
     def __init__(self) -> None:
-        self._ends = np.zeros(0, np.int64)
-        self._last = np.zeros(0, bool)  # True if a later launch comes before the next wait
+        self._waited = NEVER  # the end of the first wait since the last launch
+        self._reach = FIRST  # the end of all launches so far
 
-    def find(self, launches: Whole, waits: Whole, now: int) -> tuple[Whole, Whole]:
-        """Return the ends of the waits before these launches, and the ns from there to the launch.
+    def find(self, launches: Whole, returned: Whole, starts: Whole, ends: Whole) -> tuple[Whole, Whole]:
+        """Return the ends of waits, and when the next launch began.
 
-        `waits` are the ends of further waits, sorted by their starts, and `now` is the start of the last call.
+        `launches` says when further launches began, which `returned` later. Further waits reach from `starts` to
+        `ends`. Both are sorted by their beginnings.
         """
-        ends = np.concatenate((self._ends, waits))
-        last = np.concatenate((self._last, np.zeros(len(waits), bool)))
-        next_ = np.searchsorted(launches, ends)
-        done = next_ < len(launches)
-        last[:-1] |= next_[1:] != next_[:-1]
-        last[-1:] |= done[-1:]
-        found = np.flatnonzero(done & last)
-        begins: Whole = ends[found]
-        between: Whole = np.maximum(launches[next_[found]] - begins, 0)
-        left = ~done
-        over = left & (ends <= now)
-        left[:-1] &= last[:-1] | ~(over[:-1] & over[1:])
-        self._ends, self._last = ends[left], last[left]
-        return begins, between
+        reach = np.maximum.accumulate(np.append(self._reach, returned))
+        before = np.searchsorted(launches, starts)  # launches that began before each wait
+        alone = reach[before] <= starts
+        first = np.full(len(launches) + 1, NEVER)  # the end of the first wait before each launch
+        np.minimum.at(first, before[alone], ends[alone])
+        first[0] = min(first[0], self._waited)
+        self._waited, self._reach = first[-1], reach[-1]
+        good = first[:-1] < launches
+        return first[:-1][good], launches[good]

@@ -16,8 +16,9 @@ from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
+    from gpt.trace.unrecorded import Unrecorded
 
-CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("thread", "<u8")]
+CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("api", "<u4"), ("thread", "<u8")]
 COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a call that copies, and when earlier work ended
 WAITED = 1 << 15  # an act: the part of a copy's call in which it waited for earlier work
 LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: how many waits, and copies from the device, began before
@@ -25,7 +26,7 @@ STEPS = "steps"
 
 
 class Codes:
-    """The numbers of the kernels launched from some place on, or up to another, as find_periods needs them."""
+    """The numbers of the kernels launched from some place on, or up to another, as find_rounds needs them."""
 
     def __init__(self, tape: Tape, first: int, end: int | None = None) -> None:
         self._tape, self._first, self._end = tape, first, len(tape) if end is None else min(end, len(tape))
@@ -36,6 +37,18 @@ class Codes:
     def __getitem__(self, places: slice) -> Array:
         start, stop, _ = places.indices(len(self))
         return self._tape[self._first + start : self._first + stop]
+
+
+class Starts:
+    """When the launches from some place on began, in ns of recorded time."""
+
+    def __init__(self, launches: Tape, first: int, unrecorded: Unrecorded) -> None:
+        self._launches, self._first, self._unrecorded = launches, first, unrecorded
+
+    def __getitem__(self, places: slice) -> Whole:
+        start, stop, _ = places.indices(len(self._launches) - self._first)
+        found: Whole = self._launches[self._first + start : self._first + stop]["start"]
+        return found - self._unrecorded.before(found)
 
 
 class Tapes:
@@ -55,6 +68,7 @@ class Tapes:
         self.first, self.last, self.launched = 0, 0, 0
         self.load: int | None = None
         self.waited: int | None = None  # the end of the first wait for everything after the last launch
+        self._copied: int | None = None  # the end of the first copy from the device after it
         self._idle = IdleWaits()
         self._numbers: dict[int, int] = {}  # numbers of kernels and graphs
         self._firsts: list[tuple[int, int, int]] = []  # each kernel's first: launches before it, begin, end
@@ -77,7 +91,7 @@ class Tapes:
             self.load = int(start[loads[0]])
         rows = np.zeros(len(start), CALL)
         rows["start"], rows["end"], rows["bytes"], rows["acts"] = start, end, calls.rows["bytes"], calls.acts
-        rows["thread"] = calls.rows["thread"]
+        rows["thread"], rows["api"] = calls.rows["thread"], calls.rows["api"]
         launch = calls.of(LAUNCH)
         graphs = np.flatnonzero(launch & (calls.rows["function"] == 0))
         rows["bytes"][graphs] = count_copied(self._graphs, calls.rows[graphs], ("HtoD", "DtoH"))
@@ -85,11 +99,13 @@ class Tapes:
         if launch.any():
             latest = int(end[launch].max())
             self.launched = max(self.launched, latest) if len(self.launches) else latest
-            self.waited = None
-        idle = self._idle.find(calls)
-        idle[: np.flatnonzero(launch)[-1] if launch.any() else 0] = False
-        if self.waited is None and idle.any() and len(self.launches) + launch.any():
-            self.waited = int(end[idle].min())
+            self.waited = self._copied = None
+        idle, out = self._idle.find(calls), calls.of(OUT)
+        for found in (idle, out):
+            found[: np.flatnonzero(launch)[-1] if launch.any() else 0] = False
+        if len(self.launches) + launch.any():
+            self.waited = int(end[idle].min()) if self.waited is None and idle.any() else self.waited
+            self._copied = int(end[out].min()) if self._copied is None and out.any() else self._copied
         self._add_launches(calls, launch)
 
     def _add_launches(self, calls: CallTable, launch: npt.NDArray[np.bool_]) -> None:
@@ -111,6 +127,11 @@ class Tapes:
             self._counts[code] += int(counts[at])
         self._codes.append(codes[which])
         self.launches.append(rows)
+
+    @property
+    def done(self) -> int | None:
+        """Return when the program had waited for the last launch, or None."""
+        return self._copied if self.waited is None else self.waited
 
     @property
     def begin(self) -> int:
@@ -148,23 +169,27 @@ class Tapes:
         """Return the kernels that were launched, from a launch on, and before another one."""
         return Codes(self._codes, first, end)
 
-    def measure(self, first: int, period: Period) -> tuple[float, float]:
-        """Return the median time of the units that repeat in the launches from `first` on, in ns, and the share of the
-        units after which the program waited for the GPU before it began the next one."""
+    def starts(self, first: int) -> Starts:
+        """Return when the launches from one on began."""
+        return Starts(self.launches, first, self.unrecorded)
+
+    def measure(self, period: Period) -> tuple[float, float]:
+        """Return the median time of the units that repeat, in ns, and the share that was waited for before the next.
+
+        A unit takes until the next launch begins; the last one, if no launch follows, until it has been waited for.
+        """
         took, waited, count = Numbers(), 0, 0
-        before: tuple[int, Array] | None = None  # stretch and launch of the unit before
         counts = (period.ends - period.begins) // period.length
-        for stretches, places in iter_units(period.begins, counts, period.length):
-            rows = self.launches.take(first + places)
-            if before:
-                stretches, rows = np.append(before[0], stretches), np.append(before[1], rows)
-            starts = rows["start"]
-            steps: Whole = np.diff(starts) - self.unrecorded.within(starts[:-1], starts[1:])
-            took.add(STEPS, steps[np.diff(stretches) == 0])
-            waited += int((np.diff(rows["waits"].astype(np.int64)) > 0).sum())
-            count += len(rows) - 1
-            before = int(stretches[-1]), rows[-1:]
-        return took.median(STEPS), waited / count if count else 0.0
+        for _, places in iter_units(period.begins, counts, period.length):
+            ends = places + period.length
+            last = ends == len(self.launches)
+            rows, next_ = self.launches.take(places), self.launches.take(np.minimum(ends, len(self.launches) - 1))
+            until: Whole = np.where(last, self.done or 0, next_["start"])
+            steps: Whole = until - rows["start"] - self.unrecorded.within(rows["start"], until)
+            took.add(STEPS, np.maximum(steps, 0)[~last | (self.done is not None)])
+            waited += int((next_["waits"] > rows["waits"])[~last].sum())
+            count += int((~last).sum())
+        return took.median(STEPS), waited / (count or 1)
 
 
 def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:

@@ -186,7 +186,7 @@ def _matrix(use: InstructionUse) -> str:
     )
 
 
-_ORDERED = "M=*: S=*; S=*: M=*; M=*: sm_80; M=*: 8.0; relaxed cluster: sm_90"
+_ORDERED = "M=*: S=*; S=*: M=*; M=*: sm_80; M=*: 8.0; relaxed cluster: sm_90; relaxed: 8.6 complete_tx"
 _LOCAL: dict[str, str | Mapping[str, str]] = {"W": dict.fromkeys(("shared", "shared::cta"), "shared")}
 _LOCAL_STATE: dict[str, str | Mapping[str, str]] = _SETS | _LOCAL
 _REMOTE: dict[str, str | Mapping[str, str]] = {"S": SCOPES, "W": {"shared::cluster": "shared"}, "V": VECTORS}
@@ -203,8 +203,9 @@ _BULK = (  # destination, source, completion mechanism and its operands
 )
 _REDUCED = (
     "add: !s64; noftz: add; noftz: f16 bf16; add+f16 add+bf16: noftz;"
-    "shared::cluster: u32 s32 u64 b32; shared::cluster: !max+u64"
+    "shared::cluster: u32 s32 u64 b32; D=shared::cluster+u64: add"
 )
+_BULK_NEEDS = ": sm_90; : 8.0; D=shared::cta: W=global; D=shared::cta: 8.6"
 _BULK_REDUCTIONS = (
     ("global", "shared::cta", f"bulk_group{_HINT}", ""),
     ("global", "shared::cta", f"bulk_group{_HINT}", " h:u64"),
@@ -231,7 +232,7 @@ ROWS = [
             f"mbarrier.{name}{_STATE}",
             "= a:address n:u32",
             partial(_change, f"host_transfer(m_, {count});"),
-            needs=f"{_ORDERED}; : sm_90; acquire release: !M=*",
+            needs=f"{_ORDERED}; : sm_90; : 8.0; acquire release: !M=*",
             **_SETS,
         )
         for name, count in (("expect_tx", "n_"), ("complete_tx", "-(int64_t)n_"))
@@ -246,9 +247,9 @@ ROWS = [
         )
         for name in ("arrive", "arrive_drop")
         for form, needs, signatures in (
-            ("", "; shared::cluster: sm_90", ("= a:b64 b:address", "= a:b64 b:address c:u32")),
-            (".expect_tx", "; : sm_90", ("= a:b64 b:address c:u32",)),
-            (".noComplete", "; relaxed cluster shared::cluster: !noComplete", ("= a:b64 b:address c:u32",)),
+            ("", "; shared::cluster: sm_90", ("= a:u64 b:address", "= a:u64 b:address c:u32")),
+            (".expect_tx", "; : sm_90; : 8.0", ("= a:u64 b:address c:u32",)),
+            (".noComplete", "; relaxed cluster shared::cluster: !noComplete", ("= a:u64 b:address c:u32",)),
         )
         for signature in signatures
     ),
@@ -262,8 +263,8 @@ ROWS = [
         )
         for name, hints, since in (("test_wait", ("",), "sm_80"), ("try_wait", ("", " hint:u32"), "sm_90"))
         for hint in hints
-        for form, state in (("", "b:b64"), (".parity", "b:u32"))
-        for needs in [f"{_ORDERED}; release: !M=*; : {since}"]
+        for form, state, version in (("", "b:u64", ""), (".parity", "b:u32", "; : 7.1"))
+        for needs in [f"{_ORDERED}; release: !M=*; : {since}{version}"]
     ),
     Row("mbarrier.pending_count.b64", "d:u32 = a:u64", "host_pending({a})", needs=": sm_80"),
     *(
@@ -285,10 +286,10 @@ ROWS = [
         "cp.async.mbarrier.arrive{.W}.b64",
         "= a:address",
         lambda use: f"(void){_barrier(use, use.operands[0])};",
-        needs=": sm_80",
+        needs=": sm_80; shared::cta: 7.8",
         **_LOCAL,
     ),
-    Row("cp.async.mbarrier.arrive.noinc{.W}.b64", "= a:address", _arrive, needs=": sm_80", **_LOCAL),
+    Row("cp.async.mbarrier.arrive.noinc{.W}.b64", "= a:address", _arrive, needs=": sm_80; shared::cta: 7.8", **_LOCAL),
     *(
         Row(
             f"cp.async.bulk.D.W.{end}{_HINT}",
@@ -299,8 +300,8 @@ ROWS = [
         )
         for to, of, end, more in _BULK
         for hint, needs in (
-            ("", ": sm_90; D=shared::cta: W=global; : !L2::cache_hint"),
-            (" h:u64", ": sm_90; D=shared::cta: W=global; : L2::cache_hint; shared::cta: global"),
+            ("", f"{_BULK_NEEDS}; : !L2::cache_hint"),
+            (" h:u64", f"{_BULK_NEEDS}; : L2::cache_hint; shared::cta: global"),
         )
     ),
     *(
@@ -308,7 +309,7 @@ ROWS = [
             f"cp.reduce.async.bulk.D.W.{end}.O{{.noftz}}.T",
             f"= a:address b:address size:u32{more}",
             _bulk,
-            needs=f": sm_90; : {'' if 'h:u64' in more else '!'}L2::cache_hint; {_REDUCED}",
+            needs=f": sm_90; : 8.0; : {'' if 'h:u64' in more else '!'}L2::cache_hint; {_REDUCED}",
             **_between(to, of),
             O=name,
             T=" ".join(type_ for type_ in types.split() if "x2" not in type_),
@@ -321,7 +322,7 @@ ROWS = [
         f"st.async{{.weak}}{{.W}}.{_BYTES}{{.V}}.T",
         "= a:address b bar:address",
         _remote,
-        needs=": sm_90; V=v4: !u64; V=v4: !s64; V=v4: !b64; V=v4: !f64",
+        needs=": sm_90; : 8.1; V=v4: !u64; V=v4: !s64; V=v4: !b64; V=v4: !f64",
         W={"shared::cluster": "shared"},
         V={"v2": "2", "v4": "4"},
         T="b32 u32 s32 b64 u64 s64 f32 f64",
@@ -335,7 +336,7 @@ ROWS = [
                 f"red.async{{.relaxed}}{{.S}}{{.W}}.{_BYTES}.O.T",
                 "= a:address b bar:address",
                 _remote,
-                needs=": sm_90; : relaxed; : cluster",
+                needs=": sm_90; : 8.1; : relaxed; : cluster",
                 **_REMOTE,
                 O=name,
                 T=of,
@@ -351,10 +352,10 @@ ROWS = [
             ),
         )
     ),
-    Row("cp.async.bulk.commit_group", "", "", needs=": sm_90"),
-    Row("cp.async.bulk.wait_group{.read}", "= n:number", "", needs=": sm_90"),
+    Row("cp.async.bulk.commit_group", "", "", needs=": sm_90; : 8.0"),
+    Row("cp.async.bulk.wait_group{.read}", "= n:number", "", needs=": sm_90; : 8.0"),
     *(
-        Row(f"cp.async.bulk.prefetch.L2.global{hint}", signature, _prefetch, needs=": sm_90")
+        Row(f"cp.async.bulk.prefetch.L2.global{hint}", signature, _prefetch, needs=": sm_90; : 8.0")
         for hint, signature in (("", "= a:address b:u32"), (".L2::cache_hint", "= a:address b:u32 h:u64"))
     ),
     *(

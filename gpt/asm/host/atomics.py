@@ -55,11 +55,15 @@ def atomic(use: InstructionUse) -> str:
 
 _NEEDS = (
     "S=*: !G=*; cluster shared::cluster: sm_90; f16 f16x2 bf16 bf16x2: noftz; noftz: f16 f16x2 bf16 bf16x2;"
-    "V=*: f32 f16 f16x2 bf16 bf16x2; V=*: W=global !W=*; V=*: sm_90; V=v8: f16 bf16; L2::cache_hint: W=global !W=*;"
-    "L2::cache_hint: sm_80; b128: sm_90; bf16 bf16x2: sm_90; add: !s64;"
-    "cas: !L2::cache_hint"
+    "V=*: f32 f16 f16x2 bf16 bf16x2; V=*: W=global !W=*; V=*: sm_90; V=*: 8.1; V=v8: f16 bf16;"
+    "L2::cache_hint: W=global !W=*; L2::cache_hint: sm_80; b128: sm_90; bf16 bf16x2: sm_90; add: !s64;"
+    "cas: !L2::cache_hint; S=* G=*: sm_60; f64: sm_60; b16: sm_70; b16: 6.3; f16x2: sm_60; f16: sm_70"
 )
-_EXTREMES = "f16 f16x2 bf16 bf16x2: V=*"  # min and max of halves
+_MORE_NEEDS = {  # of an operation
+    **dict.fromkeys(("and", "or", "xor"), "b64: sm_32"),
+    **dict.fromkeys(("min", "max"), "u64 s64: sm_32; f16 f16x2 bf16 bf16x2: V=*"),
+}
+_OF_TENSORS = ": sm_90; : 8.3"  # fences
 
 
 def _rows() -> Iterator[Row]:
@@ -73,7 +77,7 @@ def _rows() -> Iterator[Row]:
                         f"{opcode}{order}{{.noftz}}{{.L2::cache_hint}}{{.V}}.T",
                         f"{written}= a:address b{' c' if name == 'cas' else ''}{hint}",
                         atomic,
-                        needs=f"{_NEEDS}; : {hinted}{f'; {_EXTREMES}' * (name in ('min', 'max'))}",
+                        needs=f"{_NEEDS}; : {hinted}; {_MORE_NEEDS.get(name, '')}",
                         M=_SEMANTICS if opcode == "atom" else "relaxed release",
                         S=SCOPES,
                         G=SCOPES,
@@ -87,17 +91,17 @@ def _rows() -> Iterator[Row]:
 ROWS = [
     *_rows(),
     Row("membar.S", "", _FENCED, S="cta gl sys"),
-    Row("fence{.M}.S", "", _FENCED, needs="cluster: sm_90", M="sc acq_rel acquire release", S=SCOPES),
+    Row("fence{.M}.S", "", _FENCED, needs=": sm_70; : 6.0; cluster: sm_90", M="sc acq_rel acquire release", S=SCOPES),
     # Proxies: all of them access the same memory here
-    Row("fence.proxy.P", "", _FENCED, needs="async: sm_90; : 7.5", P="alias async"),
+    Row("fence.proxy.P", "", _FENCED, needs="async: sm_90; async: 8.0; : 7.5", P="alias async"),
     Row("membar.proxy.alias", "", _FENCED, needs=": 7.5"),
-    Row("fence.proxy.async.W", "", _FENCED, needs=": sm_90", W="global shared::cta shared::cluster"),
+    Row("fence.proxy.async.W", "", _FENCED, needs=": sm_90; : 8.0", W="global shared::cta shared::cluster"),
     *(
-        Row(f"fence{proxy}.M.sync_restrict::{space}.cluster", "", _FENCED, needs=": sm_90", M=order)
+        Row(f"fence{proxy}.M.sync_restrict::{space}.cluster", "", _FENCED, needs=": sm_90; : 8.6", M=order)
         for proxy in ("", ".proxy.async::generic")
         for space, order in (("shared::cluster", "acquire"), ("shared::cta", "release"))
     ),
-    Row("fence.proxy.tensormap::generic.release.S", "", _FENCED, needs=": sm_90", S=SCOPES),
-    Row("fence.proxy.tensormap::generic.acquire.S", "= a:address size:128", _FENCED, needs=": sm_90", S=SCOPES),
-    Row("fence.mbarrier_init.release.cluster", "", _FENCED, needs=": sm_90"),
+    Row("fence.proxy.tensormap::generic.release.S", "", _FENCED, needs=_OF_TENSORS, S=SCOPES),
+    Row("fence.proxy.tensormap::generic.acquire.S", "= a:address size:128", _FENCED, needs=_OF_TENSORS, S=SCOPES),
+    Row("fence.mbarrier_init.release.cluster", "", _FENCED, needs=": sm_90; : 8.0"),
 ]

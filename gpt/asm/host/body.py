@@ -248,8 +248,10 @@ class BodyWriter:
         if "ptr" in words and not self.is_kernel:
             raise Unsupported(f"'.ptr' of parameter '{name}': only kernels have it")
         small = _NOT_PASSED.intersection(words) if not parameter.declarator.dimensions else set()
-        if small and not self.is_kernel and not {"v2", "v4"}.intersection(words):
+        if small and not self.is_kernel and not {"v2", "v4"}.intersection(words) and self.code.has_abi:
             raise Unsupported(f"parameter '{name}' of type .{min(small)}: functions have .b8, .b16 or more")
+        if "reg" not in words and not self.is_kernel and number < len(self.head.returns or ()) > 1:
+            raise Unsupported(f"result '{name}' in .param: several results are in .reg")
         if self.is_kernel:
             check_declaration(parameter.specifiers, parameter.declarator)
             own = self.code.parameters(self.item)[number]

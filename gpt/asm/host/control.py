@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from gpt.asm.host.names import Unsupported, c_function, evaluate
+from gpt.asm.host.names import WITHOUT_ABI, Unsupported, c_function, evaluate
 from gpt.asm.host.table import TYPES, PtxType, Row
 from gpt.asm.host.use import InstructionUse
 from gpt.asm.host.variables import WIDTHS
@@ -57,6 +57,8 @@ def _call(use: InstructionUse) -> str:
     if not operands and code.is_function(callee.name):
         head: tree.FunctionNode | tree.Prototype = code.head(callee.name)
         if not code.is_defined(callee.name):
+            if not code.has_abi:
+                raise Unsupported(f"a call of '{callee.name}' outside of the module, {WITHOUT_ABI}")
             return _serve(use, callee.name, head, results, given)
         called = c_function(callee.name)
     else:
@@ -76,6 +78,8 @@ def _call(use: InstructionUse) -> str:
                 arguments.append(f"(unsigned char *)({place.pointer})")
                 continue
             (type_, items), local = _registers(use, formal, actual), f"{name}{number}_"
+            if type_.name == "pred" and not isinstance(actual, tree.Name):
+                raise Unsupported(f"'{actual}' where a predicate is expected")
             values = ["0"] * len(items) if name == "r" else [use.value(item, type_) for item in items]
             before.append(f"{type_} {local}[] = {{{', '.join(values)}}};")
             if name == "r":

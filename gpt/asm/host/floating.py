@@ -21,7 +21,7 @@ FAMILIES = ": sm_100a sm_110a sm_120a"
 F8 = "e4m3x2 e5m2x2"
 F6 = "e2m3x2 e3m2x2"
 
-_FTZ = "ftz: f16 f16x2 f32"  # types with subnormal numbers to flush
+_FTZ = "ftz: f16 f16x2 f32; f16 f16x2: sm_53"  # types with subnormal numbers to flush
 _BF16 = "bf16 bf16x2: sm_90"
 
 _CLAMPED = "FLAG{A} | FLAG{B}"  # .relu and .satfinite, in either order
@@ -64,8 +64,8 @@ _ARITHMETIC = [
         "fma.R{.ftz}{.oob}{.M}.T",
         "d = a b c",
         "{T.name}_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz} | FLAG{oob} | FLAG{M})",
-        needs="rz rm rp: f32 f64; ftz sat: f16 f16x2 f32; ftz: !oob; oob relu: f16 f16x2 bf16 bf16x2;"
-        "oob: sm_90; relu bf16 bf16x2: sm_80",
+        needs="rz rm rp: f32 f64; ftz sat: f16 f16x2 f32; f16 f16x2: sm_53; ftz: !oob; oob relu: f16 f16x2 bf16 bf16x2;"
+        "oob: sm_90; oob: 8.1; relu bf16 bf16x2: sm_80",
         R=MODES,
         M="sat relu",
         T=ALL,
@@ -83,7 +83,7 @@ _ARITHMETIC = [
         "mad{.sat}.f32",
         "d:f32 = a:f32 b:f32 c:f32",
         "f32_fma({a}, {b}, {c}, ROUND_rn, FLAG_ftz | FLAG{sat})",
-        needs=": <sm_20",
+        needs=": <sm_20 <3.2",
     ),
     Row(
         "fma.R{.ftz}.f32x2",
@@ -135,16 +135,16 @@ _ARITHMETIC = [
         T=f"{HALVES} {PAIRS}",
     ),
     Row("rcp.approx.ftz.f64", "d:f64 = a:f64", "f64_rcp_approx({a})"),
-    Row("rsqrt.approx{.ftz}.f64", "d:f64 = a:f64", "f64_rsqrt_approx({a}, FLAG{ftz})"),
+    Row("rsqrt.approx{.ftz}.f64", "d:f64 = a:f64", "f64_rsqrt_approx({a}, FLAG{ftz})", needs="ftz: 4.0"),
     *(
         Row(
             f"{name}{{.ftz}}.T",
             "d = a",
             f"{{T.name}}_{name}({{a}}, FLAG{{ftz}})",
-            needs=f"{_FTZ}; bf16 bf16x2: sm_80",
+            needs=f"{_FTZ}; bf16 bf16x2: sm_80{since}",
             T=ALL,
         )
-        for name in ("abs", "neg")
+        for name, since in (("abs", "; f16 f16x2: 6.5"), ("neg", "; f16 f16x2: 6.0"))
     ),
     *(
         row
@@ -154,7 +154,8 @@ _ARITHMETIC = [
                 f"{name}{{.ftz}}{{.NaN}}{{.X}}.T",
                 "d = a b",
                 f"{{T.name}}_{name}({{a}}, {{b}}, FLAG{{ftz}} | FLAG{{NaN}} | FLAG{{X}})",
-                needs=f"{_FTZ}; f64: !NaN; f64: !X=xorsign.abs; xorsign.abs: sm_86; NaN f16 f16x2 bf16 bf16x2: sm_80",
+                needs=f"{_FTZ}; f64: !NaN; f64: !X=xorsign.abs; xorsign.abs: sm_86; xorsign.abs: 7.2;"
+                "NaN f16 f16x2 bf16 bf16x2: sm_80",
                 X=SIGNED,
                 T=ALL,
             ),
@@ -178,7 +179,7 @@ _COMPARISON = [
         T="f32 f64",
     ),
 ]
-_COMPARED = f"ftz: T=f16 T=f16x2 T=f32; {_BF16}"
+_COMPARED = f"ftz: T=f16 T=f16x2 T=f32; T=f16 T=f16x2: sm_53; {_BF16}"
 _SET_HALF = "T=f16 T=f16x2: 6.5 D=f16 D=f16x2 D=bf16"  # a half compared to an integer result came later
 _TEST = "{T.name}_compare(COMPARE{C}, {a}, {b}, FLAG{ftz})"
 _LOW, _HIGH = (f"{{T.name}}_{part}_compare(COMPARE{{C}}, {{a}}, {{b}}, FLAG{{ftz}})" for part in ("low", "high"))
@@ -203,7 +204,7 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
             *_set,
             f"{_TEST}{_with} ? TRUE_{{D.name}} : 0",
             needs=f"ftz: !D=bf16; {_COMPARED}; D=u16 D=s16: T=f16 T=bf16; D=f32: T=f32 T=f64; D=f16: !T=bf16;"
-            + _SET_HALF,
+            f"D=f16: sm_53; {_SET_HALF}",
             C=COMPARE,
             B=BOOLEAN,
             D="u16 s16 u32 s32 f16 bf16 f32",
@@ -233,7 +234,7 @@ _BETWEEN_FLOATS = (  # words before the types, types, needs
     (".R", "bf16.f64", ": sm_90"),
     (".R{.ftz}{.sat}", "f32.f64", ""),
     ("{.ftz}{.sat}", "f32.f16", ""),
-    ("{.R}{.ftz}", "f32.bf16", ": sm_80; ftz: sm_90"),
+    ("{.R}{.ftz}", "f32.bf16", ": sm_80; : 7.1; ftz: sm_90"),
     ("{.sat}", "f64.f16", ""),
     ("{.R}", "f64.bf16", ": sm_90"),
     ("{.ftz}{.sat}", "f64.f32", ""),
@@ -282,7 +283,7 @@ _CONVERSION = [
         )
         for flags in _flags(words)[1:]
     ),
-    Row("cvt.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)", needs=": sm_80"),
+    Row("cvt.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)", needs=": sm_80; : 7.1"),
     *(
         Row(
             f"cvt{words}.{types}",
@@ -325,7 +326,7 @@ _CONVERSION = [
     ),
     *(
         row
-        for formats, width, needs in ((F8, 8, ": sm_89"), (F6, 8, FAMILIES), ("e2m1x2", 4, FAMILIES))
+        for formats, width, needs in ((F8, 8, ": sm_89; : sm_90 8.1"), (F6, 8, FAMILIES), ("e2m1x2", 4, FAMILIES))
         for row in (
             Row(
                 "cvt.rn{.A}{.B}.D.f32",

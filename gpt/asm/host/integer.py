@@ -21,7 +21,10 @@ LOGICAL = f"{PLAIN} pred"
 EQUAL = {"eq": "==", "ne": "!="}
 COMPARE = EQUAL | {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 SET = "u32 s32 f32 f16 bf16"  # result types of set
-_ORDER = "lt le gt ge: !T=b16; lt le gt ge: !T=b32; lt le gt ge: !T=b64; lo ls hi hs: T=u16 T=u32 T=u64; D=bf16: sm_90"
+_ORDER = (
+    "lt le gt ge: !T=b16; lt le gt ge: !T=b32; lt le gt ge: !T=b64; lo ls hi hs: T=u16 T=u32 T=u64; D=bf16: sm_90;"
+    "D=f16: sm_53"
+)
 BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
 # Functions of two bits b and c by truth table (bit 2b+c). lop3 selects between two of them with its first operand.
@@ -135,6 +138,9 @@ _SIGNED = {"u32": "0", "s32": "1"}
 _NARROW = "({D.unsigned})saturate({%s}, {D.bits}, {D.sign})"
 _PACK = f"(uint32_t){_NARROW % 'a'} << {{D.bits}} | {_NARROW % 'b'}"
 
+_CARRIES = "u64 s64: 4.3"
+_DOTS = ": sm_61; : 5.0"
+
 ROWS = [
     Row(
         "mov{.V}.T",
@@ -148,7 +154,7 @@ ROWS = [
     Row("add.sat.s32", "d:s32 = a:s32 b:s32", "saturate_s32((int64_t){a} + {b})"),
     Row("sub.T", "d = a b", "{a} - {b}", T=INTEGERS),
     Row("sub.sat.s32", "d:s32 = a:s32 b:s32", "saturate_s32((int64_t){a} - {b})"),
-    Row("add.T", "d = a b", "each_16({a}, {b}, ADD)", needs=": sm_90", T="u16x2 s16x2"),
+    Row("add.T", "d = a b", "each_16({a}, {b}, ADD)", needs=": sm_90; : 8.0", T="u16x2 s16x2"),
     Row("mul.lo.T", "d = a b", "({T.unsigned.wide}){a} * {b}", T=SMALL),
     Row("mul.lo.T", "d = a b", "{a} * {b}", T="u64 s64"),
     Row("mul.hi.T", "d = a b", "({T.wide}){a} * {b} >> {T.bits}", T=INTEGERS),
@@ -174,17 +180,18 @@ ROWS = [
     Row("neg.T", "d = a", "-{a}", T="s16 s32 s64"),
     Row("min.T", "d = a b", "{a} < {b} ? {a} : {b}", T=INTEGERS),
     Row("max.T", "d = a b", "{a} > {b} ? {a} : {b}", T=INTEGERS),
-    Row("min.relu.s32", "d:s32 = a:s32 b:s32", "relu_s32({a} < {b} ? {a} : {b})", needs=": sm_90"),
-    Row("max.relu.s32", "d:s32 = a:s32 b:s32", "relu_s32({a} > {b} ? {a} : {b})", needs=": sm_90"),
-    Row("min.T", "d = a b", "each_{T.name}({a}, {b}, MIN, 0)", needs=": sm_90", T="u16x2 s16x2"),
-    Row("max.T", "d = a b", "each_{T.name}({a}, {b}, MAX, 0)", needs=": sm_90", T="u16x2 s16x2"),
-    Row("min.relu.s16x2", "d:s16x2 = a:s16x2 b:s16x2", "each_s16x2({a}, {b}, MIN, 1)", needs=": sm_90"),
-    Row("max.relu.s16x2", "d:s16x2 = a:s16x2 b:s16x2", "each_s16x2({a}, {b}, MAX, 1)", needs=": sm_90"),
-    Row("dp4a.A.B", "d:u32 = a:u32 b:u32 c:u32", "dp4a({a}, {b}, {c}, {A}, {B})", A=_SIGNED, B=_SIGNED),
+    Row("min.relu.s32", "d:s32 = a:s32 b:s32", "relu_s32({a} < {b} ? {a} : {b})", needs=": sm_90; : 8.0"),
+    Row("max.relu.s32", "d:s32 = a:s32 b:s32", "relu_s32({a} > {b} ? {a} : {b})", needs=": sm_90; : 8.0"),
+    Row("min.T", "d = a b", "each_{T.name}({a}, {b}, MIN, 0)", needs=": sm_90; : 8.0", T="u16x2 s16x2"),
+    Row("max.T", "d = a b", "each_{T.name}({a}, {b}, MAX, 0)", needs=": sm_90; : 8.0", T="u16x2 s16x2"),
+    Row("min.relu.s16x2", "d:s16x2 = a:s16x2 b:s16x2", "each_s16x2({a}, {b}, MIN, 1)", needs=": sm_90; : 8.0"),
+    Row("max.relu.s16x2", "d:s16x2 = a:s16x2 b:s16x2", "each_s16x2({a}, {b}, MAX, 1)", needs=": sm_90; : 8.0"),
+    Row("dp4a.A.B", "d:u32 = a:u32 b:u32 c:u32", "dp4a({a}, {b}, {c}, {A}, {B})", needs=_DOTS, A=_SIGNED, B=_SIGNED),
     Row(
         "dp2a.H.A.B",
         "d:u32 = a:u32 b:u32 c:u32",
         "dp2a({a}, {b}, {c}, {H}, {A}, {B})",
+        needs=_DOTS,
         H={"lo": "0", "hi": "16"},
         A=_SIGNED,
         B=_SIGNED,
@@ -194,9 +201,9 @@ ROWS = [
         row
         for name, of in _PRODUCTS.items()
         for row in (
-            Row(f"{name[0]}.cc.T", of.operands, of.make(str(of.carry)), T=WORDS),
+            Row(f"{name[0]}.cc.T", of.operands, of.make(str(of.carry)), needs=_CARRIES, T=WORDS),
             Row(f"{name[1]}.T", of.operands, f"{{d}} = {of.first} + {of.second} + cc;", T=WORDS),
-            Row(f"{name[1]}.cc.T", of.operands, of.make("cc"), T=WORDS),
+            Row(f"{name[1]}.cc.T", of.operands, of.make("cc"), needs=_CARRIES, T=WORDS),
         )
     ),
     # Bits
@@ -213,9 +220,16 @@ ROWS = [
         "shf.l.M.b32",
         "d:b32 = a:b32 b:b32 c:u32",
         "((uint64_t){b} << 32 | {a}) << funnel{M}({c}) >> 32",
+        needs=": sm_32",
         M="wrap clamp",
     ),
-    Row("shf.r.M.b32", "d:b32 = a:b32 b:b32 c:u32", "((uint64_t){b} << 32 | {a}) >> funnel{M}({c})", M="wrap clamp"),
+    Row(
+        "shf.r.M.b32",
+        "d:b32 = a:b32 b:b32 c:u32",
+        "((uint64_t){b} << 32 | {a}) >> funnel{M}({c})",
+        needs=": sm_32",
+        M="wrap clamp",
+    ),
     Row("prmt.b32", "d:b32 = a:b32 b:b32 c:b32", "prmt({a}, {b}, {c})"),
     Row("prmt.b32.M", "d:b32 = a:b32 b:b32 c:b32", "prmt({a}, {b}, prmt{M}({c} & 3))", M="f4e b4e rc8 ecl ecr rc16"),
     Row("popc.T", "d:u32 = a", "__builtin_popcountll({a})", T="b32 b64"),
@@ -227,7 +241,7 @@ ROWS = [
         "bfind.shiftamt.T", "d:u32 = a", "bfind_shift(({T.unsigned})({a} ^ {a} >> {T.bits} - 1), {T.bits})", T="s32 s64"
     ),
     Row("bfind.shiftamt.T", "d:u32 = a", "bfind_shift({a}, {T.bits})", T="u32 u64"),
-    Row("fns.b32", "d:b32 = a:b32 b:b32 c:b32", "fns({a}, {b}, {c})"),
+    Row("fns.b32", "d:b32 = a:b32 b:b32 c:b32", "fns({a}, {b}, {c})", needs=": 6.0"),
     Row("bfe.T", "d = a b:u32 c:u32", "bfe({a}, {b}, {c}, {T.bits})", T="u32 u64"),
     Row("bfe.T", "d = a b:u32 c:u32", "bfe_signed({a}, {b}, {c}, {T.bits})", T="s32 s64"),
     Row("bfi.T", "d = a b c:u32 e:u32", "bfi({a}, {b}, {c}, {e}, {T.bits})", T="b32 b64"),

@@ -29,26 +29,26 @@ _MMA_NEEDS: dict[
     object, str
 ] = {  # targets and versions by type of the factors and shape, or by type alone if all shapes agree
     ("f16", (16, 8, 16)): ": sm_80",
-    "f16": ": sm_75",
+    ("f16", (16, 8, 8)): ": sm_75; : 6.5",
     ("f64", (8, 8, 4)): ": sm_80",
     "f64": ": sm_90; : 7.8",
     "bf16": ": sm_80",
     "tf32": ": sm_80",
     **dict.fromkeys(("e4m3", "e5m2"), ": sm_89; : 8.4"),
-    ("s8", (8, 8, 16)): ": sm_75",
-    ("u8", (8, 8, 16)): ": sm_75",
+    ("s8", (8, 8, 16)): ": sm_75; : 6.5",
+    ("u8", (8, 8, 16)): ": sm_75; : 6.5",
     "s8": ": sm_80",
     "u8": ": sm_80",
-    ("s4", (8, 8, 32)): ": sm_75",
-    ("u4", (8, 8, 32)): ": sm_75",
+    ("s4", (8, 8, 32)): ": sm_75; : 6.5",
+    ("u4", (8, 8, 32)): ": sm_75; : 6.5",
     "s4": ": sm_80",
     "u4": ": sm_80",
-    ("b1", (8, 8, 128)): ": sm_75; and: sm_80",
+    ("b1", (8, 8, 128)): ": sm_75; : 7.0; and: sm_80",
     "b1": ": sm_80",
 }
 _WMMA_NEEDS = {
     **dict.fromkeys(("bf16", "tf32", "f64"), ": sm_80"),
-    "f16": ": sm_70",
+    "f16": ": sm_70; : 6.3",
     **dict.fromkeys(("s8", "u8"), ": sm_72"),
     **dict.fromkeys(("s4", "u4"), ": sm_75"),
     "b1": ": sm_75; and: sm_80",
@@ -136,7 +136,7 @@ def _mma() -> Iterator[Row]:
                 if a == "b1":
                     for name, value in (("xor", 0), ("and", 1)):
                         one = shape._replace(more=f", .conjunction = {value}")
-                        yield one.row(f"{head}.{shape.name}.row.col.{ends}.{name}.popc", needs=needs)
+                        yield one.row(f"{head}.{shape.name}.row.col.{ends}.{name}.popc", needs=f"{needs}; and: 7.1")
                 elif d == "s32":
                     for clamps in ("", ".satfinite"):
                         one = shape._replace(more=f", .clamps = {int(bool(clamps))}")
@@ -150,7 +150,7 @@ def _mma() -> Iterator[Row]:
             continue
         more = f", .column_a = {int(a == 'col')}, .column_b = {int(b == 'col')}"
         shape = MatrixShape(8, 8, 4, "f16", "f16", c, d, "quarters", more)
-        yield shape.row(f"{head}.m8n8k4.{a}.{b}.{d}.f16.f16.{c}", needs=": sm_70")
+        yield shape.row(f"{head}.m8n8k4.{a}.{b}.{d}.f16.f16.{c}", needs=": sm_70; : 6.4")
 
 
 def _wmma() -> Iterator[Row]:
@@ -170,7 +170,8 @@ def _wmma() -> Iterator[Row]:
                 elif type_ == "b1":
                     for name, value in (("xor", 0), ("and", 1)):
                         one = shape._replace(more=f", .conjunction = {value}")
-                        yield one.row(f"wmma.mma.{name}.popc.sync.aligned.L.M.{shape.name}.{ends}", **sets)
+                        more = {"needs": f"{sets['needs']}; and: 7.1"}
+                        yield one.row(f"wmma.mma.{name}.popc.sync.aligned.L.M.{shape.name}.{ends}", **sets | more)
                 elif d == "s32":
                     for clamps in ("", ".satfinite"):
                         one = shape._replace(more=f", .clamps = {int(bool(clamps))}")

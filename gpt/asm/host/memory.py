@@ -206,13 +206,14 @@ _WIDE = "V=v8+b32 V=v8+u32 V=v8+s32 V=v8+f32 V=v4+b64 V=v4+u64 V=v4+s64 V=v4+f64
 _NEEDS = (
     "relaxed acquire release: cta cluster gpu sys; cta cluster gpu sys: relaxed acquire release; cluster: sm_90;"
     "relaxed acquire release: W=global W=shared W=shared::cta W=shared::cluster !W=*;"
-    "C=*: !volatile; C=*: !relaxed; C=*: !acquire; C=*: !release; E=*: !C=*; F=*: !C=*; E=*: !volatile; E=*: !mmio;"
+    "C=*: !volatile; C=*: !relaxed; C=*: !acquire; C=*: !release; E=*: !C=*; E=*: !volatile; E=*: !mmio;"
     "E=* F=* P=* L2::cache_hint: W=global !W=*; F=*: V=v8 V=v4; F=*: sm_100; L2::cache_hint: sm_80;"
     f"{' '.join(f'{word}+V=v4' for word in EVICTIONS_2.split())}: b64 u64 s64 f64;"
     f"{_WIDE}: sm_100; {_WIDE}: W=global !W=*; T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
-    "L2::cache_hint: !volatile; volatile: !const; volatile: !param; volatile: !param::func; volatile: !param::entry;"
+    "L2::cache_hint: !volatile; volatile: !const; volatile: !local;"
+    "volatile: !param; volatile: !param::func; volatile: !param::entry;"
     "mmio: relaxed; mmio: sys; mmio: !P=*; mmio: !V=v8; nc: W=global; nc: !O=*; shared::cluster: sm_90; mmio: sm_70;"
-    "b128: sm_70"
+    "b128: sm_70; L2::64B L2::128B: sm_75; L2::256B: sm_80"
 )
 _HINTED, _PLAIN_NEEDS = f"{_NEEDS}; : L2::cache_hint", f"{_NEEDS}; : !L2::cache_hint"
 _LOAD_SETS = _SETS | {"O": {word: ORDERS[word] for word in ORDERS if word != "release"}, "C": "ca cg cs lu cv"}
@@ -260,6 +261,7 @@ ROWS = [
             f"isspacep.{word}",
             "d:pred = a:u64",
             f"{{a}} - (uint64_t)t->{space} < t->{space}_size",
+            needs="const: 3.1",
         )
         for word, space in SPACES.items() | {("const", "constant")}
         if space in ("shared", "local", "constant")
@@ -298,5 +300,5 @@ ROWS = [
         Q=_UNCHANGED,
     ),
     Row("createpolicy.cvt.L2.b64", "d:u64 = a:u64", "{a}", needs=": sm_80; : 7.4"),
-    Row("cvta{.to}.W.u64", "d:u64 = a:u64", _change_space, needs="param: 7.7", W=_GENERIC),
+    Row("cvta{.to}.W.u64", "d:u64 = a:u64", _change_space, needs="param: 7.7; const: 3.1", W=_GENERIC),
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 
 from gpt.asm.host.body import BodyWriter
-from gpt.asm.host.names import CVariable, Unsupported, c_function
+from gpt.asm.host.names import WITHOUT_ABI, CVariable, Unsupported, c_function
 from gpt.asm.host.needs import Dialect
 from gpt.asm.host.opaque import OPAQUE, check_opaque
 from gpt.asm.host.opcodes import TABLE
@@ -16,17 +16,19 @@ from gpt.asm.host.shared import Shared
 from gpt.asm.host.table import Match
 from gpt.asm.host.variables import ModuleVariable, declared
 from gpt.base.errors import MalformedError
+from gpt.base.patterns import compiled
 from gpt.ptx import params, tree
 from gpt.ptx.attributes import read_attributes
 from gpt.ptx.contract import contracted
 from gpt.ptx.head import NEWEST, read_head
 from gpt.ptx.parse import parse_head
-from gpt.ptx.prune import INDIRECT, needed, pruned
+from gpt.ptx.prune import INDIRECT, Uses, needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 
 MAX_REGISTERS = 255  # per thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
+_SEVERAL = compiled(r"\.func\s*+(?:\.attribute\s*+\((?:[^()]|\([^()]*+\))*+\)\s*+)?+\([^(),]*+,", re.ASCII)  # results
 _HEAD = '#include "atomics.h"\n\n'
 _BLOCK = (".maxntid", ".reqntid")
 _SPACES = {".global", ".const", ".shared"}  # where a module's variables may be
@@ -100,6 +102,8 @@ class ModuleWriter:
         return "".join([_HEAD, *prototypes, "\n", *self._targets(), *functions, *self._tables()])
 
     def _function(self, item: Item, functions: list[str]) -> None:
+        if not self.has_abi and self._uses.is_recursive(item.name):
+            raise Unsupported(f"function '{item.name}' calls itself, {WITHOUT_ABI}")
         if item.kind == "func" and (strange := read_attributes(self.head(item.name)).keys() & _OF_KERNELS):
             raise Unsupported(f"'{min(strange)}' is for kernels: function '{item.name}'")
         self._bodies[item.name] = BodyWriter(self, item, self.head(item.name))
@@ -156,6 +160,8 @@ class ModuleWriter:
         if place := self.shared.find(name, function):
             return place
         if name in self._functions:
+            if not self.has_abi:
+                raise Unsupported(f"the address of function '{name}', {WITHOUT_ABI}")
             self.taken[name] = None
             return CVariable("function", f"{function_address(name):#x}ull")
         return None
@@ -176,6 +182,16 @@ class ModuleWriter:
         """Return the name of the table with the targets of indirect calls; only then is the table written."""
         self._has_targets = True
         return "targets"
+
+    @cached_property
+    def has_abi(self) -> bool:
+        """Whether calls follow the ABI: if one function has several results, ptxas does without it in the module."""
+        functions = (item for item in self._whole.items if item.kind == "func")
+        return not any(_SEVERAL.search(self._whole.skeleton, item.start, item.body or item.end) for item in functions)
+
+    @cached_property
+    def _uses(self) -> Uses:
+        return Uses(self.module)
 
     @cached_property
     def _functions(self) -> set[str]:
@@ -209,6 +225,8 @@ class ModuleWriter:
             self._try(
                 self.module.items[0].start, partial(_check_pointers, variable, {*self._variables, *self._functions})
             )
+            if not self.has_abi and any(pointer.symbol in self._functions for pointer in variable.pointers):
+                self.fault(self.module.items[0].start, f"a function's address in '{variable.name}', {WITHOUT_ABI}")
         for item in self._whole.items if self._whole is not self.module else ():
             if item.kind == "variable" and item.name not in self._variables:
                 self._judge(item)

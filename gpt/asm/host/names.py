@@ -15,6 +15,8 @@ from gpt.asm.host.table import PtxType
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, integer
 
+WITHOUT_ABI = "which ptxas refuses in a module with a function of several results"
+
 SPECIAL = {  # special registers: type, and value in C
     **{
         f"%{name}.{axis}": ("u32", f"t->{name}[{number}]")

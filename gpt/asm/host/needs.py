@@ -26,9 +26,10 @@ from gpt.ptx.head import Head
 
 _ALTERNATIVE = re.compile(r"(?P<before><?)(?:sm_(?P<target>\d+)(?P<family>a?)|(?P<major>\d+)\.(?P<minor>\d+))")
 _EVERYWHERE = (  # rules for all instructions
-    "shared::cta shared::cluster: 7.8; shared::cluster: sm_90; param::entry param::func: 8.3; T=b128: 8.3;"
+    "shared::cta: 7.8 async; shared::cluster: 7.8; shared::cluster: sm_90; param::entry param::func: 8.3; T=b128: 8.3;"
     "L2::cache_hint L2::64B L2::128B L2::256B L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last: 7.4;"
-    "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first: 7.4"
+    "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first: 7.4;"
+    "weak relaxed acquire release acq_rel: sm_70; weak relaxed acquire release acq_rel: 6.0"
 )
 
 
@@ -69,8 +70,8 @@ class Rule:
         found = next((word for word in self.words if all(one in words for one in word.split("+"))), "")
         if (self.words and not found) or any(_holds(need, words, dialect) for need in self.needs):
             return ""
-        subject = " and ".join(f"'.{word.rpartition('=')[2]}'" for word in found.split("+")) if found else "this form"
-        return f"{subject} {_said(self.needs)}"
+        subject = " and ".join(f"'.{_shown(word, words)}'" for word in found.split("+")) if found else "this form"
+        return f"{subject} {_said(self.needs, words)}"
 
 
 @cache
@@ -91,7 +92,14 @@ def _holds(need: str, words: Collection[str], dialect: Dialect) -> bool:
     return need[1:] not in words if need[0] == "!" else need in words
 
 
-def _said(needs: tuple[str, ...]) -> str:
+def _shown(word: str, words: Collection[str]) -> str:
+    """Return a word of a rule without the name of its set; of a whole set, the word that the instruction has."""
+    of, _, one = word.rpartition("=")
+    given = (other.rpartition("=")[2] for other in sorted(words) if of and other.startswith(f"{of}="))
+    return next((other for other in given if other != "*"), one) if one == "*" else one
+
+
+def _said(needs: tuple[str, ...], words: Collection[str]) -> str:
     """Say in words what a rule asks for."""
     targets = [need for need in needs if need[:3] == "sm_"]
     if targets:
@@ -102,5 +110,5 @@ def _said(needs: tuple[str, ...]) -> str:
     if _ALTERNATIVE.fullmatch(needs[0]):
         return f"needs .version {needs[0]} or later"
     if needs[0][0] == "!":
-        return f"doesn't go with '.{needs[0][1:].rpartition('=')[2]}'"
+        return f"doesn't go with '.{_shown(needs[0][1:], words)}'"
     return f"goes with {' or '.join('.' + need.rpartition('=')[2] for need in needs)} only"

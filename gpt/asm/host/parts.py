@@ -17,6 +17,10 @@ class ModuleCode(Protocol):
     module: Module
     dialect: Dialect
 
+    @property
+    def has_abi(self) -> bool:
+        """Whether calls follow the ABI."""
+
     def find(self, instruction: tree.Instruction) -> Match | str:
         """Return the row that an instruction matches, or the reason why no row does."""
 

@@ -95,23 +95,26 @@ def _elect(use: InstructionUse) -> str:
 
 
 ROWS = [
-    Row("shfl.sync.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32 m:u32", _SHUFFLE % "{m}", M=_MODES),
-    Row("shfl.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32", _SHUFFLE % "0", needs=_UNSYNCED, M=_MODES),
+    Row(
+        "shfl.sync.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32 m:u32", _SHUFFLE % "{m}", needs=": sm_30; : 6.0", M=_MODES
+    ),
+    Row("shfl.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32", _SHUFFLE % "0", needs=f": sm_30; {_UNSYNCED}", M=_MODES),
     *(
         row
         for name, result in _VOTES.items()
         for row in (
-            Row(f"vote.sync.{name}.pred", "p:pred = a:pred m:u32", _VOTE % ("{m}", result)),
+            Row(f"vote.sync.{name}.pred", "p:pred = a:pred m:u32", _VOTE % ("{m}", result), needs=": 6.0"),
             Row(f"vote.{name}.pred", "p:pred = a:pred", _VOTE % ("0", result), needs=_UNSYNCED),
         )
     ),
-    Row("vote.sync.ballot.b32", "p:b32 = a:pred m:u32", _VOTE % ("{m}", "x_.result")),
+    Row("vote.sync.ballot.b32", "p:b32 = a:pred m:u32", _VOTE % ("{m}", "x_.result"), needs=": 6.0"),
     Row("vote.ballot.b32", "p:b32 = a:pred", _VOTE % ("0", "x_.result"), needs=_UNSYNCED),
-    Row("match.any.sync.T", "d:u32 = a:T m:u32", _MATCH % "x_.same", T="b32 b64"),
+    Row("match.any.sync.T", "d:u32 = a:T m:u32", _MATCH % "x_.same", needs=": sm_70; : 6.0", T="b32 b64"),
     Row(
         "match.all.sync.T",
         "d:u32 p:pred = a:T m:u32",
         f"{_MATCH % 'x_.all ? x_.same : 0'} {{p}} = x_.all;",
+        needs=": sm_70; : 6.0",
         T="b32 b64",
     ),
     Row("redux.sync.O.T", "d = a m:u32", _REDUCE, needs=": sm_80", O="add min max", T="u32 s32"),
@@ -124,37 +127,43 @@ ROWS = [
         needs=": sm_100a",
         O={"min": "0", "max": "1"},
     ),
-    Row("activemask.b32", "d:b32 =", "t->services->meet({thread}, {site}, 0, host_nothing, 0)"),
+    Row("activemask.b32", "d:b32 =", "t->services->meet({thread}, {site}, 0, host_nothing, 0)", needs=": 6.2"),
     Row("elect.sync", "d = m:u32", _elect, needs=": sm_90"),
-    Row("bar.warp.sync", "= m:u32", "t->services->meet({thread}, {site}, {m}, host_nothing, 0);"),
+    Row("bar.warp.sync", "= m:u32", "t->services->meet({thread}, {site}, {m}, host_nothing, 0);", needs=": 6.0"),
     *(
         row
-        for name, aligned in (("barrier{.cta}", "{.aligned}"), ("bar{.cta}", ""))
+        for name, aligned, since in (("barrier{.cta}", "{.aligned}", "; : 6.0"), ("bar{.cta}", "", ""))
         for row in (
             *(
-                Row(f"{name}.sync{aligned}", signature, _synchronize, needs="cta: 7.8")
+                Row(f"{name}.sync{aligned}", signature, _synchronize, needs=f"cta: 7.8{since}")
                 for signature in ("= a:u32", "= a:u32 b:u32")
             ),
-            Row(f"{name}.arrive{aligned}", "= a:u32 b:u32", _arrive, needs="cta: 7.8"),
+            Row(f"{name}.arrive{aligned}", "= a:u32 b:u32", _arrive, needs=f"cta: 7.8{since}"),
             *(
-                Row(f"{name}.red.O{aligned}.{type_}", signature.format(type_), _reduce, needs="cta: 7.8", O=kinds)
+                Row(
+                    f"{name}.red.O{aligned}.{type_}",
+                    signature.format(type_),
+                    _reduce,
+                    needs=f"cta: 7.8{since}",
+                    O=kinds,
+                )
                 for signature in ("d:{} = a:u32 c:pred", "d:{} = a:u32 b:u32 c:pred")
                 for type_, kinds in (("pred", {"and": "AND", "or": "OR"}), ("u32", {"popc": "POPC"}))
             ),
         )
     ),
     # A cluster is a single block, so the wait is a barrier of the block and the arrival does nothing
-    Row("barrier.cluster.arrive{.S}{.aligned}", "", "", needs=": sm_90", S="release relaxed"),
+    Row("barrier.cluster.arrive{.S}{.aligned}", "", "", needs=": sm_90; S=*: 8.0", S="release relaxed"),
     Row(
         "barrier.cluster.wait{.acquire}{.aligned}",
         "",
         "t->services->barrier({thread}, {site}, HOST_BARRIER_SYNC, HOST_BARRIERS - 1, 0, 0);",
-        needs=": sm_90",
+        needs=": sm_90; acquire: 8.0",
     ),
     Row("getctarank{.shared::cluster}.T", "d:u32 = a", "0", needs=": sm_90", T="u32 s32 u64 s64"),
     Row("mapa{.shared::cluster}.T", "d = a b:u32", "(void){b}, {a}", needs=": sm_90", T="u32 s32 u64 s64"),
     # Time
-    Row("nanosleep.u32", "= a:u32", "(void){a}; t->services->turn({thread}, {site});"),
+    Row("nanosleep.u32", "= a:u32", "(void){a}; t->services->turn({thread}, {site});", needs=": sm_70; : 6.2"),
     # No effect here: blocks and grids start in order, and the number of registers doesn't matter
     Row("griddepcontrol.O", "", "", needs=": sm_90", O="wait launch_dependents"),
     Row(

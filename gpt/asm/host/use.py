@@ -202,8 +202,10 @@ class InstructionUse:
                 found = self.body.find_register(name, parts) or self.body.find_register(name)
                 if found and found.width == 1 and not self._takes(type_, found.declared):
                     raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
-                taken = opcode in _TAKE_VARIABLES and type_.name != "pred"
+                taken = opcode in _TAKE_VARIABLES and type_.name != "pred" and not type_.is_float
                 if not found and not taken and self.body.find_place(name):
+                    if opcode in _TAKE_VARIABLES:
+                        raise Unsupported(f"'{operand}' is a variable, whose address is no .{type_.name}")
                     raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
             case tree.Expression((tree.Name(name, parts), *_), _):
                 found = self.body.find_register(name, parts)

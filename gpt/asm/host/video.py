@@ -149,13 +149,13 @@ ROWS = [
     ),
     Row("vmad.D.A.B{.po}{.sat}{.N}", "d:D = a:A b:B c:D", _mad, N={"shr7": "7", "shr15": "15"}, **_TYPES),
     *(
-        Row(f"{opcode}{count}.D.A.B{form}", "d:D = a:A b:B c:D", _lanes, **_TYPES)
+        Row(f"{opcode}{count}.D.A.B{form}", "d:D = a:A b:B c:D", _lanes, needs=": sm_30", **_TYPES)
         for opcode in (*_FIVE, "vavrg")
         for count in (2, 4)
         for form in ("{.sat}", "{.add}")
     ),
     *(
-        Row(f"vset{count}.A.B.C{{.add}}", _SET_SIGNATURES[1], _lanes, A=_WORDS, B=_WORDS, C=_COMPARE)
+        Row(f"vset{count}.A.B.C{{.add}}", _SET_SIGNATURES[1], _lanes, needs=": sm_30", A=_WORDS, B=_WORDS, C=_COMPARE)
         for count in (2, 4)
     ),
 ]

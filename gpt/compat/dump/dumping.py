@@ -19,11 +19,18 @@ Record = dict[str, Any]
 class Dumping(Stage):
     """One run: writes launches to files in `folder`, runs callbacks on them, and passes the stream through."""
 
-    def follow(self, folder: Path, private: Path, keep: bool, limit: float, printed: int) -> None:
-        """Set options. `private` is a folder for temporary files, `printed` a descriptor for callbacks' output."""
+    def follow(
+        self, folder: Path, private: Path, keep: bool, limit: float, printed: int, only: Sequence[str] | None
+    ) -> None:
+        """Set options. `private` is a folder for temporary files, `printed` a descriptor for callbacks' output.
+
+        `only` are the callbacks that may run; None: any that the stream names.
+        """
         self._folder, self._place = folder, os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self._keep = keep
         self._callbacks = Callbacks(limit, printed, keep)
+        self._only = None if only is None else frozenset(only)
+        self._refused: set[str] = set()
         self._launches = CompleteLaunches(private)
         self._follows = True
         self._diags: list[Record] = []
@@ -59,8 +66,9 @@ class Dumping(Stage):
         for record in super().read(files):
             try:
                 for launch in self._launches.add(record) if self._follows else ():
-                    if self._keep or launch.callbacks:
-                        self._dump(launch)
+                    callbacks = self._choose(launch.callbacks)
+                    if self._keep or callbacks:
+                        self._dump(launch, callbacks)
                     launch.close()
             except MalformedError as error:
                 self._follows = False
@@ -93,7 +101,17 @@ class Dumping(Stage):
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags, 0o600, dir_fd=self._place)
 
-    def _dump(self, launch: WholeLaunch) -> None:
+    def _choose(self, callbacks: list[str]) -> list[str]:
+        """Return those that may run, and report each other one once."""
+        if self._only is None:
+            return callbacks
+        for callback in callbacks:
+            if callback not in self._only and callback not in self._refused:
+                self._refused.add(callback)
+                self._note(callback, "not a callback of this run; it is not run")
+        return [callback for callback in callbacks if callback in self._only]
+
+    def _dump(self, launch: WholeLaunch, callbacks: list[str]) -> None:
         path = self._folder / f"{self._name(launch)}-{launch.id}.mp"
         fault = launch.fault
         try:
@@ -109,4 +127,4 @@ class Dumping(Stage):
             self._note(str(self._folder), f"{fault}: launches are not dumped")
             return
         self.flush()  # callbacks may delay the stream
-        self._callbacks.add(path, launch.callbacks)
+        self._callbacks.add(path, callbacks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -73,9 +74,13 @@ class Emitter:
             found = self._made[key] = self.make(type_, opcode, *operands)
         return found
 
-    def forget(self) -> None:
-        """Forget computed values, as control may reach the next lines without computing them."""
-        self._made.clear()
+    def forget(self, known: Mapping[tuple[object, ...], str] = MappingProxyType({})) -> None:
+        """Forget computed values but those `known` earlier, as control may reach the next lines without the others."""
+        self._made = dict(known)
+
+    def known_values(self) -> dict[tuple[object, ...], str]:
+        """Return the values computed so far, for `forget`."""
+        return dict(self._made)
 
     def positive(self, condition: Condition | None) -> str:
         """Return a predicate that's true if the condition holds."""
@@ -159,12 +164,21 @@ class Emitter:
 
     def sampled(self, level: str, every: int) -> Condition:
         """Return the condition that this thread's block or warp is one in `every` that runs a probe."""
-        unit = self.unit(level)
-        if every & (every - 1):
-            rest = self.make("b64", "rem.u64", unit, every)
-        else:  # a power of two
-            rest = self.make("b64", "and.b64", unit, every - 1)
-        return Condition(self.make("pred", "setp.eq.u64", rest, 0))
+        return Condition(self.make("pred", "setp.eq.u64", self.remainder(self.unit(level), every), 0))
+
+    def remainder(self, value: str, divisor: int) -> str:
+        """Compute a 64-bit value modulo a constant. For `rem.u64`, even with a constant, ptxas calls a function of 60
+        instructions, and machine code can't have a call. This multiplies by the reciprocal instead, which has 65 bits:
+        Granlund and Montgomery, Division by Invariant Integers using Multiplication, figure 4.1.
+        """
+        bits = (divisor - 1).bit_length()
+        if divisor == 1 << bits:
+            return self.make("b64", "and.b64", value, divisor - 1)
+        reciprocal = (1 << 64) * ((1 << bits) - divisor) // divisor + 1  # without its highest bit
+        high = self.make("b64", "mul.hi.u64", value, reciprocal)
+        half = self.make("b64", "shr.u64", self.make("b64", "sub.u64", value, high), 1)
+        quotient = self.make("b64", "shr.u64", self.make("b64", "add.u64", high, half), bits - 1)
+        return self.make("b64", "sub.u64", value, self.make("b64", "mul.lo.u64", quotient, divisor))
 
     def element(self, level: str, size: int, base: str) -> str:
         """Compute the address of this thread's, warp's or block's element in an array with elements of `size` bytes."""

@@ -70,7 +70,7 @@ def save(
     if placed.keeps:
         there = Condition(code.make("pred", "setp.lt.or.u64", number, placed.capacity, is_last))
         fits = code.both(there, leader)
-        number = code.make("b64", "rem.u64", number, placed.capacity)
+        number = code.remainder(number, placed.capacity)
     else:
         fits = _fits(code, number, placed.capacity, leader)
     slot = code.make("b64", "mad.lo.u64", number, map_.stride, address)

@@ -3,6 +3,9 @@
 If the site's instruction has a guard, the snippet's instructions with lasting effects are guarded too, in addition to
 guards of their own. Local computations run unguarded: a register written under a guard would be live from the kernel's
 entry on.
+
+A block or warp that a `sample` leaves out jumps over all of the snippet. That's one uniform branch: all threads of a
+warp agree on it, even for a sample of blocks, so lanes that come to the snippet together also leave it together.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read at each use
+END = ""  # the label behind a snippet, which no label of a probe can be
 _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Lowering:
     """One snippet at one site. `run` returns the lines to put before the instruction, and the lines of the snippet.
 
-    `sampled` is the condition under which its probe runs at all, if it has a `sample`. `base` returns the register with
+    `sampled` is the condition under which its probe runs at all, if it has a `sample`; it's the same in all lanes of a
+    warp. `base` returns the register with
     the address of a map's buffer. `used` collects the file's registers that the
     snippet uses, `shared` the registers that outlive it. A line is a text and its line number in the probe file.
     """
@@ -56,8 +61,8 @@ class Lowering:
         self.own = self.names.own.get((probe.name, self.use.when), set())
         read.keep()
         before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in read.outer.take()]
-        guard = None if probe.no_pred else read.guard()
-        read.condition = code.both(self.sampled, guard)
+        known = code.known_values() if self.sampled else {}
+        read.condition = None if probe.no_pred else read.guard()
         for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
             self.values[helper] = read.helper(helper)
         if self.use.when == "after" and self.use.replaces and read.condition is None:
@@ -73,6 +78,11 @@ class Lowering:
                 case tree.Instruction():
                     self._instruction(line.node)
             done += [(text, line.line) for text in code.take()]
+        if self.sampled and done:
+            end, where = self._label(END), (done[0][1], done[-1][1])
+            left_out = Condition(self.sampled.register, not self.sampled.negated)
+            done = [(f"{left_out}bra.uni {end};", where[0]), *done, (f"{end}:", where[1])]
+            code.forget(known)
         return before, done
 
     def drop(self) -> None:

@@ -10,19 +10,18 @@ Compiled words are kept in memory and in the user's cache.
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 import msgpack
 
 from gpt.asm.find import Tools
+from gpt.asm.processes import Processes
 from gpt.asm.targets import find_target
 from gpt.base.cache import Cache, default_folder, key_of
 from gpt.base.errors import GptError
+from gpt.base.scratch import scratch_folder
 from gpt.formats import elftables
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_edit import table_of as read_table
@@ -168,18 +167,16 @@ class Compiler:
         tool = Tools(None).choose(VERSION, target)
         source = HEAD.format(*VERSION, self._arch)
         source += "".join(text.replace("NAME", f"body_{number}", 1) for number, text in enumerate(texts))
-        with tempfile.TemporaryDirectory(prefix="gpt-sass-") as folder:
-            Path(folder, "bodies.ptx").write_text(source, "ascii", "replace")
+        with scratch_folder("gpt-sass-") as folder:
+            folder.write("bodies.ptx", source.encode("ascii", "replace"))
             command = [tool.path, f"-arch={self._arch}", "-c", "bodies.ptx", "-o", "bodies.cubin"]
             try:
-                done = subprocess.run(command, cwd=folder, capture_output=True, timeout=PATIENCE, check=False)
-            except subprocess.TimeoutExpired:
+                status, output = Processes(PATIENCE).run(command, folder.working)
+            except TimeoutError:
                 raise GptError(f"{tool.name} took over {PATIENCE} s for a probe's code") from None
-            if done.returncode:
-                raise GptError(
-                    f"{tool.name} doesn't compile a probe's code: {done.stdout.decode(errors='replace')[:300]}"
-                )
-            cubin = CubinEditor(Path(folder, "bodies.cubin").read_bytes())
+            if status:
+                raise GptError(f"{tool.name} doesn't compile a probe's code: {output.decode(errors='replace')[:300]}")
+            cubin = CubinEditor(folder.read("bodies.cubin"))
         return [self._read(cubin, f".text.body_{number}".encode(), text) for number, text in enumerate(texts)]
 
     def _read(self, cubin: CubinEditor, name: bytes, text: str) -> Compiled | str:

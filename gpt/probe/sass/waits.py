@@ -4,8 +4,9 @@ ptxas knows that a caller may overwrite its arguments only after the return, so 
 arrived, but not until stores have read their operands. A trampoline goes on to code that may overwrite them. So a store
 that nothing announces gets a scoreboard.
 
-Where R2UR stands between, ptxas 13.0 leaves 3 cycles from IMAD.WIDE to IADD3 or LOP3; they need 5 (docs/sass-rules.md).
-So an R2UR may take longer than its stall says. Nobody has measured that, so stalls have to be enough by themselves.
+ptxas 13.0 may leave 3 cycles from IMAD.WIDE to an IADD3 or LOP3 that reads its lower half; they need 5
+(docs/sass-rules.md). Most of the time an R2UR stands between, which may take longer than its stall says. Nobody has
+measured that, so stalls have to be enough by themselves.
 """
 
 from __future__ import annotations
@@ -76,24 +77,27 @@ def await_reads(words: list[int], table: Table) -> list[int]:
 
 
 def space(words: list[int], table: Table) -> list[int]:
-    """Let stalls, of up to 15 cycles, be enough for results of fixed latency that are read behind an R2UR."""
+    """Let stalls, of up to 15 cycles, be enough for results of IMAD.WIDE, and for any of fixed latency that are read
+    behind an R2UR.
+    """
     found: list[int] = []
-    pending: list[tuple[int, int, bool]] = []  # registers, cycles until they're there, whether an R2UR came since
+    pending: list[tuple[int, int, bool]] = []  # registers, cycles until they're there, whether the stalls may be short
     for word in words:
         masks, entry = table.decoder(word).masks(word), table.opcode(word)
-        missing = max((left for mask, left, crossed in pending if crossed and mask & masks.reads), default=0)
+        missing = max((left for mask, left, is_short in pending if is_short and mask & masks.reads), default=0)
         if missing:
             stall = control_of(found[-1]).stall
             more = min(stall + missing, LONG) - stall
             found[-1] = with_change(found[-1], stall=stall + more)
-            pending = [(mask, left - more, crossed) for mask, left, crossed in pending if left > more]
+            pending = [(mask, left - more, is_short) for mask, left, is_short in pending if left > more]
         found.append(word)
         stall = control_of(word).stall
         pending = [
-            (mask & ~masks.writes, left - stall, crossed or entry.name == "R2UR")
-            for mask, left, crossed in pending
+            (mask & ~masks.writes, left - stall, is_short or entry.name == "R2UR")
+            for mask, left, is_short in pending
             if left > stall
         ]
         written = iter_safe(entry, masks.writes)
-        pending += [(mask, cycles - stall, False) for mask, cycles in written if cycles > stall]
+        is_wide = entry.name == "IMAD" and any(one.file == "R" and one.writes.most > 1 for one in entry.operands)
+        pending += [(mask, cycles - stall, is_wide) for mask, cycles in written if cycles > stall]
     return found

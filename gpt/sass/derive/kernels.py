@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 
 from gpt.base.arch import parse_arch
 from gpt.base.errors import GptError
+from gpt.base.scratch import scratch_folder
 
 LINES = 12  # instructions of a kernel
 TYPES = {"r": "b32", "d": "b64", "f": "f32", "g": "f64", "h": "b16", "q": "b128"}
@@ -145,12 +144,10 @@ def iter_modules(arch: str) -> Iterator[tuple[str, str]]:
 def compile_ptx(ptxas: str, arch: str, text: str) -> bytes:
     """Return the cubin of PTX without its first lines. Raises GptError with what ptxas says."""
     head = f".version 9.0\n.target {arch}\n.address_size 64\n.const .b32 c0[64];\n"
-    with tempfile.TemporaryDirectory(prefix="gpt-derive-") as folder:
-        source, result = Path(folder, "k.ptx"), Path(folder, "k.cubin")
-        source.write_text(head + text)
-        done = subprocess.run(
-            [ptxas, "-arch", arch, str(source), "-o", str(result)], capture_output=True, text=True, check=False
-        )
+    with scratch_folder("gpt-derive-") as folder:
+        folder.write("k.ptx", (head + text).encode())
+        command = [ptxas, "-arch", arch, "k.ptx", "-o", "k.cubin"]
+        done = subprocess.run(command, cwd=folder.working, capture_output=True, text=True, check=False)
         if done.returncode:
             raise GptError(done.stderr, ptxas)
-        return result.read_bytes()
+        return folder.read("k.cubin")

@@ -15,12 +15,11 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from gpt.base.errors import GptError
+from gpt.base.scratch import scratch_folder
 from gpt.sass.words import CONTROL, SIZE, dump_words
 
 EXIT = 0x000FEA0003800000_000000000000794D
@@ -113,11 +112,12 @@ class Oracle:
         return done.stdout
 
     def _start(self, data: bytes, *options: str) -> subprocess.CompletedProcess[str]:
-        with tempfile.TemporaryDirectory(prefix="gpt-derive-") as folder:
-            path = Path(folder, "words")
-            path.write_bytes(data)
-            command = [self.command, *options, str(path)]
-            return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        with scratch_folder("gpt-derive-") as folder:
+            folder.write("words", data)
+            command = [self.command, *options, "words"]
+            return subprocess.run(
+                command, cwd=folder.working, capture_output=True, text=True, errors="replace", check=False
+            )
 
     def _cubin(self, words: Sequence[int]) -> bytes:
         """Return an ELF file with a section and a function for each word."""

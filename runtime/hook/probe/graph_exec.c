@@ -77,6 +77,8 @@ static struct dressed *dress(const struct wanted *wanted) {
         return NULL;
     uint64_t current = hook_current_context(), context = wanted->context ? wanted->context : current, unused;
     struct dressed *made = context ? calloc(1, sizeof(*made)) : NULL;
+    if (context && !made)
+        hook_miss_graph();
     if (!made)
         return NULL;
     *made = (struct dressed){.order = hook_order()->number, .place = wanted->place, .context = context};
@@ -138,6 +140,7 @@ static void install(uint64_t exec, const struct dressed *dressed, bool updated) 
     struct prepared *old = hook_take_off(exec, false), *made = calloc(1, sizeof(*made));
     if (!made) {
         struct set set = dressed->set;
+        hook_miss_graph();
         hook_let_set_go(&set);
         hook_drop_members(dressed->members);
     } else {

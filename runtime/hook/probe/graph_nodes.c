@@ -213,13 +213,17 @@ static bool read_node(const struct graph_node *node, void *with) {
 
 struct members *hook_read_graph(void *graph, uint64_t context, const struct members *around, bool unnamed) {
     struct reading reading = {.members = calloc(1, sizeof(struct members)), .context = context};
-    if (!reading.members)
+    if (!reading.members) {
+        hook_miss_graph();
         return NULL;
+    }
     reading.members->users = 1;
     reading.members->unnamed = unnamed;
     for (size_t i = 0; around && i < around->written_count; i++)
         reading.failed |= !hook_add_written(reading.members, &around->written[i]);
     hook_walk_graph(graph, read_node, &reading);
+    if (reading.failed)
+        hook_miss_graph();
     if (reading.failed || (!reading.kernels && !around)) {
         hook_drop_members(reading.members);
         return NULL;

@@ -1,5 +1,6 @@
 // Variables that the launcher sets (../../launcher/probe.c), and libraries that are never probed.
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,11 +94,15 @@ void hook_probe_setup(void) {
     };
     const char *identity = hook_keep_variable("GPT_HOOK_PROBE");
     hook_probing = getenv(GPT_CONTROL) || (identity && *identity);
-    if (identity && *identity)
-        hook_make_order(&(struct order){.identity = identity,
-                                        .probes = hook_keep_variable("GPT_HOOK_PROBE_NAMES"),
-                                        .kernels = hook_keep_variable("GPT_HOOK_PROBE_KERNELS"),
-                                        .filter = hook_keep_variable("GPT_HOOK_PROBE_FILTER")});
+    struct order order = {.identity = identity,
+                          .probes = hook_keep_variable("GPT_HOOK_PROBE_NAMES"),
+                          .kernels = hook_keep_variable("GPT_HOOK_PROBE_KERNELS"),
+                          .filter = hook_keep_variable("GPT_HOOK_PROBE_FILTER")};
+    bool kept = (identity || !getenv("GPT_HOOK_PROBE")) &&
+                (order.kernels || !getenv("GPT_HOOK_PROBE_KERNELS")) &&
+                (order.filter || !getenv("GPT_HOOK_PROBE_FILTER"));
+    if (!kept || (identity && *identity && !hook_make_order(&order)))
+        hook_say("memory", hook_describe_error(ENOMEM), "no kernel gets probes");
     hook_will_probe(hook_order(), atomic_load(&hook_recording));
     if (hook_probing && __register_atfork)
         __register_atfork(NULL, NULL, go_on, NULL);

@@ -43,12 +43,20 @@ struct nodes {
     struct node all[];
 };
 
+void hook_miss_graph(void) {
+    static _Atomic bool said;
+    if (!atomic_exchange(&said, true))
+        hook_say("memory", hook_describe_error(ENOMEM), "what some graphs launch is not recorded");
+}
+
 static bool add(struct nodes **nodes, const struct node *node) {
     struct nodes *old = *nodes;
     if (sizeof(*old) + (old->count + 1) * sizeof(struct node) > old->size) {
         struct nodes *more = mremap(old, old->size, 4 * old->size, MREMAP_MAYMOVE);
-        if (more == MAP_FAILED)
+        if (more == MAP_FAILED) {
+            hook_miss_graph();
             return false;
+        }
         more->size *= 4;
         *nodes = more;
     }
@@ -102,8 +110,10 @@ static bool walk(const struct walk *walker, void *graph, unsigned depth, bool su
         return true;
     size_t size = count * sizeof(void *);
     void **nodes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (nodes == MAP_FAILED)
+    if (nodes == MAP_FAILED) {
+        hook_miss_graph();
         return true;
+    }
     bool more = true;
     if (walker->nodes(graph, nodes, &count) == CUDA_SUCCESS)
         for (size_t i = 0; i < count && more; i++)
@@ -142,8 +152,10 @@ static bool list_node(const struct graph_node *found, void *with) {
 
 static struct nodes *map_nodes(size_t size) {
     struct nodes *nodes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (nodes == MAP_FAILED)
+    if (nodes == MAP_FAILED) {
+        hook_miss_graph();
         return NULL;
+    }
     nodes->size = size;
     return nodes;
 }
@@ -162,8 +174,10 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes) {
         uint64_t count, functions[MAX_FUNCTIONS], launches[MAX_FUNCTIONS], unknown;
         struct graph_sums sums;
     } *found = mmap(NULL, sizeof(*found), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (found == MAP_FAILED)
+    if (found == MAP_FAILED) {
+        hook_miss_graph();
         return;
+    }
     for (const struct node *node = nodes->all; node < nodes->all + nodes->count; node++) {
         uint64_t i = 0;
         found->unknown += !node->sure && !node->disabled && (node->function || node->work.what);

@@ -233,6 +233,7 @@ struct graph_node {
 // Call `see` for each node of a graph, each followed by the nodes of the graphs inside it, until it returns
 // false.
 void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, void *with), void *with);
+void hook_miss_graph(void); // says once that memory ran out, so that a graph isn't known, or not all of it
 
 // -- ioctl.c ---------------------------------------------------------------
 

@@ -145,6 +145,8 @@ int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
 bool hook_trace_setup(void (*more)(void)) {
     hook_template = hook_keep_variable("GPT_HOOK_OUTPUT");
     hook_folder = hook_keep_variable("GPT_HOOK_FOLDER");
+    if (!hook_template && getenv("GPT_HOOK_OUTPUT"))
+        return false;
     survey = more;
     hook_recording_setup();
     const char *number = getenv("GPT_HOOK_RUN");

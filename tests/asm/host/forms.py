@@ -44,6 +44,7 @@ TYPE_WORDS = [
 ]
 CRASH = "ptxas crashes"
 BATCH = 1000  # lines of a module
+OLDEST = 75  # the oldest GPU that ptxas makes code for; it takes PTX for older ones
 SAMPLE = 500  # forms of a row that are tried, at most
 
 
@@ -80,6 +81,18 @@ def forms_of(row: Row, limit: int) -> list[str]:
     return choice.sample(lines, limit) if len(lines) > limit else lines
 
 
+def forms_of_all(limit: int) -> list[str]:
+    """List forms of every row, each once: up to `limit`, and one with each of its words."""
+    made: dict[str, None] = {}
+    for row in itertools.chain(*TABLE.rows.values()):
+        made |= dict.fromkeys(forms_of(row, limit))
+        lists = [["", *words] if optional else words for words, optional in _lists(row)]
+        for at, one in enumerate(lists):
+            chosen = ([word if n == at else plain[0] for n, plain in enumerate(lists)] for word in one)
+            made |= dict.fromkeys(_line(row, [word for word in words if word]) for words in chosen)
+    return list(made)
+
+
 _Chosen = list[tuple[Row, list[str]]]
 
 
@@ -114,7 +127,7 @@ def _with_other_operands(chosen: _Chosen, choice: random.Random) -> Iterator[str
 
 def _words(row: Row, choice: random.Random) -> Iterator[list[str]]:
     """The words of the forms of a row: all of them or a sample."""
-    lists = [[*([""] if optional else []), *row.words.get(part, {part: ""})] for part, optional in row.parts]
+    lists = [["", *words] if optional else words for words, optional in _lists(row)]
     total = 1
     for one in lists:
         total *= len(one)
@@ -130,6 +143,12 @@ def _words(row: Row, choice: random.Random) -> Iterator[list[str]]:
             made += [[word if n == at else plain[0] for n, plain in enumerate(lists)] for word in one]
     for words in made:
         yield [word for word in words if word]
+
+
+def _lists(row: Row) -> Iterator[tuple[list[str], bool]]:
+    """Yield the words that each part of a form accepts, and whether the part is optional."""
+    for part, optional in row.parts:
+        yield list(row.words.get(part, {part: ""})), optional
 
 
 def _text(row: Row, words: Sequence[str], operands: Sequence[str]) -> str:
@@ -187,7 +206,8 @@ def theirs(lines: Sequence[str], ptxas: str, target: str, version: str, folder: 
     while parts:
         begin, end = parts.pop()
         path.write_text(start + "\n".join(lines[begin:end]) + "\n}\n.end_of_forms\n")
-        done = subprocess.run([ptxas, f"-arch={target}", str(path), "-o", "/dev/null"], capture_output=True, text=True)
+        arch = f"-arch={target if int(''.join(filter(str.isdecimal, target))) >= OLDEST else f'sm_{OLDEST}'}"
+        done = subprocess.run([ptxas, arch, str(path), "-o", "/dev/null"], capture_output=True, text=True)
         if done.returncode < 0:
             half = (begin + end) // 2
             if end - begin == 1:

@@ -1,12 +1,14 @@
-"""Arguments and results of functions: vector registers, as ptxas takes them."""
+"""Arguments and results of functions as ptxas takes them: vector registers, predicates, several results."""
 
 from __future__ import annotations
 
 import struct
+import subprocess
 
 import pytest
 
 from gpt.asm.backend import Faults
+from tests import cuda
 from tests.asm.host.thread import Thread, kernel
 
 MODULE = """
@@ -71,3 +73,73 @@ def test_what_ptxas_refuses_or_makes_no_sense_of(thread, text, fault):
     with pytest.raises(Faults) as caught:
         thread.run(kernel(text, MODULE))
     assert fault in caught.value.found[0][1]
+
+
+# One function with several results, and ptxas does without the ABI in the whole module, and says so.
+SEVERAL = """
+.func (.reg .u32 q, .reg .pred r) divide(.reg .u32 a, .reg .u32 b, .reg .pred up)
+{
+    .reg .u32 s;
+    div.u32 q, a, b; rem.u32 s, a, b; setp.ne.u32 r, s, 0;
+    @!up ret;
+    @r add.u32 q, q, 1;
+    ret;
+}
+.func (.reg .pred r) negate(.reg .pred a) { not.pred r, a; ret; }
+.func (.reg .u16 r) twice(.param .u8 a) { .reg .u16 x; ld.param.u8 x, [a]; add.u16 r, x, x; ret; }
+"""
+DECLARED = ".extern .func (.reg .u32 a, .reg .u32 b) elsewhere(.reg .u32 c);\n"
+PLAIN = ".func (.reg .u32 r) plain(.reg .u32 a) { mov.u32 r, a; ret; }\n"
+AGAIN = ".func deep(.reg .u32 n) { .reg .pred p; setp.eq.u32 p, n, 0; @p ret; call deep, (0); ret; }\n"
+TURNS = ".func b();\n.func a() { call b; ret; }\n.func b() { call a; ret; }\n"
+
+
+def test_several_results(thread):
+    body = """
+    ld.global.v2.u32 {%r1, %r2}, [%p];
+    setp.eq.u32 %p1, %r1, %r1;
+    call (%r3, %p2), divide, (%r1, %r2, %p1);
+    selp.u32 %r4, 1, 0, %p2;
+    call (%p3), negate, (%p2);
+    @%p3 call (%r3, _), divide, (1, 1, %p2);
+    selp.u32 %r5, 1, 0, %p3;
+    st.global.v2.u32 [%p], {%r3, %r4};
+    { .param .u8 x; st.param.u8 [x], %r3; call (%h1), twice, (x); }
+    cvt.u32.u16 %r6, %h1;
+    st.global.v2.u32 [%p+8], {%r5, %r6};
+    """
+    assert struct.unpack("<4I", thread.run(kernel(body, SEVERAL), struct.pack("<4I", 7, 2, 0, 0))) == (4, 1, 0, 8)
+    assert struct.unpack("<4I", thread.run(kernel(body, SEVERAL), struct.pack("<4I", 8, 2, 0, 0))) == (1, 0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "body", "fault"),
+    [
+        (SEVERAL, "call (%r1, %p1), divide, (1, 2, %p2);", ""),
+        (DECLARED + ".func f(.reg .pred a) { ret; }\n", "call f, (%p1);", ""),
+        (".func f(.reg .pred a) { ret; }", "call f, (%p1);", "parameter 'a' of type .pred"),
+        (".func (.reg .s16 r) f() { ret; }", "call (%h1), f;", "parameter 'r' of type .s16"),
+        (SEVERAL, "call (%r1, %p1), divide, (1, 2, 1);", "'1' where a predicate is expected"),
+        (SEVERAL, "call (%r1, %p1), divide, (1, 2, !%p2);", "'!%p2' where a predicate is expected"),
+        (SEVERAL, "call (%r1, %r2), divide, (1, 2, %p2);", "a predicate and .u32"),
+        (".func (.param .u32 a, .param .u32 b) f() { ret; }", "{ .param .u32 x, y; call (x, y), f; }", "result 'a'"),
+        (SEVERAL + PLAIN, "mov.u64 %d1, plain;", "the address of function 'plain', which ptxas refuses"),
+        (SEVERAL + PLAIN + ".global .u64 t = plain;", "mov.u64 %d1, t;", "a function's address in 't', which ptxas"),
+        (SEVERAL + AGAIN, "call deep, (1);", "function 'deep' calls itself, which ptxas refuses"),
+        (SEVERAL + AGAIN, "", ""),
+        (SEVERAL + TURNS, "call a;", "function 'a' calls itself"),
+        (SEVERAL + ".extern .func free(.param .b64 a);", "{ .param .b64 x; call free, (x); }", "a call of 'free'"),
+        (".func free(.param .b64 a);", "P: .callprototype (.reg .u32 _, .reg .u32 _) _ ();", ""),
+    ],
+)
+def test_ptxas_takes_and_refuses_the_same(thread, tmp_path, module, body, fault):
+    text = kernel(body, module)
+    (tmp_path / "m.ptx").write_text(text)
+    line = [cuda.tool("ptxas"), "-arch=sm_90", tmp_path / "m.ptx", "-o", "/dev/null"]
+    assert bool(subprocess.run(line, capture_output=True, check=False).returncode) == bool(fault)
+    if fault:
+        with pytest.raises(Faults) as caught:
+            thread.run(text, bytes(64))
+        assert fault in " ".join(said for _, said in caught.value.found)
+    else:
+        thread.run(text, bytes(64))

@@ -6,19 +6,22 @@ All instructions on a type are one kernel, which runs over operands: boundaries,
 from __future__ import annotations
 
 import math
+import os
 import random
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import numpy as np
 import pytest
 
+from gpt.asm.host.backend import find_compiler
 from tests.asm.host import exact
 from tests.asm.host.exact import BF16, F16, F32, F64, FORMATS, Format, Fraction
 from tests.asm.host.floats import MODES, WHOLE, Case, arithmetic, cases_of
 from tests.asm.host.thread import Thread, kernel
-from tests.tiers import first, full
+from tests.tiers import FULL, first, full, share
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +57,18 @@ NEXT:
 
 def check(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> None:
     """Each instruction with each three operands."""
-    for three, found in zip(operands, results(thread, cases, operands), strict=True):
-        for case, got in zip(cases, found, strict=True):
+    compare(cases, operands, results(thread, cases, operands))
+
+
+def compare(cases: list[Case], operands: list[tuple[int, ...]], *made: Iterator[tuple[int, ...]]) -> None:
+    """Compare what one or more processors made of each three operands."""
+    for three, *found in zip(operands, *made, strict=True):
+        for case, *gots in zip(cases, *found, strict=True):
             given = [value & (1 << bits) - 1 for value, bits in zip(three, case.operands, strict=False)]
             wanted = case.does(*given)
-            if not (case.nan and case.nan.is_nan(wanted) and case.nan.is_nan(got)):
-                assert got == wanted, f"{case.text} of {list(map(hex, given))}: {got:#x}, not {wanted:#x}"
+            for got in gots:
+                if not (case.nan and case.nan.is_nan(wanted) and case.nan.is_nan(got)):
+                    assert got == wanted, f"{case.text} of {list(map(hex, given))}: {got:#x}, not {wanted:#x}"
 
 
 def samples(form: Format, count: int, seed: str) -> list[tuple[int, ...]]:
@@ -82,15 +91,31 @@ def operands_of(form: Format, count: int) -> list[tuple[int, ...]]:
     return [tuple(a | b << 16 for a, b in zip(*two, strict=True)) for two in zip(operands, operands[::-1], strict=True)]
 
 
+@pytest.fixture
+def without_fma(monkeypatch):
+    """Let the compiler use no fma. Which compiler there is was asked before, and is kept."""
+
+    @contextmanager
+    def no_fma() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setenv("CC", f"{os.environ.get('CC', 'cc')} -mno-fma")
+            find_compiler.cache_clear()
+            yield
+        find_compiler.cache_clear()
+
+    return no_fma
+
+
 @pytest.mark.parametrize("count", [24, full(3000)])
 @pytest.mark.parametrize("name", first("f32", "f16", "bf16", "f64"))
-@pytest.mark.parametrize("fma", [True, full(False)])
-def test_exact(tmp_path, monkeypatch, fma, name, count):
-    """Arithmetic, rounded once in each mode; comparison; conversion: with and without a processor's fma."""
-    if not fma:
-        monkeypatch.setenv("CC", "cc -mno-fma")
-    form = FORMATS[name]
-    check(Thread(tmp_path), cases_of(form), operands_of(form, count))
+def test_exact(tmp_path, without_fma, name, count):
+    """Arithmetic, rounded once in each mode; comparison; conversion: with a processor's fma, and without if FULL."""
+    cases, operands = cases_of(FORMATS[name]), share(operands_of(FORMATS[name], count))
+    made = [results(Thread(tmp_path), cases, operands)]
+    if FULL:
+        with without_fma():
+            made.append(results(Thread(tmp_path), cases, operands))
+    compare(cases, operands, *made)
 
 
 def test_halfway(thread):

@@ -13,7 +13,7 @@ import pytest
 from gpt.asm.host.names import SPECIAL
 from tests import cuda
 from tests.asm.host import forms
-from tests.tiers import FULL, full
+from tests.tiers import full, share
 
 KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and why
     (r"(v\w+|createpolicy)\.\S* -?\d", "a constant as a result, which ptxas takes and drops"),
@@ -32,9 +32,10 @@ KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and
     (r"(ld\S* %b32_1, \[%[bus](16|32)_|cp\.async\.mbarrier\.\S* \[global_)", "addresses that can't be right"),
     (r"cp\.reduce\.async\.bulk\S* .*, %[us]64_\d;", "an address without brackets: no page says so"),
     (r"(set|cvt)\.\S*bf16x2\.bf16x2 |cvt\.\S*ue8m0x2\.bf16x2 ", "any 32 bits as a pair of .bf16: no page says so"),
-    (r"set\.\w+\.bf16\.\w+ %[us]16_", "a .bf16 in a register of .u16 or .s16: no page says so"),
+    (r"set\.\S*\.bf16\.\w+ %[us]16_", "a .bf16 in a register of .u16 or .s16: no page says so"),
     (r"setp?\.eq\.(u32\.)?bf16x2 .*, %p\d;", "a predicate as a pair of .bf16: no page says so"),
     (r"setp\S*\.b?f16 %p\d\|_", "a second result of halves, if it's dropped"),
+    (r"(add|sub|fma)\.\S*f32\.bf16 .*, (0x)?\d", "an integer as a .bf16: no page says so"),
     (r"cvt\.pack\S* .*, %f64_\d;", "a register of .f64 as 32 bits: no page says so"),
     (r"fma\.(\S*\.)?r[zmp]\.\S*bf16", "a mode the manual lacks, for which ptxas makes wrong code"),
     (r"createpolicy\.fractional\S* %\w+, \{", "a vector where .f32 is expected, which ptxas takes"),
@@ -66,8 +67,8 @@ def differences(lines: list[str], ptxas: str, target: str, version: str, folder)
     return found
 
 
-@pytest.mark.parametrize("target", ["sm_90", full("sm_80"), full("sm_100a")])
-def test_conversions(ptxas, tmp_path, target):
+@pytest.mark.parametrize(("target", "step"), [("sm_90", 5), full("sm_90", 1), full("sm_80", 1), full("sm_100a", 1)])
+def test_conversions(ptxas, tmp_path, target, step):
     """Compare every pair of types with every rounding and the common modifiers; nothing may differ."""
     types = ["u8", "s32", "u16", "s64", "f16", "bf16", "f32", "f64", "tf32"]
     modes = ["", ".rn", ".rz", ".rm", ".rp", ".rni", ".rzi", ".rna"]
@@ -77,11 +78,13 @@ def test_conversions(ptxas, tmp_path, target):
         result, operand = (forms.REGISTERS.get(name, "%b32_" if name == "tf32" else "%b16_") for name in (to, of))
         lines.append(f"cvt{mode}{word}.{to}.{of} {result}1, {operand}2;")
     assert len(lines) == 3888
-    assert not differences(lines if FULL else lines[::5], ptxas, target, "8.6", tmp_path)
+    assert not differences(lines[::step], ptxas, target, "8.6", tmp_path)
 
 
-@pytest.mark.parametrize(("target", "version"), [("sm_90", "8.7"), full("sm_75", "6.3")])
-def test_choices_and_packing(ptxas, tmp_path, target, version):
+@pytest.mark.parametrize(
+    ("target", "version", "step"), [("sm_90", "8.7", 3), full("sm_90", "8.7", 1), full("sm_75", "6.3", 1)]
+)
+def test_choices_and_packing(ptxas, tmp_path, target, version, step):
     """Compare setp, set, selp, slct and cvt.pack with each kind of register and constant in each place."""
     kinds = [f"{name}1" for name in forms.REGISTERS.values()]
     values = [*kinds, "1", "-1", "1.5", "0f3F800000", "_", "{%b32_1, %b32_2}", "shared_", "%tid.x", "WARP_SZ"]
@@ -108,7 +111,7 @@ def test_choices_and_packing(ptxas, tmp_path, target, version):
         for one, to in itertools.product(kinds, ("u16", "u32", "f16", "bf16", "f32", "f16x2", "bf16x2")):
             lines.append(f"set.lt.{to}.{type_} {one}, {a}, {b};")
         lines += [f"selp.{type_} {one}, {a}, {b}, %p1;" for one in kinds]
-    found = differences(lines, ptxas, target, version, tmp_path)
+    found = differences(lines[::step], ptxas, target, version, tmp_path)
     assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
 
 
@@ -164,6 +167,11 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("bar.sync 16;", "a barrier, 0 to 15"),
         ("mbarrier.arrive.noComplete.release.cluster.b64 %b64_1, [%b64_2], 1;", "doesn't go with '.noComplete'"),
         ("pmevent 16;", "'16' is not from 0 to 15"),
+        ("mov.f32 %f32_1, global_;", "'global_' is a variable, whose address is no .f32"),
+        ("mbarrier.arrive.b64 %f64_3, [%b64_1];", "'%f64_3' is a register of .f64"),
+        ("mbarrier.test_wait.b64 %p1, [%b64_1], 1.5;", "'1.5' where .u64 is expected"),
+        ("ld.volatile.local.u32 %u32_1, [%b64_1];", "'.volatile' doesn't go with '.local'"),
+        ("ld.relaxed.cta.ca.u32 %u32_1, [%b64_1];", "'.ca' doesn't go with '.relaxed'"),
         ("alloca.u64 %u64_1, %u64_2, 3;", "alignment 3 is not a power of two"),
         ("cvta.shared.u64 %u64_1, global_;", "'global_' is in .global, not .shared"),
         ("cvta.to.shared.u64 %u64_1, shared_;", "'shared_' where a register is expected"),
@@ -231,7 +239,27 @@ def test_operands(ptxas, tmp_path):
 def test_every_form(ptxas, tmp_path, limit, target, version):
     """With OPCODES=add,mad in the environment, only the rows of these opcodes, but many more forms of each."""
     only = os.environ.get("OPCODES", "")
-    found = differences(forms.forms(500 if only else limit, only), ptxas, target, version, tmp_path)
+    found = differences(share(forms.forms(500 if only else limit, only)), ptxas, target, version, tmp_path)
+    assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "version"),
+    [
+        ("sm_90", "7.8"),
+        ("sm_50", "4.0"),
+        *(full("sm_90", version) for version in ("8.0", "8.1", "8.3", "8.5", "8.6", "8.8")),
+        *(full("sm_80", version) for version in ("7.0", "7.1", "7.3", "7.4", "7.6", "8.0")),
+        *(full("sm_75", version) for version in ("6.3", "6.4", "6.5", "7.0", "7.8")),
+        *(full(*case) for case in (("sm_86", "7.1"), ("sm_89", "7.8"), ("sm_100a", "8.6"), ("sm_120a", "8.7"))),
+        *(full(*case) for case in (("sm_70", "6.0"), ("sm_60", "5.0"), ("sm_53", "6.5"), ("sm_61", "7.0"))),
+        *(full(*case) for case in (("sm_35", "3.1"), ("sm_30", "3.0"), ("sm_30", "6.5"), ("sm_20", "3.2"))),
+    ],
+)
+def test_every_row_in_old_versions(ptxas, tmp_path, target, version):
+    """Compare each word of each row in modules that are older than the word, or for older GPUs."""
+    lines = forms.forms_of_all(6 if FULL else 1)
+    found = differences(lines if FULL else lines[::2], ptxas, target, version, tmp_path)
     assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
 
 

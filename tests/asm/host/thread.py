@@ -33,7 +33,14 @@ class Thread:
         self._folder = folder
         self._program = folder / "thread"
         self._host = Host(Options())
-        cuda.c_compiler("-D_GNU_SOURCE", f"-I{ROOT}/runtime", Path(__file__).with_suffix(".c"), "-o", self._program)
+        source = Path(__file__).with_suffix(".c")
+
+        def build() -> bytes:
+            cuda.c_compiler("-D_GNU_SOURCE", f"-I{ROOT}/runtime", source, "-o", self._program)
+            return self._program.read_bytes()
+
+        self._program.write_bytes(cuda.keep((source.name, source.read_bytes()), build))
+        self._program.chmod(0o755)
 
     def run(self, text: str, data: bytes = b"", name: str = "k") -> bytes:
         """Run a kernel on a buffer and return it. Raises RuntimeError with the fault."""

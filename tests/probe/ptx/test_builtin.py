@@ -74,25 +74,23 @@ ret;
 """  # what ptxas schedules round a barrier does not depend on more
 
 
-def opcodes(name, folder):
+def opcodes(name):
     """Return the opcodes in the machine code of WAITING with a probe, in order."""
-    (folder / "k.ptx").write_bytes(woven(WAITING, "waits", PROBES[name]).data)
-    cuda.run("ptxas", "-arch=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin")
-    told = cuda.run("cuobjdump", "-sass", folder / "k.cubin")
+    told = cuda.disassemble(cuda.assemble(woven(WAITING, "waits", PROBES[name]).data, "sm_90a"))
     return re.findall(r"^\s+/\*\w{4}\*/\s+(?:@!?U?P\w+ )?(.*?) ?;", told, re.M)
 
 
-def test_the_clock_after_a_barrier_is_read_when_its_warp_goes_on(tmp_path):
+def test_the_clock_after_a_barrier_is_read_when_its_warp_goes_on():
     """An H200 reads a clock that comes right after BAR.SYNC before the warp waits (tests/gpu/sync_wait.py)."""
-    code = opcodes("sync_wait", tmp_path)
+    code = opcodes("sync_wait")
     at = next(i for i, text in enumerate(code) if text.startswith("BAR.SYNC"))
     kinds = [re.sub("[^A-Z].*", "", text) if "CLOCK" not in text else "clock" for text in code]
     assert "clock" in kinds[:at]
     assert "VOTEU" in kinds[at : kinds.index("clock", at)]
 
 
-def test_an_exit_stores_a_block_of_one_warp_and_its_place_is_known_from_the_entry(tmp_path):
-    code = opcodes("block_sched", tmp_path)
+def test_an_exit_stores_a_block_of_one_warp_and_its_place_is_known_from_the_entry():
+    code = opcodes("block_sched")
     last = max(i for i, text in enumerate(code) if "CLOCK" in text)
     assert not any("CTAID" in text or "TID.X" in text for text in code[last:])
     assert [text.split()[0] for text in code[last:] if text.startswith(("RED", "ATOM", "STG"))] == [
@@ -102,8 +100,8 @@ def test_an_exit_stores_a_block_of_one_warp_and_its_place_is_known_from_the_entr
     ]
 
 
-def test_ptxas_does_not_add_up_over_the_lanes_what_one_lane_adds(tmp_path):
-    code = opcodes("gmem_bytes", tmp_path)
+def test_ptxas_does_not_add_up_over_the_lanes_what_one_lane_adds():
+    code = opcodes("gmem_bytes")
     first = min(i for i, text in enumerate(code) if text.startswith("RED"))
     assert not any("LANEID" in text or "UFLO" in text for text in code[first - 12 :])
 

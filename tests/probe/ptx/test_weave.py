@@ -4,8 +4,11 @@ import math
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpt.base.errors import MalformedError
+from gpt.probe.lower.emit import Emitter
 from gpt.probe.ptx.weave import LeftAlone, unweave, weave
 from gpt.ptx.prune import pruned
 from gpt.ptx.scan import scan_module
@@ -197,6 +200,36 @@ def test_every_way_to_save(level, cap, position, count, tmp_path):
         text = "\n".join(lines(woven))
         assert ("st.global.b32" in text) != count
         assert woven.maps[0].capacity == (0 if count else {"1": 1, "5": 5}.get(cap, ((64 << 20) - 8) // 24))
+
+
+def test_a_warp_that_is_left_out_takes_one_branch(tmp_path):
+    text = (
+        '[probe.x]\nposition = "ld.global"\nlevel = "thread"\n{sample}before = """.reg .u64 %a;\n'
+        'add.u64 %a, BLOCK, 1;\nSAVE [m] {{%a}};"""\n[map.m]\nlevel = "thread"\ndata = {{a = "u64"}}\n'
+    )
+    for sample, branches in (('sample = "block/6"\n', 1), ('sample = "warp/8"\n', 1), ("", 0)):
+        data = kernel("ld.global.u32 %r1, [%rd1];\nret;")
+        found = lines(check(data, probe(text.format(sample=sample)), tmp_path=tmp_path))
+        assert [line.split()[1] for line in found if "bra" in line] == ["bra.uni"] * branches
+
+
+@given(st.integers(0, (1 << 64) - 1), st.one_of(st.integers(1, 100), st.integers(1, (1 << 63) - 1)))
+def test_a_remainder_needs_no_division(value, divisor):
+    code = Emitter("t_")
+    registers = {"%n": value}
+    result = code.remainder("%n", divisor)
+    for line in code.lines:
+        opcode, to, *operands = re.findall(r"[\w.%]+", line)
+        left, right = (registers[one] if one[0] == "%" else int(one) for one in operands)
+        registers[to] = {
+            "and.b64": left & right,
+            "shr.u64": left >> min(right, 64),
+            "add.u64": left + right,
+            "sub.u64": left - right,
+            "mul.lo.u64": left * right,
+            "mul.hi.u64": left * right >> 64,
+        }[opcode] % (1 << 64)
+    assert registers[result] == value % divisor
 
 
 def test_the_number_of_a_block_at_an_exit_has_64_bits_where_32_do_not(tmp_path):

@@ -145,3 +145,50 @@ def test_totals_hold_the_same(tmp_path, name, kind):
     found = running.records(case, made.maps[0], probed.buffers[0])
     assert found == wanted
     assert all(rows for _, rows in found)
+
+
+SAMPLED = """
+[map.m]
+level = "thread"
+cap = 5
+data = {{block = "u64", warp = "u32", sampled = "u32"}}
+
+[probe.some]
+position = "ld.global"
+level = "thread"
+sample = "{sample}"
+before = '''.reg .u32 %one;
+mov.u32 %one, 1;
+SAVE [m] {{BLOCK, WARPID, %one}};'''
+
+[probe.all]
+position = "ld.global"
+level = "thread"
+before = '''.reg .u32 %none;
+mov.u32 %none, 0;
+SAVE [m] {{BLOCK, WARPID, %none}};'''
+"""
+
+
+@pytest.mark.parametrize(("name", "sample"), [("groups-2x50-5", "block/2"), ("reduction-2x256-5", "warp/3")])
+def test_samples_hold_the_same(tmp_path, name, sample):
+    """Blocks or warps that are left out jump over one of two probes, and the other one has its values all the same."""
+    case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
+    probe.write_text(SAMPLED.format(sample=sample))
+    try:
+        made = running.woven(case, str(probe))
+        wanted = from_ptx(tmp_path, case, str(probe))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    plain, probed = running.run(case), running.run(case, made)
+    assert (plain.out == probed.out).all()
+    assert not probed.early
+    assert running.records(case, made.maps[0], probed.buffers[0]) == wanted
+    level, every = sample.split("/")
+    for thread, (count, rows) in enumerate(wanted):
+        block, warp = thread // case.block, thread % case.block // 32
+        unit = block if level == "block" else block * -(-case.block // 32) + warp
+        sampled = [1, 0] if unit % int(every) == 0 else [0]
+        loads, rest = divmod(count, len(sampled))
+        assert not rest
+        assert [list(row.values()) for row in rows[:count]] == [[block, warp, one] for one in sampled * loads][:5]

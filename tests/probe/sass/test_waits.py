@@ -1,5 +1,6 @@
 """Stalls that are lengthened in what ptxas compiled, and scoreboards that it leaves out."""
 
+from gpt.probe.sass import glue
 from gpt.probe.sass.waits import announce, space
 from gpt.sass.tables import table_of
 from gpt.sass.words import control_of
@@ -25,9 +26,15 @@ def test_a_result_that_is_read_behind_an_r2ur_gets_time():
     assert stalls(PRODUCT, UNIFORM, OTHER) == [1, 2, 1], "it isn't read"
 
 
+def test_a_result_of_a_wide_product_gets_time():
+    assert stalls(PRODUCT, OTHER, SUM) == [1, 6, 5]
+    assert stalls(UNIFORM, PRODUCT, SUM) == [2, 7, 5]
+
+
 def test_other_stalls_are_as_ptxas_left_them():
-    assert stalls(PRODUCT, OTHER, SUM) == [1, 1, 5]
-    assert stalls(UNIFORM, PRODUCT, SUM) == [2, 1, 5]
+    copy = glue.move(8, 9)
+    assert stalls(copy, OTHER, SUM) == [1, 1, 5]
+    assert stalls(UNIFORM, copy, SUM) == [2, 1, 5]
 
 
 def test_a_result_that_the_next_of_its_unit_announces_has_its_barrier():

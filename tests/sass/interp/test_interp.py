@@ -14,7 +14,7 @@ from gpt.sass.tables import table_of
 from gpt.sass.words import Control, control_of, opcode_of, with_control, with_guard
 from gpt.sass.words import Guard as WordGuard
 from tests import cuda
-from tests.runtime import hooked
+from tests.runtime import hooked, probing
 from tests.sass.interp.cases import CASES, KERNELS, differences
 from tests.sass.interp.decode import Unimplemented, make
 from tests.sass.interp.launch import Stuck
@@ -46,7 +46,7 @@ def simulate(tmp_path_factory):
     """Return a function that runs a case on the simulated device and returns what's left in `out`."""
     top = tmp_path_factory.mktemp("simulated")
     env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
-    env |= {"XDG_CACHE_HOME": str(top / "cache")}
+    env |= {"XDG_CACHE_HOME": probing.kept()}
 
     def run(case):
         folder = top / case.file

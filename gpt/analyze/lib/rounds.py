@@ -1,0 +1,163 @@
+"""Find the rounds of a process: the unit of launches that it repeats, such as a pass through a model.
+
+summary and stages both ask here, so they name the same launches and begin at the same one. A round is the longest unit
+that covers the launches: two passes through a model are two rounds, although each has many equal layers. A unit that
+comes only twice, which any two launches may do by chance, has to cover ALL of them. If nothing repeats in all launches,
+those after a warm-up are searched, which ends when every kernel that's launched again has been launched once: a program
+that captures a graph launches kernels first, and then the graph.
+
+A round could begin at any of its launches. It begins where the host takes its longest break, if that is clearly longer
+than the one where the sequence begins to repeat, unless there would be fewer rounds: in M F M F with a break after each
+M, the round is M F, twice.
+
+From the first round on, every place counts where all launches of a round follow each other, so that a reader who counts
+them finds as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from gpt.analyze.lib.periods import (
+    BLOCKS,
+    SHARE,
+    Codes,
+    Period,
+    Places,
+    Sliced,
+    find_periods,
+    hash_prefixes,
+    split_units,
+)
+
+ALL = 0.98  # share of the launches that a unit which comes only twice must cover
+SAMPLE = 1000  # rounds that are searched for breaks
+MOST = 1 << 22  # launches that are searched for breaks
+
+
+class Times(Protocol):
+    """When launches began: the part of an array's interface that is used here."""
+
+    def __getitem__(self, places: slice, /) -> Places: ...
+
+
+class Rounds(NamedTuple):
+    """The unit that's repeated, or None; `others` of the same length, and shorter ones `inside` that repeat as well."""
+
+    unit: Period | None
+    others: list[Period]
+    inside: list[Period]
+
+
+def find_rounds(codes: Codes | Sliced) -> Rounds:
+    """Find the unit that makes up most launches. If several of one length do so only together, `others` has them."""
+    periods, least = find_periods(codes), SHARE * len(codes)
+    often = split_units(codes, periods[0]) if periods and periods[0].covered >= least else []
+    unit, others = (often[0], often[1:]) if often and often[0].covered >= least else (None, often)
+    for period in find_periods(codes, 2):
+        twice = split_units(codes, period)[0]
+        longer = not unit or (twice.length > unit.length and twice.covered > unit.covered)
+        if longer and twice.length > 1 and twice.covered >= ALL * len(codes):
+            unit, others = twice, []
+            break
+    if not unit:
+        return Rounds(None, others, [])
+    return Rounds(unit, others, [one for one in periods if one.length < unit.length and one.covered >= least])
+
+
+def find_after(codes: Codes | Sliced, warm: int) -> Rounds:
+    """Find them in the whole sequence, or, if nothing repeats there, without the first `warm` launches."""
+    found = find_rounds(codes)
+    if found.unit or found.others or not warm:
+        return found
+    late = find_rounds(Rest(codes, warm))
+    move = [[one.shift(warm) for one in some] for some in (late.others, late.inside)]
+    return Rounds(late.unit and late.unit.shift(warm), *move)
+
+
+class Rest:
+    """A sequence from a place on."""
+
+    def __init__(self, codes: Codes | Sliced, first: int) -> None:
+        self._codes, self._first = codes, first
+
+    def __len__(self) -> int:
+        return len(self._codes) - self._first
+
+    def __getitem__(self, places: slice) -> Codes:
+        start, stop, _ = places.indices(len(self))
+        return self._codes[self._first + start : self._first + stop]
+
+
+def begin_at_break(codes: Codes | Sliced, times: Times, period: Period) -> Period:
+    """Return where units are that begin with a break: stretches of whole units, from the first of the period on."""
+    length, first = period.length, int(period.begins[0])
+    longest = int((period.ends - period.begins).argmax())
+    begin = int(period.begins[longest])
+    moved = begin + _find_break(times, begin, int(period.ends[longest]), length)
+    plain = _find_from(codes, codes[first : first + length], first)
+    if np.array_equal(codes[moved : moved + length], codes[first : first + length]):
+        return plain
+    found = _find_from(codes, codes[moved : moved + length], first)
+    return found if found.times >= plain.times else plain
+
+
+def _find_from(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
+    """Return where a unit is from a launch on, and right before it."""
+    found = find_all(codes, unit, first)
+    if len(found.begins):
+        begin = int(found.begins[0])
+        while begin >= len(unit) and np.array_equal(codes[begin - len(unit) : begin], unit):
+            begin -= len(unit)
+        found.begins[0] = begin
+    return found
+
+
+def find_all(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
+    """Return the stretches of whole units from the launch `first` on; units don't overlap."""
+    begins: list[int] = []
+    ends: list[int] = []
+    for places in _iter_places(codes, unit, first):
+        edges = np.flatnonzero(np.diff(places) != len(unit)) + 1
+        begin, end = places[np.append(0, edges)], places[np.append(edges - 1, len(places) - 1)] + len(unit)
+        if ends and ends[-1] == begin[0]:
+            ends[-1], begin, end = int(end[0]), begin[1:], end[1:]
+        begins += begin.tolist()
+        ends += end.tolist()
+    return Period(len(unit), np.array(begins, np.int64), np.array(ends, np.int64))
+
+
+def _iter_places(codes: Codes | Sliced, unit: Codes, first: int) -> Iterator[Places]:
+    """Yield the places where a unit begins, BLOCKS launches at a time."""
+    length, free = len(unit), first  # free: the end of the last unit
+    for at in range(first, len(codes) - length + 1, BLOCKS):
+        near = codes[at : at + BLOCKS + length - 1]
+        places = np.flatnonzero((near[: len(near) - length + 1] == unit[0]) & (near[length - 1 :] == unit[-1]))
+        if length > 2 and len(places):
+            both = hash_prefixes(np.concatenate((unit, near)))
+            places = both.keep_same(places + length, 0, length) - length
+        places += at
+        if len(places) and (places[0] < free or (np.diff(places) < length).any()):
+            kept = []
+            for place in places.tolist():
+                if place >= free:
+                    kept.append(place)
+                    free = place + length
+            places = np.array(kept, np.int64)
+        if len(places):
+            free = int(places[-1]) + length
+            yield places
+
+
+def _find_break(times: Times, begin: int, end: int, length: int) -> int:
+    """Return how many launches into the stretch from `begin` to before `end` the host takes its longest break."""
+    rounds = min((end - begin - 1) // length, SAMPLE, max(1, MOST // length))
+    if not rounds:
+        return 0
+    waits = np.diff(times[begin : begin + rounds * length + 1]).reshape(rounds, length)
+    usual = np.median(waits, axis=0)  # after each launch of the unit; the last is the wait before its first launch
+    longest = int(usual.argmax())
+    return (longest + 1) % length if usual[longest] >= 2 * usual[-1] else 0
