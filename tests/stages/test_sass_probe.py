@@ -145,7 +145,7 @@ def test_other_architectures_are_refused_as_a_whole(arch):
 
 
 def test_kernels_of_cuda_tile_are_left_alone(image):
-    """What tells them is an attribute that nvcc 13.5 writes: LANGUAGE. It's 3 for C++, and 7 for CUDA Tile."""
+    """Their attribute LANGUAGE, which nvcc 13.5 writes, is 7; it's 3 for C++."""
     for language, code in ((3, None), (7, "tile_kernel")):
         editor = CubinEditor(image)
         kernel = KernelEditor(editor, "copy")

@@ -56,7 +56,7 @@ from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
 TARGET = 90
-CONSTANT_BANK, ADDRESS_BANK = 3, 4  # of a module: variables in constant memory, and addresses of others
+CONSTANT_BANK, ADDRESS_BANK = 3, 4  # a module's constants, and the addresses of its other variables
 STORES = {"STG", "ST", "REDG", "RED"}
 ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
