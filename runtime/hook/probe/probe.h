@@ -26,7 +26,7 @@ enum { MOST_MAPS = 64 };
 struct woven_map {
     uint64_t id;                     // in the answer
     uint64_t capacity, stride, head; // head: bytes of a unit before its slots
-    uint64_t copies;                 // units of a histogram; 0 for other maps, which have units by `level`
+    uint64_t copies; // units of a histogram or table; 0 for other maps, which have units by `level`
     enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
     uint64_t wanted; // capacity wanted by a map whose records are only counted
     bool log;

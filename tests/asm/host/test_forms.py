@@ -13,7 +13,7 @@ import pytest
 from gpt.asm.host.names import SPECIAL
 from tests import cuda
 from tests.asm.host import forms
-from tests.tiers import full, share
+from tests.tiers import FULL, full, share
 
 KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and why
     (r"(v\w+|createpolicy)\.\S* -?\d", "a constant as a result, which ptxas takes and drops"),
