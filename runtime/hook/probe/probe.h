@@ -44,7 +44,7 @@ struct woven_variable {
     const char *name;
     uint64_t size, offset; // 0 bytes: unknown
     bool constant, always;
-    CUdeviceptr address; // of a global one without a table: what was added to the image; 0 until then
+    CUdeviceptr address; // its address as added to an image without a table; 0 until then
 };
 
 struct woven {
