@@ -36,4 +36,4 @@ class BranchDivergence(Ratios):
             yield f"no branch diverges: of {reached} lanes at branches none jumps while others stay"
 
 
-ANALYSIS = Analysis("Show where lanes part at branches.", BranchDivergence)
+ANALYSIS = Analysis("Show where lanes diverge at branches.", BranchDivergence)

@@ -62,10 +62,8 @@ MOST_LAUNCHES = 100_000  # launches that are listed
 AFTER_ALL = (1 << 63) - 1  # a time stamp after all lines of a tensor.trace
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
-Page = Annotated[int | None, Option("--page", metavar="BYTES", help="Size of a page: a power of two; 4096.")]
-Names = Annotated[
-    Path | None, Option("--tensors", metavar="FILE", help="Names of tensors: a tensor.trace of Neutrino.")
-]
+Page = Annotated[int | None, Option("--page", metavar="BYTES", help="Page size, a power of two; 4096.")]
+Names = Annotated[Path | None, Option("--tensors", metavar="FILE", help="Tensor names: a tensor.trace from Neutrino.")]
 
 
 class Matrix(NamedTuple):

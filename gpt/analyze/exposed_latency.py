@@ -215,4 +215,4 @@ def _means(rows: Sequence[Sequence[Any]]) -> Iterator[str]:
         yield f"exposed, as a multiple of the kernel alone: {', '.join(told)}"
 
 
-ANALYSIS = Analysis("Show what launches with probes take.", ExposedLatency, {"beside": Beside})
+ANALYSIS = Analysis("Show what launches with probes cost.", ExposedLatency, {"beside": Beside})

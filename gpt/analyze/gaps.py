@@ -315,4 +315,6 @@ def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:
     return whole - total, total, share, count, *more
 
 
-ANALYSIS = of_model(gaps, "Show when nothing was launched, and the GPU idle.", CALLS | COUNTED | GPU_TIMES | {"device"})
+ANALYSIS = of_model(
+    gaps, "Show when nothing was launched and the GPU was idle.", CALLS | COUNTED | GPU_TIMES | {"device"}
+)

@@ -192,5 +192,5 @@ def _find_need(trace: TraceModel) -> str | None:
 
 
 KINDS = CALLS | GPU_TIMES | SAVES | {"graph", "device"}
-ANALYSIS = of_model(graphs, "Show the kernels inside launches of graphs.", KINDS, lambda kinds: None, need=_find_need,
+ANALYSIS = of_model(graphs, "Show the kernels in CUDA graph launches.", KINDS, lambda kinds: None, need=_find_need,
                     types=frozenset(("graph",)))  # fmt: skip

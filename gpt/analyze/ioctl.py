@@ -193,5 +193,5 @@ def _find_need(trace: TraceModel) -> str | None:
     return None if any(process.ioctls for process in trace.processes) else NO_IOCTLS
 
 
-ABOUT = "Show the ioctls of the driver, by CUDA call."
+ABOUT = "Show the driver's ioctls by CUDA call."
 ANALYSIS = of_model(ioctl, ABOUT, CALLS | DETAILS, _find_lack, need=_find_need)

@@ -1,7 +1,7 @@
 """gpt-analyze maps: the records of any probe, field by field: how many, their range, and their distribution.
 
 It doesn't know what the fields mean, so it shows them all in the same way. A total has one record for each unit; the
-values that were added up in it can't be separated.
+values that were added up in it can't be separated. A table has a row for each key.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.values import Distribution
     from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.tables import Counts, Rows, TableLayout
 
 NUMBERS = ("least", "median", "mean", "p95", "greatest", "sum")
 FIELDS = (
@@ -76,6 +77,8 @@ class Fields(MapAnalysis):
         self._sums: dict[tuple[str, str], Counter[str]] = {}  # by kernel and map
         self._fields: dict[tuple[str, str], dict[str, _Field]] = {}
         self._bins: dict[tuple[str, str], Counter[tuple[int, int | None]]] = {}  # bins of histograms
+        self._full: set[str] = set()  # names of tables that had no room for a key
+        self._rows: dict[tuple[str, str, TableLayout], tuple[Counts, Rows]] = {}  # rows of tables
 
     def wants(self, layout: MapLayout) -> bool:
         """Return True if the map, or a field of it, is named."""
@@ -106,6 +109,9 @@ class Fields(MapAnalysis):
         if layout.type == "histogram":
             self._add_histogram(layout, key, saved)
             return
+        if layout.table:
+            self._add_table(layout, layout.table, key, saved)
+            return
         if layout.type != "log":
             there = np.arange(layout.capacity) < saved.counts[:, :, None]
             slots = slots.reshape(-1) if there.all() else slots[there]
@@ -129,6 +135,19 @@ class Fields(MapAnalysis):
             for edges, values in zip(layout.iter_edges(), saved.bins.tolist(), strict=True):
                 bins[edges] += values
 
+    def _add_table(self, layout: MapLayout, table: TableLayout, key: tuple[str, str], saved: SavedBuffer) -> None:
+        import numpy as np
+
+        sums = self._sums.setdefault(key, Counter())
+        sums.update(launches=1, records=int(saved.counts.sum()), counted=not layout.capacity)
+        sums.update(dropped=saved.dropped)
+        self._full |= {layout.name} if saved.dropped else set()
+        self._fields.setdefault(key, {})
+        if layout.capacity:
+            counts, rows = self._rows.get((*key, table), (saved.counts[:0], saved.slots[:0]))
+            joined = np.concatenate([counts, saved.counts]), np.concatenate([rows, saved.slots])
+            self._rows[(*key, table)] = table.merge(*joined)
+
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Yield a table for each map, and the distribution of its fields."""
         maps = list(dict.fromkeys(name for _, name in self._sums))
@@ -143,6 +162,7 @@ class Fields(MapAnalysis):
             yield self._make_table(name, lines)
             if any(of == name for _, of in self._bins):
                 yield self._make_histogram(name)
+            yield from self._make_tables(name)
         yield self._make_bins(names[:PANELS])
 
     def _find_fields(self, name: str) -> list[str]:
@@ -161,6 +181,8 @@ class Fields(MapAnalysis):
             ]
         if sum(self._sums[kernel, name]["counted"] for kernel in found):
             verdict = [*verdict, "records were only counted, not saved"]
+        if name in self._full:
+            verdict = [*verdict, f"map '{name}' had no room for all keys: a larger 'cap' in its probe file gives more"]
         columns = (FIELDS[0]._replace(title=name), *FIELDS[1:])
         return make_answer(f"map {name}" if name in RESERVED else name, columns, rows, verdict, top=TOP)
 
@@ -174,6 +196,23 @@ class Fields(MapAnalysis):
         ]
         drawn = plot("bars", "low", "records", title=self.titled(name))
         return make_answer(f"histogram {name}", VALUES, rows, top=TOP, plots=[drawn])
+
+    def _make_tables(self, name: str) -> Answers:
+        """Yield the rows of a table, most often saved first; tables of this name with other fields by themselves."""
+        layouts = list(dict.fromkeys(table for _, of, table in self._rows if of == name))
+        for number, layout in enumerate(layouts, 1):
+            found = {kernel: rows for (kernel, of, table), rows in self._rows.items() if (of, table) == (name, layout)}
+            kinds = {"u": "u64?", "i": "i64?", "f": "f64?"}
+            columns = [Column(field, kinds[layout.dtype[field].kind], shown="exact" if field in layout.keys else "")
+                       for field in [*layout.keys, *layout.values]]  # fmt: skip
+            rows = [
+                (kernel, *(row[column.name].item() for column in columns), count)
+                for kernel, (counts, slots) in found.items()
+                for count, row in zip(counts.tolist(), slots, strict=True)
+            ]
+            rows.sort(key=lambda row: (-row[-1], row[0], row[1 : 1 + len(layout.keys)]))
+            all_ = (Column("kernel", "text", "kernel"), *columns, Column("saved", "u64"))
+            yield make_answer(f"table {name}" if number == 1 else f"table {name} {number}", all_, rows, top=TOP)
 
     def _find_kernels(self, name: str) -> list[str]:
         return [kernel for kernel, of in self._sums if of == name]

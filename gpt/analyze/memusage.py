@@ -199,4 +199,4 @@ def _merge(into: dict[str, Counter[str]], found: dict[str, Counter[str]]) -> Non
         known["most"] = most
 
 
-ANALYSIS = Analysis("Add up what the buffers of probes would need.", MemUsage)
+ANALYSIS = Analysis("Add up the memory that probe buffers would need.", MemUsage)

@@ -115,4 +115,4 @@ def _means(costs: dict[str, Costs]) -> Iterator[str]:
         yield NO_ORIGINAL
 
 
-ANALYSIS = Analysis("Compare kernels with probes and without.", Overhead)
+ANALYSIS = Analysis("Compare kernels with and without probes.", Overhead)

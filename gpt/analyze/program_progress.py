@@ -36,4 +36,4 @@ class ProgramProgress(ProgressFold):
         return told
 
 
-ANALYSIS = Analysis("Show how far warps are in their program over time.", ProgramProgress, {"launch": Number})
+ANALYSIS = Analysis("Show the progress of warps over time.", ProgramProgress, {"launch": Number})

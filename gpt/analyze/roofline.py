@@ -333,7 +333,7 @@ def _say(rows: list[tuple[Any, ...]], sums: Mapping[Key, _Sums]) -> Iterator[str
 
 
 ANALYSIS = Analysis(
-    "Compare what kernels compute and move with the device.",
+    "Compare kernels with the device's peak rates.",
     Roofline,
     {"peak_flops": Flops, "peak_bytes": Bytes},
 )

@@ -24,6 +24,7 @@ the times of these ranges are shown. Ranges of LIBRARIES don't count: ncclCommIn
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
@@ -213,7 +214,7 @@ def _find_rounds(tapes: Tapes, first: int) -> Period | None:
 
     for begin in dict.fromkeys((0, first)):
         codes = tapes.codes(begin)
-        if unit := find_after(codes, max(0, tapes.again[2] + 1 - begin)).unit:
+        if unit := find_after(codes, partial(max, 0, tapes.again[2] + 1 - begin)).unit:
             found = begin_at_break(codes, tapes.starts(begin), unit).shift(begin).after(first)
             if found.times > 1 and found.covered >= SHARE * (len(tapes.launches) - first):
                 return found
@@ -405,5 +406,5 @@ def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> list[tuple[Any, ...]
     return [(name, time, 100 * time / (total or 1), begin, *[None] * 4) for name, time, begin in rows]
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
+ANALYSIS = of_model(stages, "Show how an inference spends its time.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
                     need=find_need, drains=True)  # fmt: skip

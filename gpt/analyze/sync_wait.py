@@ -112,4 +112,4 @@ class SyncWait(Ratios):
         yield make_answer("places", PLACES, rows, top=TOP_PLACES, plots=[drawn])
 
 
-ANALYSIS = Analysis("Show how long warps wait in barriers.", SyncWait)
+ANALYSIS = Analysis("Show how long warps wait at barriers.", SyncWait)

@@ -40,4 +40,4 @@ class TensoropCount(KernelSums):
         return [f"{self.name}:{sums['operations']}{flops}"]
 
 
-ANALYSIS = Analysis("Sum up what kernels compute in tensor cores.", TensoropCount)
+ANALYSIS = Analysis("Sum up tensor core operations of kernels.", TensoropCount)

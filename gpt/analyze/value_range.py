@@ -175,4 +175,4 @@ class ValueRange(MapAnalysis):
         return make_answer("sizes", SIZES, rows, top=BINS, plots=[drawn])
 
 
-ANALYSIS = Analysis("Show the range of what kernels compute.", ValueRange)
+ANALYSIS = Analysis("Show the range of the values that kernels compute.", ValueRange)

@@ -174,4 +174,4 @@ def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
     return make_array_answer("times", TIMES, [middles, *sums[:, here]], top=TOP_TIMES, plots=[drawn])
 
 
-ANALYSIS = Analysis("Show how long warps run, and the last of them.", WarpSched)
+ANALYSIS = Analysis("Show how long warps run, and their tail.", WarpSched)

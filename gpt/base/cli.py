@@ -54,7 +54,7 @@ verbose = False  # show tracebacks of errors, and tables with a row for each ele
 _tool = ""  # name for --version
 
 Json = Annotated[bool, Option("--json", help="Write one JSON object per line.")]
-Stream = Annotated[bool, Option("--stream", help="Write the stream, not tables.")]
+Stream = Annotated[bool, Option("--stream", help="Write the stream instead of tables.")]
 Table = Annotated[bool, Option("--table", help="Print tables, as on a terminal.")]
 FromJson = Annotated[bool, Option("--from-json", help="Read JSON lines.")]
 Probes = Annotated[
@@ -63,11 +63,11 @@ Probes = Annotated[
 ]
 Kernels = Annotated[
     list[str] | None,
-    Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with one of these parts in their name."),
+    Option("--kernel", "-k", metavar="NAME:...", help="Only kernels whose name contains one of these."),
 ]
 Filter = Annotated[
     list[str] | None,
-    Option("--filter", metavar="NAME:...", help="No kernels with one of these parts in their name."),
+    Option("--filter", metavar="NAME:...", help="No kernels whose name contains one of these."),
 ]
 NoVerify = Annotated[bool, Option("--no-verify", help="Don't check that probes are harmless.")]
 Verbose = Annotated[

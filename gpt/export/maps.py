@@ -45,12 +45,13 @@ class MapTables:
     def _find(self, layout: MapLayout) -> tuple[ExportTable, list[str]] | None:
         """Return the table of a map, and its fields' columns. Maps of one name with other fields get own tables."""
         stored = layout.capacity > 0 and layout.type != "histogram"
+        counted = (COUNT,) if not stored or layout.table else ()
         key = layout.name, tuple(layout.types.items()), stored
         if key not in self._made:
             if len(self._made) >= MOST_TABLES:
                 return None
             (name,) = make_names([f"GPT_MAP_{layout.name}"], (table.name for table, _ in self._made.values()))
-            where = (*make_fields(MAP), SLOT if stored else COUNT)
+            where = (*make_fields(MAP), *counted, *((SLOT,) if stored else ()))
             names = make_names(layout.types, (field.name for field in where)) if stored else []
             types = [WIDTHS.get(type_, type_) for type_ in layout.types.values()]
             fields = (TableColumn(name, type_) for name, type_ in zip(names, types, strict=False))
@@ -62,12 +63,16 @@ class MapTables:
 
 def _iter_windows(buffer: Buffer, saved: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yield the positions of records, and the records, some blocks at a time. Units are numbered within their block."""
-    if buffer.map.type == "histogram":  # a row for each bin
+    if buffer.map.copies and not (buffer.map.table and buffer.map.capacity):  # a row for each bin, or one for all
         bins = saved.counts if saved.bins is None else saved.bins
         yield (
             {"block": np.zeros(len(bins), int), "unit": np.arange(len(bins)), "recorded": bins},
             np.zeros(len(bins), []),
         )
+        return
+    if buffer.map.table and buffer.map.capacity:  # a row for each key
+        none, place = np.zeros(len(saved.slots), int), np.arange(len(saved.slots))
+        yield {"block": none, "unit": none, "recorded": saved.counts, "slot": place}, saved.slots
         return
     layout, (blocks, units) = buffer.map, (buffer.launch.blocks, buffer.map.units(buffer.launch.threads))
     if saved.units is not None:

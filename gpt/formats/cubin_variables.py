@@ -3,7 +3,7 @@
 Code finds a variable in global memory by its address, which is in constant bank 4: the driver puts it there, as
 `.rela.nv.constant4` asks it to. In a second copy of a cubin that would be the address of a second copy of the variable.
 So `free_addresses` takes the relocations out and leaves the distance from the variable's start in their place, and
-whoever loads the cubin adds the address of the variable that's meant. Nothing in the code changes.
+the loader of the cubin adds the address of the right variable. Nothing in the code changes.
 
 Some of what compilers put beside a program's variables is only read: strings for printf and assert, and tables of the
 math library. These stay, and each copy has its own.

@@ -15,7 +15,7 @@ from gpt.ptx.types import SIZES, SPECIAL
 
 MAX_LINES = 512  # statements of a snippet
 LEVELS = ("thread", "warp", "block")
-MAP_TYPES = ("array", "total", "histogram")
+MAP_TYPES = ("array", "total", "histogram", "table")
 OPS = ("min", "max", "last")  # ways for a total to combine a field's values other than adding them up
 LEADERS = ("active", "lane0", "all")  # which lane saves for a warp: the lowest active one, lane 0 if active, all
 HELPERS = {  # name: type, None for the operand's own type
@@ -40,7 +40,9 @@ OPERANDS = {"OUT", "IN1", "IN2", "IN3", "IN4", "ADDR", "BYTES", "FLOPS"}  # they
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of a record, little-endian at `offset`. `op`, sum or one of OPS, is what a total does with the values."""
+    """A value of a record, little-endian at `offset`. `op`, sum or one of OPS, is what a total or a table does with the
+    values, or key for a field of a table's key.
+    """
 
     name: str
     type: str
@@ -71,7 +73,8 @@ class Scale(NamedTuple):
 class Map:
     """A buffer for records: `capacity` per thread, warp or block, or None for an append log of `budget` bytes.
 
-    A map of type `histogram` counts the values of its field, by the bins of its `scale`.
+    A map of type `histogram` counts the values of its field, by the bins of its `scale`. One of type `table` has
+    `capacity` slots; each sums up the values that were saved with one key.
     A map of type `total` has a single record, which takes in the values of each thread; with a `leader`, of one lane
     for all that save together. Without `counts` it doesn't say how many did. `size` is the declared size of a record in
     bytes; `stride` is the size of its slot, a multiple of 8; without `counts`, which would share it, of SECTOR.
@@ -279,6 +282,22 @@ def layout(fields: list[tuple[str, str]], ops: Mapping[str, str] = NO_OPS) -> tu
         placed.append(Field(name, type_, at, ops.get(name, "sum")))
         at += size
     return tuple(placed), at
+
+
+def layout_slot(fields: list[tuple[str, str]], ops: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
+    """Lay out a slot of a table: its count, each 32 bits of its key in 8 bytes, and the other fields, each aligned to
+    its size. Return the fields as they were given, and the total bytes.
+    """
+    keys = [name for name, _ in fields if ops.get(name) == "key"]
+    types, places, at = dict(fields), dict[str, int](), 8
+    for name in keys:
+        places[name] = at
+        at += 2 * SIZES[types[name]]
+    for name in (name for name, _ in fields if name not in keys):
+        size = SIZES[types[name]]
+        places[name] = at = -(-at // size) * size
+        at += size
+    return tuple(Field(name, type_, places[name], ops.get(name, "sum")) for name, type_ in fields), -(-at // 8) * 8
 
 
 def type_of_name(name: tree.Name, registers: dict[str, str]) -> str | None:

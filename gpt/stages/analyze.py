@@ -102,7 +102,7 @@ def _list(value: bool) -> None:
 def _no_command(
     list_: Annotated[bool, Option("--list", callback=_list, is_eager=True, help="List the analyses.")] = False,
     script: Annotated[
-        Path | None, Option("--script", metavar="FILE", help="In place of a command: a function of your own.")
+        Path | None, Option("--script", metavar="FILE", help="Instead of a command: run your own function.")
     ] = None,
     version: cli.Version = False,
 ) -> None:

@@ -33,16 +33,16 @@ def main() -> int:
 
 def asm(
     files: Annotated[list[Path] | None, Argument(metavar="[STREAM]...", help="Standard input by default.")] = None,
-    arch: Annotated[str, Option(metavar="SM,...", help="What to assemble for.")] = "",
-    fatbin: Annotated[bool, Option("--fatbin", help="Pack the cubins and the PTX of a module together.")] = False,
+    arch: Annotated[str, Option(metavar="SM,...", help="The targets: sm_XY or host.")] = "",
+    fatbin: Annotated[bool, Option("--fatbin", help="Combine a module's cubins and PTX.")] = False,
     compress: Annotated[Codec, Option(help="How a fatbin stores elements.")] = Codec.zstd,
     kernel: Annotated[
-        list[str] | None, Option("--kernel", metavar="NAME", help="Only what this kernel needs; repeatable.")
+        list[str] | None, Option("--kernel", metavar="NAME", help="Assemble only what this kernel needs; repeatable.")
     ] = None,
     check: Annotated[bool, Option("--check", help="Only check; the objects are empty (--arch host).")] = False,
-    compare: Annotated[bool, Option("--compare", help="Assemble without probes too; report both.")] = False,
+    compare: Annotated[bool, Option("--compare", help="Also assemble without probes, and report both.")] = False,
     original: Annotated[
-        bool, Option("--original", help="As --compare, and write the code without probes too.")
+        bool, Option("--original", help="Like --compare, but also write the code without probes.")
     ] = False,
     level: Annotated[
         int | None, Option("--opt-level", "-O", min=0, max=4, metavar="N", help="Passed to ptxas.")
@@ -52,16 +52,17 @@ def asm(
     ] = None,
     relocatable: Annotated[bool, Option("--compile-only", "-c", help="Passed to ptxas: relocatable code.")] = False,
     line_info: Annotated[bool, Option("--lineinfo", help="Passed to ptxas: line numbers.")] = False,
-    save: Annotated[Path | None, Option(metavar="DIR", help="Write cubins or fatbins to files as well.")] = None,
+    save: Annotated[Path | None, Option(metavar="DIR", help="Also write cubins or fatbins to files.")] = None,
     ptxas: Annotated[str | None, Option(metavar="FILE", help="The ptxas to use.")] = None,
     which: Annotated[bool, Option("--which", help="Print which ptxas is found first, and exit.")] = False,
     tools: Annotated[bool, Option("--tools", help="Print which compilers there are, and exit.")] = False,
     timeout: Annotated[
-        float, Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="Time limit of ptxas for a module.")
+        float, Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="Time limit for ptxas, per module.")
     ] = 600,
-    no_cache: Annotated[bool, Option("--no-cache", help="Do not use the cache.")] = False,
+    no_cache: Annotated[bool, Option("--no-cache", help="Don't use the cache.")] = False,
     jobs: Annotated[
-        int, Option("--jobs", "-j", min=1, metavar="N", help="Modules at a time.", show_default="one per core")
+        int,
+        Option("--jobs", "-j", min=1, metavar="N", help="Number of parallel ptxas runs.", show_default="one per core"),
     ] = JOBS,
     table: cli.Table = False,
     json: cli.Json = False,

@@ -23,13 +23,11 @@ def main() -> int:
 def attach(
     files: Annotated[
         list[Path] | None,
-        Argument(metavar="[OUTPUT]...", help="What bpftrace printed; standard input by default."),
+        Argument(metavar="[OUTPUT]...", help="Output of bpftrace; standard input by default."),
     ] = None,
-    pid: Annotated[int | None, Option("--pid", "-p", metavar="PID", min=1, help="Watch this process.")] = None,
-    system: Annotated[
-        bool, Option("--system", help="Watch all processes that use the driver, later ones too.")
-    ] = False,
-    kernel: Annotated[bool, Option("--kernel", help="Watch functions of NVIDIA's kernel modules as well.")] = False,
+    pid: Annotated[int | None, Option("--pid", "-p", metavar="PID", min=1, help="Trace this process.")] = None,
+    system: Annotated[bool, Option("--system", help="Trace all processes that use the driver, now or later.")] = False,
+    kernel: Annotated[bool, Option("--kernel", help="Also trace functions in NVIDIA's kernel modules.")] = False,
     output: Annotated[
         str, Option("--output", "-o", metavar="FILE", help="The trace; - is standard output.")
     ] = "trace.mp",
@@ -39,19 +37,19 @@ def attach(
         str | None,
         Option(
             metavar="WORD,...",
-            help="Watch these functions, as gpt-hook run --calls says.",
+            help="Trace these functions, as in gpt-hook run --calls.",
             show_default="known arguments",
         ),
     ] = None,
     library: Annotated[
-        list[str] | None, Option(metavar="FILE", help="Watch this driver, not the files that processes have mapped.")
+        list[str] | None, Option(metavar="FILE", help="Trace this driver instead of the mapped ones.")
     ] = None,
     duration: Annotated[float | None, Option(metavar="S", min=0.001, help="Stop after S seconds.")] = None,
-    show: Annotated[bool, Option("--print", help="Print the bpftrace program, and do nothing.")] = False,
+    show: Annotated[bool, Option("--print", help="Print the bpftrace program and exit.")] = False,
     verbose: cli.Verbose = False,
     version: cli.Version = False,
 ) -> int:
-    """Watch processes that already run, as root, by bpftrace; or read what bpftrace printed."""
+    """Trace running processes through bpftrace, as root; or read bpftrace output."""
     from gpt.attach import command
 
     watched = pid is not None or system

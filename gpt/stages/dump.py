@@ -29,14 +29,16 @@ def dump(
         Path | None, Option("--output", "-o", metavar="FILE", help="Write the stream to a new file.")
     ] = None,
     dumps: Annotated[
-        Path | None, Option("--dumps", metavar="DIR", help="Keep each launch there, as PID-LAUNCH.mp.")
+        Path | None, Option("--dumps", metavar="DIR", help="Keep the trace of each launch, as PID-LAUNCH.mp.")
     ] = None,
     only: Annotated[
-        list[str] | None, Option("--only", metavar="FILE", help="Run this callback, and none that is not named so.")
+        list[str] | None, Option("--only", metavar="FILE", help="Run only callbacks that are named here; repeatable.")
     ] = None,
-    limit: Annotated[float, Option("--limit", metavar="S", min=0.1, help="Seconds that a callback may take.")] = 60,
+    limit: Annotated[
+        float, Option("--limit", metavar="S", min=0.1, help="Time limit for a callback, in seconds.")
+    ] = 60,
     quiet: Annotated[
-        bool, Option("--quiet", "-q", help="Do not report that a stream has no launches with probes.")
+        bool, Option("--quiet", "-q", help="Don't report that a stream has no launches with probes.")
     ] = False,
     table: cli.Table = False,
     json: cli.Json = False,

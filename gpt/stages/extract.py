@@ -39,17 +39,17 @@ def extract(
     ] = None,
     recursive: Annotated[bool, Option("--recursive", "-r", help="Read all files in directories and wheels.")] = False,
     loaded: Annotated[bool, Option("--loaded", help="Read the libraries that FILE, a trace, saw loaded.")] = False,
-    scan: Annotated[bool, Option("--scan", help="Look outside the usual sections too.")] = False,
+    scan: Annotated[bool, Option("--scan", help="Also search outside the usual sections.")] = False,
     arch: Annotated[str, Option(metavar="SM,...", help="Only these architectures.")] = "",
     type_: Annotated[
         str, Option("--type", metavar="TYPE,...", help="Only these types: cubin, ptx, ltoir, tileir.")
     ] = "",
     kernel: Annotated[list[str] | None, Option(metavar="GLOB", help="Only elements with these kernels.")] = None,
-    payload: Annotated[bool, Option("--payload", help="Add the unpacked bytes.")] = False,
-    ptx: Annotated[bool, Option("--ptx", help="Write ptx records, not elements.")] = False,
-    names: Annotated[bool, Option("--names", help="Write the names of the kernels as text.")] = False,
-    demangle: Annotated[bool, Option("--demangle", "-C", help="With --names: as in the source.")] = False,
-    save: Annotated[Path | None, Option(metavar="DIR", help="Write the elements to files as well.")] = None,
+    payload: Annotated[bool, Option("--payload", help="Add the unpacked bytes to records.")] = False,
+    ptx: Annotated[bool, Option("--ptx", help="Write ptx records instead of elements.")] = False,
+    names: Annotated[bool, Option("--names", help="Write kernel names as text.")] = False,
+    demangle: Annotated[bool, Option("--demangle", "-C", help="With --names: demangle them.")] = False,
+    save: Annotated[Path | None, Option(metavar="DIR", help="Also write the elements to files.")] = None,
     jobs: Annotated[
         int, Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4")
     ] = JOBS,

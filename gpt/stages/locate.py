@@ -41,8 +41,10 @@ def locate(
         list[str] | None,
         Option(metavar="SM,...", help="Devices to run on; by default the traces' devices. Repeat it for a wheel each."),
     ] = None,
-    keep: Annotated[list[str] | None, Option(metavar="REGEX", help="Kernels that count as used; repeatable.")] = None,
-    keep_ptx: Annotated[bool, Option("--keep-ptx", help="Keep PTX that future devices could run.")] = False,
+    keep: Annotated[
+        list[str] | None, Option(metavar="REGEX", help="Also count these kernels as used; repeatable.")
+    ] = None,
+    keep_ptx: Annotated[bool, Option("--keep-ptx", help="Keep PTX for future devices.")] = False,
     granularity: Annotated[
         Granularity, Option(help="Cut elements, or also unused kernels of kept cubins.")
     ] = Granularity.element,
@@ -55,7 +57,7 @@ def locate(
     ] = None,
     allow_incomplete: Annotated[bool, Option("--allow-incomplete", help="Trust traces that end too early.")] = False,
     allow_missing: Annotated[
-        bool, Option("--allow-missing", help="Continue if no library has a name of a list.")
+        bool, Option("--allow-missing", help="Continue if a listed name is in no library.")
     ] = False,
     table: cli.Table = False,
     json: cli.Json = False,
@@ -63,7 +65,7 @@ def locate(
     verbose: cli.Verbose = False,
     version: cli.Version = False,
 ) -> int:
-    """Find the GPU code that is not needed to run these kernels on these devices."""
+    """Find the GPU code that isn't needed to run these kernels on these devices."""
     from gpt.compat import negativa
     from gpt.locate.holding import Holding
     from gpt.locate.search import LocateOptions, Search

@@ -30,27 +30,32 @@ def neutrino(
     probe: Annotated[str | None, Option("--probe", "-p", metavar="PROBE", help="A tool, or a probe file.")] = None,
     tool: Annotated[str | None, Option("--tool", "-t", metavar="PROBE", help="The same.")] = None,
     tracedir: Annotated[
-        str | None, Option("--tracedir", metavar="DIR", help="Make trace folders in DIR/trace.")
+        str | None, Option("--tracedir", metavar="DIR", help="Create trace folders in DIR/trace.")
     ] = None,
-    trace: Annotated[str | None, Option("--trace", metavar="DIR", help="Make them in DIR (./trace).")] = None,
+    trace: Annotated[str | None, Option("--trace", metavar="DIR", help="Create them in DIR (./trace).")] = None,
     kernel: Annotated[
         list[str] | None,
-        Option("--kernel", "-k", metavar="NAME:...", help="Probe kernels with such a part in their name."),
+        Option("--kernel", "-k", metavar="NAME:...", help="Only kernels whose name contains one of these."),
     ] = None,
     drop: Annotated[
         list[str] | None,
-        Option("--filter", metavar="NAME:...", help="Probe no kernels with such a part in their name."),
+        Option("--filter", metavar="NAME:...", help="No kernels whose name contains one of these."),
     ] = None,
     callback: Annotated[str | None, Option("--callback", metavar="FILE", help="Run this on each result.")] = None,
     benchmark: Annotated[
         bool, Option("--benchmark", help="Run each kernel without probes too, and time both; save nothing.")
     ] = False,
-    memusage: Annotated[bool, Option("--memusage", help="Only add up what buffers would need.")] = False,
+    memusage: Annotated[bool, Option("--memusage", help="Only add up the memory that buffers would need.")] = False,
     driver: Annotated[Path | None, Option("--driver", metavar="FILE", help="Use this libcuda.so.1.")] = None,
-    python: Annotated[str | None, Option("--python", metavar="FILE", help="Run analyze hooks by this Python.")] = None,
+    python: Annotated[
+        str | None, Option("--python", metavar="FILE", help="Run analyze hooks with this Python.")
+    ] = None,
     device: Annotated[str, Option("--device", metavar="KIND", envvar="GPT_DEVICE", help="real or sim.")] = "real",
     path: Annotated[
-        bool, Option("--path", callback=_show_path, is_eager=True, help="Print what PYTHONPATH gets, and exit.")
+        bool,
+        Option(
+            "--path", callback=_show_path, is_eager=True, help="Print the directory to add to PYTHONPATH, and exit."
+        ),
     ] = False,
     verbose: cli.Verbose = False,
     version: cli.Version = False,

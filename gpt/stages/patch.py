@@ -45,7 +45,7 @@ def patch(
     output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Write the libraries here.")] = None,
     mode: Annotated[Mode, Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
     fill: Annotated[int, Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
-    parents: Annotated[bool, Option("--parents", help="Keep the folders of each library below DIR.")] = False,
+    parents: Annotated[bool, Option("--parents", help="Recreate each library's directories below DIR.")] = False,
     kernels: Annotated[UnusedKernels, Option(help="Drop unused kernels, or zero their code.")] = UnusedKernels.drop,
     recompress: Annotated[
         int | None,
@@ -62,10 +62,10 @@ def patch(
     in_place: Annotated[
         bool, Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
-    no_backup: Annotated[bool, Option("--no-backup", help="With --in-place: keep no original.")] = False,
+    no_backup: Annotated[bool, Option("--no-backup", help="With --in-place: don't keep the original.")] = False,
     once: Annotated[bool, Option("--once", help="Refuse a library that was replaced before.")] = False,
     restore: Annotated[bool, Option("--restore", help="Restore what --in-place replaced.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Write no library.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Write no libraries.")] = False,
     written: Annotated[
         Path | None, Option(metavar="FILE", help="Append the path of each library written, and a NUL, to FILE.")
     ] = None,

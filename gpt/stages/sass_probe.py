@@ -27,11 +27,11 @@ def sass_probe(
     kernel: cli.Kernels = None,
     filter_: cli.Filter = None,
     registers: Annotated[
-        int, Option(min=0, max=255, metavar="N", help="Registers that a probe needs at each place.")
+        int, Option(min=0, max=255, metavar="N", help="Registers that a probe needs at each position.")
     ] = 0,
     no_verify: cli.NoVerify = False,
     count: Annotated[bool, Option("--count", help="Only count records.")] = False,
-    original: Annotated[bool, Option("--original", help="Write each cubin without probes, too.")] = False,
+    original: Annotated[bool, Option("--original", help="Also write each cubin without probes.")] = False,
     table: cli.Table = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,

@@ -21,7 +21,7 @@ _MEMORY = "--max-memory gives more"
 _KEEP = "GPT_KEEP=DIR keeps what the pipeline made of each kernel"
 _NODE = "leave some of its kernels out with -k or --filter, so that the others may get probes"
 _REBUILD = "instantiate the graph again in place of the change or update"
-_LIMITS = "gpt-sass-probe(1), LIMITS, says for which architectures it can have some"
+_LIMITS = "gpt-sass-probe(1), LIMITS, says for which kernels it can have some"
 _REPORT = "report it with the cubin, which gpt-extract --save keeps"
 _SERVED = "gpt-hook(1), SUPERVISOR, says which processes it answers"
 _LESS = "a probe that saves fewer values needs less"
@@ -93,6 +93,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "unknown_opcode": ("one of its instructions is not in the instruction table of its architecture", _REPORT),
     "unbounded": ("its instructions do not show where it jumps", _REPORT),
     "unknown_entry": ("it does not begin like a kernel made by ptxas", _REPORT),
+    "tile_kernel": ("it is a CUDA Tile kernel, whose launch does not say how many threads a block has", _LIMITS),
     "no_registers": ("it has no registers to spare for its probes", _LESS),
     "unproven": ("its probes could not be proven harmless", _REPORT),
     # Loading

@@ -122,8 +122,10 @@ def describe(buffer: Buffer) -> Facts:
         saved = buffer.read()
     except (MissingError, TruncatedError) as error:
         return {name: f"lost: {error.fact}"}
-    if layout.type == "histogram":
-        return {f"{name}.values": int(saved.counts.sum())}
+    if layout.copies:
+        facts: Facts = {f"{name}.values": int(saved.counts.sum())}
+        facts |= {f"{name}.keys": len(saved.slots)} if layout.table and layout.capacity else {}
+        return facts | ({f"{name}.dropped": saved.dropped} if saved.dropped else {})
     if layout.type == "total" and not layout.ops:
         sums = {field: _sum(saved.slots[field]) for field in layout.types if layout.capacity}
         return {f"{name}.{field}": value for field, value in sums.items() if value or not any(sums.values())}
@@ -132,7 +134,7 @@ def describe(buffer: Buffer) -> Facts:
     if layout.type != "log":
         there = np.arange(layout.capacity) < saved.counts[:, :, None]
         block, used = np.nonzero(there)[0], used[there]
-    facts: Facts = {f"{name}.records": len(used) if layout.capacity else int(saved.counts.sum())}
+    facts = {f"{name}.records": len(used) if layout.capacity else int(saved.counts.sum())}
     if saved.dropped and layout.capacity:
         facts[f"{name}.dropped"] = saved.dropped
     if "sm" in layout.unsigned and layout.type != "log" and len(used):

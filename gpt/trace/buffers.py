@@ -26,6 +26,7 @@ from gpt.trace.inputs import FORMATS, StoredBuffer
 from gpt.trace.params import ArgumentValue, parse_arguments
 from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
 from gpt.trace.select import Selected
+from gpt.trace.tables import TableLayout
 
 Record = dict[str, Any]
 Counts = npt.NDArray[np.uint64]
@@ -36,17 +37,18 @@ WARP = 32  # threads
 BATCH = 16 << 20  # bytes of buffers that are collected before `full`
 MOST = 1000  # buffers that are collected before `full`
 LEVELS = ("thread", "warp", "block")
-TYPES = ("array", "total", "log", "histogram")
-MOST_COPIES = 1 << 16  # limit for a histogram
+TYPES = ("array", "total", "log", "histogram", "table")
+MOST_COPIES = 1 << 16  # limit for a histogram or table
 
 
 class SavedBuffer(NamedTuple):
     """The contents of a buffer, as read-only views of its bytes.
 
-    For a histogram, `bins` has the number of values in each bin, and `slots` is empty. For arrays and totals, `counts`
-    has the shape (blocks, units per block), and `slots` (blocks, units per block, capacity). For a log, `counts` has
-    one element, `slots` are the saved entries, and `units` has each one's unit number. `dropped` records didn't fit;
-    see gpt-stream(5) for a capacity of 1. An array that keeps the last records of a repeated launch dropped the oldest
+    For arrays and totals, `counts` has the shape (blocks, units per block), and `slots` (blocks, units per block,
+    capacity). For a log, `counts` has one element, `slots` are the saved entries, and `units` has each one's unit
+    number. For a histogram, `bins` has the number of values in each bin, and `slots` is empty. For a table, `slots` has
+    a row for each key, and `counts` how often each was saved. `dropped` records didn't fit; see gpt-stream(5) for a
+    capacity of 1. An array that keeps the last records of a repeated launch dropped the oldest
     ones.
     """
 
@@ -79,21 +81,30 @@ class MapLayout:
             raise MalformedError(f"map: a head of {self.head} bytes")
         self.grows = self.type == "log" and record.get("keeps") == "all"
         self.copies: int | None = record.get("copies")
-        if (self.type == "histogram") != (self.copies is not None) or not 0 < (self.copies or 1) <= MOST_COPIES:
+        has_copies = self.type in ("histogram", "table")
+        if (
+            has_copies != (self.copies is not None)
+            or not 0 < (1 if self.copies is None else self.copies) <= MOST_COPIES
+        ):
             raise MalformedError(f"map: {self.copies} copies")
         self.low, self.step = record.get("low", 0), record.get("step", 0)  # where bins begin, and their width
         bins = self.stride // COUNT
         fits = self.low + self.step * bins < 1 << 64 if self.step else bins <= 65
-        if self.copies and (self.stride % COUNT or bins < 2 or self.head or self.capacity > 1 or not fits):
+        is_odd = self.stride % COUNT or bins < 2 or self.head or self.capacity > 1 or not fits
+        if self.type == "histogram" and is_odd:
             raise MalformedError("map: impossible bins")
         self.types = {field.name: field.type for field in fields}
         if not self.capacity:  # records are only counted
             self.head = COUNT
         self.ops = {name: op for op in ("min", "max", "last") for name in record.get(op, ())}  # instead of a sum
-        if self.ops and (self.type != "total" or not self.types.keys() >= self.ops.keys()):
-            raise MalformedError("map: min, max or last names no field of a total")
+        if self.ops and (self.type not in ("total", "table") or not self.types.keys() >= self.ops.keys()):
+            raise MalformedError("map: min, max or last names no field of a total or table")
         self._flipped = {name: _find_flipped(self.types[name], op) for name, op in self.ops.items() if op != "last"}
         self.unsigned = {name for name, type_ in self.types.items() if type_[0] == "u"}  # names of unsigned fields
+        keys = list(record.get("key", ()))
+        self.table = TableLayout(fields, keys, self.ops, self._flipped, self.stride) if self.type == "table" else None
+        if keys and not self.table:
+            raise MalformedError(f"map: a key of a {self.type}")
         self._slot = np.dtype(
             {
                 "names": [field.name for field in fields],
@@ -141,6 +152,8 @@ class MapLayout:
             raise MalformedError(f"buffer of {len(data) - offset} bytes; it has {there}")
         if self.type == "log":
             return self._read_log(data, offset, (there - COUNT) // (COUNT + self.stride))
+        if self.table:
+            return self._read_table(data, offset, self.table)
         if self.copies:
             return self._read_histogram(data, offset)
         units = self.units(threads)
@@ -166,6 +179,16 @@ class MapLayout:
         bins: Counts = np.ndarray(shape, "<u8", data, offset).sum(axis=0, dtype=np.uint64)
         counts: Counts = np.array([bins.sum()], np.uint64)
         return SavedBuffer(counts, np.zeros(0, self._slot), None, 0, bins if self.capacity else None)
+
+    def _read_table(self, data: Bytes, offset: int, table: TableLayout) -> SavedBuffer:
+        unit = self.head + self.capacity * self.stride
+        first: Counts = np.ndarray((self.copies or 1,), "<u8", data, offset, (unit,))
+        if not self.capacity:
+            return SavedBuffer(np.array([first.sum()], np.uint64), np.zeros(0, self._slot), None, 0)
+        shape, steps = (self.copies or 1, self.capacity, self.stride), (unit, self.stride, 1)
+        slots = np.ndarray(shape, "u1", data, offset + self.head, steps)
+        counts, rows = table.read(slots.reshape(-1, self.stride))
+        return SavedBuffer(counts, rows, None, int(first.sum()))
 
     def iter_edges(self) -> Iterator[tuple[int, int | None]]:
         """Yield the lower bound of each histogram bin, and the next bin's if there is one."""

@@ -134,6 +134,8 @@ def test_launches_of_graphs_have_the_kernels_of_the_graphs():
     late = [*APIS[:4], graph, forge.calls(replays, forge.OBJECT), forge.calls(sampled, forge.LAUNCH), APIS[4]]
     (row,) = ask("summary", forge.trace(*KERNELS, *late)).rows["iterations"]
     assert (row["launches"], row["kernels"], row["count"], row["time"]) == (2, 11, 19, 1000)
+    (row,) = ask("summary", forge.trace(*KERNELS, *APIS, graph, forge.calls(replays, forge.OBJECT))).rows["iterations"]
+    assert (row["first_kernel"], row["kernels"], row["count"]) == ("a graph", 10, 19)
 
 
 def test_threads_that_take_turns_by_chance_have_iterations_of_their_own():

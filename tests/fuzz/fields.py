@@ -50,6 +50,10 @@ def saves() -> list[Record]:
             maps.append(map_ | ops | ({"head": 0} if told.get("counts") is False else {}))
     bins = forge.probe_map("bins", len(maps) + 1, "histogram", "thread", 1, value="u64")
     maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0})
+    table = forge.probe_map("table", len(maps) + 1, "table", "thread", 3, zone="u32", least="u32", sum="u64")
+    places = [{"name": "zone", "type": "u32", "offset": 8}, {"name": "least", "type": "u32", "offset": 16},
+              {"name": "sum", "type": "u64", "offset": 24}]  # fmt: skip
+    maps.append(table | {"fields": places, "stride": 32, "copies": 2, "key": ["zone"], "min": ["least"]})
     param = {"offset": 0, "size": 8, "type": "u64", "space": "global", "map": 1}
     kernel = records.make(
         "kernel", id=1, name="_Z3onePf", function=1, params=[param], added=[param], cluster=[1, 1, 1],
@@ -85,6 +89,9 @@ def _saved(map_: Record) -> bytes:
         slot = bytearray(map_["stride"])
         for field in fields:
             struct.pack_into(f"<{field.code}", slot, field.offset, 5000 + 100 * number if field.size == 8 else 1)
+        for field in fields:
+            if field.name in map_.get("key", ()):
+                struct.pack_into("<II", slot, field.offset, number, 1)
         slots += slot if number < 2 else bytes(map_["stride"])
     if map_["type"] == "log":
         return struct.pack("<Q", 2) + b"".join(

@@ -23,7 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 THREE = ("block_sched", "gmem_bytes", "tensorop_count")
 SAMPLED = (("bank_conflict",), ("program_progress",), ("warp_progress",))  # where most blocks or warps are left out
-PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("tensorop_count",), THREE, *SAMPLED)
+MAPS = tuple((str(Path(__file__).with_name(f"light_{kind}.toml")),) for kind in ("histogram", "table"))
+PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("tensorop_count",), THREE, *SAMPLED, *MAPS)
 ROUNDS, TIMES = 40, 20
 N = 1 << 24
 SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p for a buffer of N elements
@@ -36,8 +37,9 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and argu
 }
 WEAVE = """
 import sys, pickle
+from gpt.base.errors import GptError
 from gpt.probe.plan.maps import make_map
-from gpt.probe.ptx.weave import weave, LeftAlone
+from gpt.probe.ptx.weave import weave
 from gpt.probe.read import load
 from gpt.trace.buffers import MapLayout
 ptx, name, probes = pickle.load(sys.stdin.buffer)
@@ -45,7 +47,7 @@ files = [load.load_probes(load.find_probe(probe)) for probe in probes]
 try:
     woven = weave(ptx, name, files)
     made = woven.data, [make_map(n, m) for n, m in enumerate(woven.maps)], len(woven.params)
-except LeftAlone:  # a kernel without what the probe looks for
+except GptError:  # a kernel without what the probe looks for, or a checkout without such maps
     made = None
 pickle.dump(made, sys.stdout.buffer)
 """
@@ -55,9 +57,13 @@ def size_of(one: dict[str, Any]) -> tuple[str | None, int]:
     """Return the level of a map's units and the bytes of one, or no level and the bytes of the buffer."""
     if one["type"] == "log":
         return None, 8 + one["capacity"] * (8 + one["stride"])
-    if one["type"] == "histogram":
-        return None, one["copies"] * one["stride"]
-    return one["level"], one.get("head", 8) + one["capacity"] * one["stride"]
+    unit = one.get("head", 8) + one["capacity"] * one["stride"]
+    return (None, one["copies"] * unit) if "copies" in one else (one["level"], unit)
+
+
+def told_as(probe: str) -> str:
+    """Return the name of a probe, or of a probe's file."""
+    return Path(probe).stem
 
 
 def is_aligned(argument: Any) -> bool:
@@ -210,10 +216,10 @@ def run(out: Path) -> None:
         names = [key for key in times if key[0] != "plain"]
         for key in names:
             ratios.setdefault(key, []).append(times[key] / plain)
-        told = "  ".join(f"{key[0]}:{'+'.join(key[1])[:22]} {times[key] / plain:.3f}" for key in names)
+        told = "  ".join(f"{key[0]}:{'+'.join(map(told_as, key[1]))[:22]} {times[key] / plain:.3f}" for key in names)
         print(f"{job:12} {plain:8.2f} us  {told}", flush=True)
     for key, found in ratios.items():
-        name = f"{key[0]} {', '.join(key[1])}"
+        name = f"{key[0]} {', '.join(map(told_as, key[1]))}"
         print(f"{name:60} mean {statistics.mean(found):.4f}  worst {max(found):.4f}")
 
 

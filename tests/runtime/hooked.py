@@ -60,7 +60,7 @@ def compile_c(out: Path, source: str | Path, *flags: str | Path, prelude: bool =
 
 
 def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> Path:
-    """Compiles a file of the runtime, or one that belongs to a test, as libgpthook.so is compiled."""
+    """Compiles a file of the runtime or of a test with the flags of libgpthook.so."""
     base = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", *flags, *INCLUDE]
 
     def build() -> bytes:

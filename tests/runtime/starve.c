@@ -16,7 +16,7 @@
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
 
-static uintptr_t start, end; // of the library
+static uintptr_t start, end; // where the library is mapped
 static unsigned long wanted, count;
 static __thread bool busy;
 

@@ -81,7 +81,7 @@ def test_schedules_find_a_fault_that_is_put_back(tmp_path, fault):
 def test_random_schedules(program):
     """Others each time a commit is tested; the message of a failure has the seed."""
     first = int.from_bytes(os.urandom(4))
-    assert run(program, first, 1000).startswith("1000 schedules: ")
+    assert run(program, first, 400).startswith("400 schedules: ")
 
 
 @pytest.mark.full

@@ -90,7 +90,9 @@ def test_machine_code_has_the_variables_of_one_context(tmp_path, code):
         assert(sum() == 400);
         OK(D(cuCtxCreate_v2)(&second, 0, 0));
         enter();
-        run(), run();
+        run();
+        assert(sum() == 400);
+        run();
         assert(sum() == 800);
     """
     assert counts(run(tmp_path, body)) == (1, {NOT_YET: 1, TABLE["variable_elsewhere"][0]: 1})

@@ -3,9 +3,11 @@
 import os
 import re
 import subprocess
+from contextlib import suppress
 
 import pytest
 
+from gpt.base.errors import MalformedError
 from gpt.stream import wire
 from tests.runtime import hooked, probing
 
@@ -67,11 +69,11 @@ def test_the_simulated_device_refuses_or_is_right(program, starving):
 def shape(path):
     """Count what a trace holds, without what depends on time."""
     found = {}
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, suppress(MalformedError):  # it may end early, even before its header
         for record in wire.read_records(file, "trace"):
             count = len(record["rows"]) // record["stride"] if "rows" in record else 1
             found[record["kind"]] = found.get(record["kind"], 0) + count
-    return {kind: found.get(kind) for kind in ("function", "kernel", "probed", "buffer", "graph", "end")}
+    return {kind: found.get(kind, 0) for kind in ("function", "kernel", "probed", "unprobed", "buffer", "graph", "end")}
 
 
 @pytest.mark.full
@@ -82,12 +84,12 @@ def test_the_hook_says_what_it_loses(program, starving, tmp_path):
 
     run(10**6)
     full = run(10**6, STARVE_SAY="1")
-    count = int(re.search(r"allocations: (\d+)", full.stderr)[1])
+    count = max(map(int, re.findall(r"allocations: (\d+)", full.stderr)))  # gpt-hook says so too
     whole = shape(tmp_path / "t.mp")
     assert full.stdout == "right\n" and count > 50 and whole["probed"] == 3
     for number in range(count):
         (tmp_path / "t.mp").unlink(missing_ok=True)
         done = run(number)
         assert (done.returncode, done.stdout) == (0, "right\n"), (number, done)
-        if not (tmp_path / "t.mp").exists() or shape(tmp_path / "t.mp") != whole:
-            assert re.search(r"[Mm]emory|, [1-9]\d* without|without: ", done.stderr), (number, done)
+        found = shape(tmp_path / "t.mp") if (tmp_path / "t.mp").exists() else {}
+        assert found == whole or found.get("unprobed") or "memory" in done.stderr, (number, found, done)

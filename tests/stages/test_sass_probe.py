@@ -144,6 +144,19 @@ def test_other_architectures_are_refused_as_a_whole(arch):
     assert (refused["module"], refused.get("name"), refused["code"]) == (7, None, "not_proven")
 
 
+def test_kernels_of_cuda_tile_are_left_alone(image):
+    """Their attribute LANGUAGE, which nvcc 13.5 writes, is 7; it's 3 for C++."""
+    for language, code in ((3, None), (7, "tile_kernel")):
+        editor = CubinEditor(image)
+        kernel = KernelEditor(editor, "copy")
+        kernel.info[:] = struct.pack("<BBHI", 4, 0x66, 4, language) + bytes(kernel.info)
+        data = segment(element(editor.build()))
+        answers = weave("-p", "block_sched", "-k", "copy", data=data).kind("kernel")
+        assert {record.get("code") for record in answers} == {code}
+        row = next(row for row in rows(explain("-k", "copy", data=data)) if "instruction" not in row)
+        assert row.get("code") == code
+
+
 def test_closed_libraries_are_never_woven(image):
     done = weave("-p", "block_sched", data=segment(element(image, "lib/libcublas.so.13")))
     assert {record["code"] for record in done.kind("kernel")} == {"closed_library"}

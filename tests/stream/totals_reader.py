@@ -1,4 +1,4 @@
-"""Read the totals and histograms of a trace. Written from gpt-stream(5), PROBE BUFFERS, alone: it imports
+"""Read the totals, histograms and tables of a trace. Written from gpt-stream(5), PROBE BUFFERS, alone: it imports
 msgpack, zstandard, and the tests' own reader of columns.
 """
 
@@ -86,8 +86,42 @@ def read_bins(record, data):
     return [(low, high, count) for low, high, count in zip(starts, [*starts[1:], None], sums, strict=True) if count]
 
 
+def read_table(record, data):
+    """The rows of a table, from all copies: by key, how often it was saved and its other fields; and what's dropped."""
+    head, stride, capacity = record.get("head", 8), record["stride"], record["capacity"]
+    unit = head + capacity * stride
+    found, dropped = {}, 0
+    for start in range(0, len(data), unit):
+        dropped += struct.unpack_from("<Q", data, start)[0]
+        for at in range(start + head, start + unit, stride):
+            (count,) = struct.unpack_from("<Q", data, at)
+            key, used = [], []
+            for name in record["key"]:
+                (field,) = (field for field in record["fields"] if field["name"] == name)
+                bits, place = int(field["type"][1:]), at + field["offset"]
+                words = [struct.unpack_from("<II", data, place + 8 * number) for number in range(bits // 32)]
+                value = sum(low << 32 * number for number, (low, _) in enumerate(words))
+                key.append(value - (1 << bits) if field["type"][0] == "i" and value >> bits - 1 else value)
+                used += [mark for _, mark in words]
+            assert set(used) in ({0}, {1}), "a slot is taken as a whole"
+            if not used[0]:
+                assert not any(data[at : at + stride])
+                continue
+            others = [field for field in record["fields"] if field["name"] not in record["key"]]
+            fields = read_unit(record | {"head": 0, "fields": others}, data[at : at + stride])[1]
+            old_count, old = found.get(tuple(key), (0, {}))
+            for field in others if old else ():
+                name, one, other = field["name"], fields[field["name"]], old[field["name"]]
+                least, most = name in record.get("min", ()), name in record.get("max", ())
+                fields[name] = min(one, other) if least else max(one, other) if most else one + other
+            found[tuple(key)] = old_count + count, fields
+    return found, dropped
+
+
 def read_maps(path):
-    """The units of each total of a trace, and the bins of each histogram: by the map's name, for each launch a list."""
+    """By the map's name, for each launch: the units of a total, the bins of a histogram, or the rows of a table with
+    the number of values that didn't fit.
+    """
     path, found, maps, parts = Path(path), {}, {}, {}
     for record in records(path.read_bytes()):
         if record["kind"] == "map":
@@ -105,4 +139,9 @@ def read_maps(path):
             data = whole(several, record["stride"], path.parent)
             assert len(data) == record["copies"] * record["stride"]
             found.setdefault(record["name"], {})[launch] = read_bins(record, data)
+        if record["type"] == "table":
+            unit = unit_bytes(record)
+            data = whole(several, unit, path.parent)
+            assert len(data) == record["copies"] * unit
+            found.setdefault(record["name"], {})[launch] = read_table(record, data)
     return found

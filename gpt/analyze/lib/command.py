@@ -183,23 +183,23 @@ def _option(type_: Any, name: str, metavar: str, about: str, **more: Any) -> Any
 
 TRACES = Annotated[list[Path] | None, Argument(metavar="[TRACE]...", help="Standard input by default.")]
 FILTERS = {
-    "pids": _option(list[int] | None, "--pid", "PID", "Only this process; several may be named."),
-    "ranks": _option(list[int] | None, "--rank", "RANK", "Only the process of this rank."),
-    "hosts": _option(list[str] | None, "--host", "HOST", "Only processes of this host."),
+    "pids": _option(list[int] | None, "--pid", "PID", "Only this process; repeatable."),
+    "ranks": _option(list[int] | None, "--rank", "RANK", "Only the process with this rank."),
+    "hosts": _option(list[str] | None, "--host", "HOST", "Only processes on this host."),
     "threads": _option(list[int] | None, "--tid", "TID", "Only this thread."),
     "devices": _option(list[int] | None, "--gpu", "NUMBER", "Only this device of the process."),
     "streams": _option(list[str] | None, "--cuda-stream", "HANDLE", "Only this stream."),
-    "kernels": _option(list[str] | None, "--kernel", "GLOB", "Only kernels of this name."),
-    "time": _option(str | None, "--time", "FROM,TO", "Only these seconds, since the first trace began."),
+    "kernels": _option(list[str] | None, "--kernel", "GLOB", "Only kernels with a matching name."),
+    "time": _option(str | None, "--time", "FROM,TO", "Only this range, in seconds since the start."),
 }
 ANSWERED = {
     "form": Annotated[AnswerFormat | None, Option("--format", help="Write Markdown or CSV.")],
-    "plot": _option(Path | None, "--plot", "FILE", "Draw it: a .png or .svg."),
+    "plot": _option(Path | None, "--plot", "FILE", "Plot to a .png or .svg file."),
     "as_stream": cli.Stream,
 }
 COMMON = {
-    "engine": Annotated[Engine | None, Option("--engine", help="Read the traces on a cluster of Dask.")],
-    "scheduler": _option(str | None, "--scheduler", "ADDRESS", "Of that cluster: tcp://HOST:PORT."),
+    "engine": Annotated[Engine | None, Option("--engine", help="Read the traces on a Dask cluster.")],
+    "scheduler": _option(str | None, "--scheduler", "ADDRESS", "The cluster's address: tcp://HOST:PORT."),
     "follow": Annotated[bool, Option("--follow", "-f", help="Wait until the traces have ended.")],
     "json": cli.Json,
     "from_json": cli.FromJson,

@@ -187,7 +187,7 @@ def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iter
     `times` leave out unrecorded time. The iteration has to cover SHARE of the sequence by itself: if only
     several units of one length do so together, those are yielded and none is called the iteration.
     """
-    found = find_after(codes, _count_warm(codes))
+    found = find_after(codes, lambda: _count_warm(codes))
     if found.unit:
         yield _make_unit(WHOLE, scope, starts, times, codes, found.unit)
     for period in found.inside[: NESTED - 1]:

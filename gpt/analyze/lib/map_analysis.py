@@ -104,7 +104,7 @@ class MapAnalysis(ABC):
         if layout.name in self.partial and len(missing) < len(wanted):
             missing = []
         missing += [f"field '{name}' of a float" for name in self.floats if layout.types.get(name, "")[:1] != "f"]
-        if (layout.type == "log") != self.log or layout.type == "histogram" or not layout.capacity:
+        if (layout.type == "log") != self.log or layout.copies or not layout.capacity:
             missing.append("log of records" if self.log else "slot for each unit")
         if missing:
             raise GptError(f"map '{layout.name}' has no {missing[0]}, unlike the built-in probe's")

@@ -167,7 +167,7 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
         else:
             kernels += count
     code = int(unit.codes[0])
-    name = None if code & int(GRAPH) else names.get(code, f"#{code}")
+    name = NO_KERNEL["graph"] if code & int(GRAPH) else names.get(code, f"#{code}")
     took = float(clock.durations(_array(max(0, round(unit.took))))[0])
     begin = max(0, int(clock.times(_array(unit.start))[0]) - clock.monotonic)
     size = len(unit.codes)

@@ -16,7 +16,7 @@ them finds as many.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -68,11 +68,12 @@ def find_rounds(codes: Codes | Sliced) -> Rounds:
     return Rounds(unit, others, [one for one in periods if one.length < unit.length and one.covered >= least])
 
 
-def find_after(codes: Codes | Sliced, warm: int) -> Rounds:
-    """Find them in the whole sequence, or, if nothing repeats there, without the first `warm` launches."""
+def find_after(codes: Codes | Sliced, count_warm: Callable[[], int]) -> Rounds:
+    """Find them in the whole sequence, or, if nothing repeats there, without the launches of the warm-up."""
     found = find_rounds(codes)
-    if found.unit or found.others or not warm:
+    if found.unit or found.others:
         return found
+    warm = count_warm()
     late = find_rounds(Rest(codes, warm))
     move = [[one.shift(warm) for one in some] for some in (late.others, late.inside)]
     return Rounds(late.unit and late.unit.shift(warm), *move)

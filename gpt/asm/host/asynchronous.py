@@ -327,7 +327,7 @@ ROWS = [
         V={"v2": "2", "v4": "4"},
         T="b32 u32 s32 b64 u64 s64 f32 f64",
     ),
-    Row("st.async{.mmio}.release.S.global.T", "= a:address b", store, needs=": sm_100", **_RELEASED, T=_SENT),
+    Row("st.async{.mmio}.release.S.global.T", "= a:address b", store, needs=": sm_100; : 8.7", **_RELEASED, T=_SENT),
     *(
         row
         for name, of in _SUMMED.items()
@@ -345,7 +345,7 @@ ROWS = [
                 "red.async{.mmio}.release.S.global.O.T",
                 "= a:address b",
                 atomic,
-                needs=": sm_100",
+                needs=": sm_100; : 8.7",
                 **_RELEASED,
                 O=name,
                 T=of,

@@ -59,7 +59,7 @@ _NEEDS = (
     "L2::cache_hint: W=global !W=*; L2::cache_hint: sm_80; b128: sm_90; bf16 bf16x2: sm_90; add: !s64;"
     "cas: !L2::cache_hint; S=* G=*: sm_60; f64: sm_60; b16: sm_70; b16: 6.3; f16x2: sm_60; f16: sm_70"
 )
-_MORE_NEEDS = {  # of an operation
+_MORE_NEEDS = {  # rules for the types of some operations
     **dict.fromkeys(("and", "or", "xor"), "b64: sm_32"),
     **dict.fromkeys(("min", "max"), "u64 s64: sm_32; f16 f16x2 bf16 bf16x2: V=*"),
 }

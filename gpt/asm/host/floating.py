@@ -163,7 +163,7 @@ _ARITHMETIC = [
                 f"{name}{{.ftz}}{{.NaN}}{{.abs}}.f32",
                 "d:f32 = a:f32 b:f32 c:f32",
                 f"f32_{name}_3({{a}}, {{b}}, {{c}}, FLAG{{ftz}} | FLAG{{NaN}} | FLAG{{abs}})",
-                needs=": sm_100",
+                needs=": sm_100; : 8.8",
             ),
         )
     ),

@@ -296,7 +296,7 @@ ROWS = [
         "d:u64 = a:address b:u32 c:u32",
         _policy,
         needs=": sm_80; : 7.4",
-        P=EVICTIONS_2,
+        P=EVICTIONS_2 + " L2::evict_unchanged",
         Q=_UNCHANGED,
     ),
     Row("createpolicy.cvt.L2.b64", "d:u64 = a:u64", "{a}", needs=": sm_80; : 7.4"),

@@ -185,7 +185,7 @@ class ModuleWriter:
 
     @cached_property
     def has_abi(self) -> bool:
-        """Whether calls follow the ABI: if one function has several results, ptxas does without it in the module."""
+        """True if calls follow the ABI. If one function has several results, ptxas drops it for the whole module."""
         functions = (item for item in self._whole.items if item.kind == "func")
         return not any(_SEVERAL.search(self._whole.skeleton, item.start, item.body or item.end) for item in functions)
 

@@ -19,7 +19,7 @@ class ModuleCode(Protocol):
 
     @property
     def has_abi(self) -> bool:
-        """Whether calls follow the ABI."""
+        """True if calls follow the ABI."""
 
     def find(self, instruction: tree.Instruction) -> Match | str:
         """Return the row that an instruction matches, or the reason why no row does."""

@@ -82,9 +82,9 @@ def start(asked: NeutrinoOptions, command: list[str]) -> int:
     path = find_tool(asked.probe).resolve()
     loaded = load_probes(path)
     verify(loaded)
-    if found := next((map_.name for map_ in loaded.maps if map_.type == "histogram"), None):
+    if found := next((map_ for map_ in loaded.maps if map_.type in ("histogram", "table")), None):
         raise GptError(
-            f"map '{found}': Neutrino's results have no histograms; 'gpt-hook run -p' records them", str(path)
+            f"map '{found.name}': Neutrino's results have no {found.type}s; 'gpt-hook run -p' records them", str(path)
         )
     hook = _choose_hook(asked, loaded, path)
     python = shutil.which(asked.python) if asked.python else sys.executable

@@ -252,6 +252,9 @@ class TraceFolder:
         grown = 0  # bytes that logs hold beyond what their maps say
         order = self._kernels.get(probed["kernel"], {}).get("maps", [])
         for buffer in sorted(_iter_buffers(launch), key=lambda buffer: order.index(buffer.map.id)):
+            if buffer.map.copies:
+                entry.lines.append(f"[exec] lost {buffer.map.name}: results have no {buffer.map.type}s")
+                continue
             size = self._settings.sizes.get(buffer.map.name, 0)
             try:
                 saved = buffer.read()

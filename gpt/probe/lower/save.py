@@ -1,7 +1,7 @@
 """Lower SAVE to PTX: choose the lane that saves, find the record's slot, and stay within the buffer.
 
-The code has no branches: lanes that don't save run the same instructions with a false predicate. So a SAVE can go
-anywhere, even between instructions that all lanes of a warp must reach together.
+The code has no branches but uniform ones: lanes that don't save run the same instructions with a false predicate. So a
+SAVE can go anywhere, even between instructions that all lanes of a warp must reach together.
 
 gpt-stream(5) describes the buffers: a count and slots for each unit, or one count and the entries of a log. The count
 keeps growing when the slots are full, so it shows how many records were dropped; it's 1 if records replace each other.
@@ -19,6 +19,7 @@ from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.lower.histogram import count_value
 from gpt.probe.lower.leader import find_leader
 from gpt.probe.lower.store import store_record
+from gpt.probe.lower.table import add_to_slot
 from gpt.probe.lower.total import take_in
 from gpt.probe.plan.maps import PlacedMap
 
@@ -32,15 +33,19 @@ def save(
     condition: Condition | None,
     *,
     overwrite: bool,
+    label: Callable[[], str],
 ) -> None:
     """Save a record's values if the condition holds. Values are registers; `widths` are the bytes of their fields.
 
     `base` returns the register with the address of the map's buffer. A value for a total may be narrower than its
-    field, or empty if nothing is added. With `overwrite`, the record replaces the existing one.
+    field, or empty if nothing is added. With `overwrite`, the record replaces the existing one. `label` makes a label.
     """
     map_ = placed.map
     if placed.type == "histogram":
         count_value(code, placed, base(placed), values[0], widths[0], condition)
+        return
+    if placed.type == "table":
+        add_to_slot(code, placed, base(placed), values, widths, condition, label())
         return
     if placed.type == "log":
         _append(code, placed, base(placed), values, condition)

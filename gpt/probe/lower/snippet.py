@@ -210,6 +210,7 @@ class Lowering:
             [field.size for field in fields[: node.first]] + [SIZES[type_] for type_ in types],
             condition,
             overwrite=self.use.replaces and placed.map.capacity == 1,
+            label=lambda: self._label(f"{len(self.labels)} "),  # a space, which no label of a probe has
         )
 
     def _added(self, value: tree.Operand, type_: str) -> str:

@@ -42,18 +42,18 @@ def take_in(
     map_ = placed.map
     given = () if placed.counted else zip(map_.fields, values, widths, strict=True)
     places = {field.name: field for field in placed.fields}
-    rows = [_ordered(code, places[field.name], value, width) for field, value, width in given if value]
+    rows = [ordered(code, places[field.name], value, width) for field, value, width in given if value]
     if map_.level == "thread":
-        _merge(code, placed, address, _widened(code, rows), code.one(), saves, None)
+        _merge(code, placed, address, widened(code, rows), code.one(), saves, None)
         return
     if map_.leader == "all" and not code.redux:
-        _merge(code, placed, address, _widened(code, rows), code.one(), saves, Condition(""))
+        _merge(code, placed, address, widened(code, rows), code.one(), saves, Condition(""))
         return
     here, group = code.group(saves)
     count = code.once("b32", "popc.b32", group)
     if map_.leader != "all":
         leader = find_leader(code, map_, saves)
-        found = _spread(code, group, _widened(code, rows))
+        found = _spread(code, group, widened(code, rows))
         _merge(code, placed, address, found, code.one(), leader, _others(code, placed, group, count))
         return
     first = code.both(code.first(group), saves)
@@ -66,7 +66,8 @@ def take_in(
         code.put(f"red.global.add.{field.type} [{address}+{placed.head + field.offset}], {value}", saves)
 
 
-def _widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
+def widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
+    """Return values in registers of their fields' sizes."""
     return [
         _Value(field, code.make("b64", "cvt.u64.u32", value) if width < field.size else value)
         for field, value, width in rows
@@ -85,12 +86,12 @@ def _is_added(field: Field) -> bool:
     return field.op == "sum" and field.type[0] != "f" and field.size == 8
 
 
-def _ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field, str, int]:
+def ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field, str, int]:
     """Return a value in the form in which the greatest unsigned number is the one to keep, and its bytes."""
     flipped = find_flipped(field)
     if not flipped:
         return field, value, width
-    (wide,) = _widened(code, [(field, value, width)])
+    (wide,) = widened(code, [(field, value, width)])
     bits = 8 * field.size
     return field, code.make(f"b{bits}", f"xor.b{bits}", wide.register, hex(flipped)), field.size
 
@@ -139,22 +140,23 @@ def _merge(
         code.put(f"red.global.add.u64 [{address}], {count}", condition)
     for field, register in values:
         if field.op != "last":
-            kind = f"max.u{8 * field.size}" if field.op != "sum" else f"add.{_sum_type(field)}"
-            code.put(f"red.global.{kind} [{address}+{placed.head + field.offset}], {register}", condition)
+            combine(code, field, f"[{address}+{placed.head + field.offset}]", register, condition)
     lasts = {placed.head + value.field.offset for value in values if value.field.op == "last"}
     store(code, [one for one in fields if one.at in lasts], address, placed.unit_size, condition)
 
 
-def _sum_type(field: Field) -> str:
-    return field.type if field.type[0] == "f" else f"u{field.size * 8}"
+def combine(code: Emitter, field: Field, place: str, register: str, condition: Condition | None) -> None:
+    """Combine a value with what others saved, by an atomic: a sum, or the greatest unsigned number."""
+    type_ = field.type if field.type[0] == "f" else f"u{field.size * 8}"
+    code.put(f"red.global.{'add' if field.op == 'sum' else 'max'}.{type_} {place}, {register}", condition)
 
 
 def _reduce(code: Emitter, here: str, field: Field, value: str, width: int, saves: Condition | None) -> str:
     """Return the lanes' values combined, in a register of the field's size."""
     if field.op == "last":
-        return _widened(code, [(field, value, width)])[0].register
+        return widened(code, [(field, value, width)])[0].register
     if field.op == "max" and width < field.size:
-        value, width = _widened(code, [(field, value, width)])[0].register, field.size
+        value, width = widened(code, [(field, value, width)])[0].register, field.size
     kind = f"b{width * 8}"
     if saves:
         value = code.make(kind, f"selp.{kind}", value, 0, code.positive(saves))

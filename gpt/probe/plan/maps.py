@@ -8,7 +8,7 @@ from typing import Any
 from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
 
-COPIES = 64  # copies of a histogram, a power of two; with more SMs, several share a copy
+COPIES = 64  # copies of a histogram or table, a power of two; with more SMs, several share a copy
 BUDGET = 64 << 20  # default bytes of a log
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letters of types in model.SIZES -> in records
 
@@ -27,7 +27,7 @@ class PlacedMap:
 
     @property
     def type(self) -> str:
-        """array, total, histogram or log."""
+        """array, total, histogram, table or log."""
         return "log" if self.map.capacity is None else self.map.type
 
     @property
@@ -53,8 +53,8 @@ class PlacedMap:
 
     @property
     def copies(self) -> int | None:
-        """The number of copies of a histogram."""
-        return COPIES if self.type == "histogram" else None
+        """The number of copies of a histogram or table."""
+        return COPIES if self.type in ("histogram", "table") else None
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -98,7 +98,7 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         wanted=placed.wanted if placed.counted and placed.type != "log" else None,
         callback=placed.callback,
         keeps=placed.keeps,
-        **{op: [field.name for field in placed.fields if field.op == op] or None for op in OPS},
+        **{op: [field.name for field in placed.fields if field.op == op] or None for op in (*OPS, "key")},
         copies=placed.copies,
         low=scale.low if scale else None,
         step=scale.step if scale else None,

@@ -91,8 +91,10 @@ class Plan:
             if lack := find_lack(snippet, version, target):
                 raise LeftAlone("old_ptx", f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
         for placed in self.used_maps:
-            if placed.type == "total" and target < 60 and any(f.type == "f64" for f in placed.map.fields):
-                raise LeftAlone("old_ptx", f"a total of type f64 needs sm_60, and it is for sm_{target}", self.kernel)
+            if placed.type in ("total", "table") and target < 60 and any(f.type == "f64" for f in placed.map.fields):
+                raise LeftAlone(
+                    "old_ptx", f"a {placed.type} of type f64 needs sm_60, and it is for sm_{target}", self.kernel
+                )
 
     def _leave_out_zeros(self) -> None:
         """Leave out fields of totals to which no snippet adds anything but registers that are always 0."""

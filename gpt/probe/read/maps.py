@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpt.base.errors import GptError, MalformedError
-from gpt.probe.model import LEADERS, LEVELS, OPS, Map, Scale, layout
+from gpt.probe.model import LEADERS, LEVELS, OPS, Field, Map, Scale, layout, layout_slot
 from gpt.ptx.types import SIZES
 
 OPTIONS = (
@@ -16,9 +16,13 @@ OPTIONS = (
     "low",
     "high",
     "step",
+    "key",
     *OPS,
 )  # keys that make_map takes
 MAX_BINS = 1024  # bins of a histogram
+MAX_SLOTS = 4096  # slots of a table
+MAX_KEY = 2  # fields of a table's key
+MAX_TABLE = 1 << 20  # bytes of a table's slots
 MAX_SIZE = 4096  # bytes of a record
 MAX_CAPACITY = 1 << 24  # records of a thread, warp or block
 MAX_BUDGET = 1 << 40  # bytes of a log
@@ -52,12 +56,19 @@ def parse_sample(text: Any, what: str, where: str) -> tuple[str, int] | None:
     return unit, number
 
 
+def default_capacity(type_: Any) -> int:
+    """Return the capacity of a map that says none."""
+    return 256 if type_ == "table" else 1
+
+
 def _parse_ops(types: dict[str, str], type_: Any, given: dict[str, Any], what: str, where: str) -> dict[str, str]:
-    """Return the operation of each field that `min`, `max` or `last` names. Raises GptError."""
+    """Return the operation of each field that `key`, `min`, `max` or `last` names. Raises GptError."""
     found: dict[str, str] = {}
     for op, names in given.items():
-        if type_ != "total":
-            raise GptError(f"{what}: '{op}' is for totals", where)
+        if op == "key" and type_ != "table":
+            raise GptError(f"{what}: 'key' is for tables", where)
+        if op != "key" and type_ != "total" and (type_ != "table" or op == "last"):
+            raise GptError(f"{what}: '{op}' is for totals{' and tables' * (op != 'last')}", where)
         if not isinstance(names, list | tuple):
             raise GptError(f"{what}: '{op}' is not a list of fields", where)
         for name in names:
@@ -94,6 +105,23 @@ def _parse_scale(
     return Scale(low, high, step)
 
 
+def _lay_out_table(
+    fields: tuple[Field, ...], size: int, capacity: int | None, what: str, where: str
+) -> tuple[tuple[Field, ...], int, int]:
+    """Return the fields of a table in their places, and twice the bytes of a slot. Raises GptError."""
+    if size != layout([(field.name, field.type) for field in fields])[1]:
+        raise GptError(f"{what}: 'size' is not for tables", where)
+    if any(field.size < 4 for field in fields):
+        raise GptError(f"{what}: the fields of a table have 4 or 8 bytes", where)
+    if not 0 < sum(field.op == "key" for field in fields) <= MAX_KEY:
+        raise GptError(f"{what}: the 'key' of a table is one field or {MAX_KEY}", where)
+    placed, size = layout_slot([(f.name, f.type) for f in fields], {field.name: field.op for field in fields})
+    if not capacity or capacity > MAX_SLOTS or capacity * size > MAX_TABLE:
+        most = min(MAX_SLOTS, MAX_TABLE // size)
+        raise GptError(f"{what}: a table has from 1 to {most} slots of {size} bytes, which 'cap' says", where)
+    return placed, size, size
+
+
 def make_map(
     name: str,
     what: str,
@@ -114,10 +142,12 @@ def make_map(
 ) -> Map:
     """Return a map of these named types. `what` and `where` begin messages. Raises GptError for contradictions.
 
-    `ops` has the names of the fields for each key of OPS.
+    `ops` has the names of the fields for `key`, and for each key of OPS.
     """
     leader = leader or ("all" if type != "array" else "active")
     placed, taken = layout(fields, _parse_ops(dict(fields), type, ops, what, where))
+    if type == "table":
+        placed, size, taken = _lay_out_table(placed, size, capacity, what, where)
     if level not in LEVELS:
         raise GptError(f"{what}: level '{level}' is not one of {', '.join(LEVELS)}", where)
     if size < taken:
@@ -128,7 +158,7 @@ def make_map(
         raise GptError(f"{what}: capacity {capacity} is not from 1 to {MAX_CAPACITY}", where)
     if leader not in LEADERS:
         raise GptError(f"{what}: leader '{leader}' is not one of {', '.join(LEADERS)}", where)
-    if leader != "all" and (type == "histogram" or (type == "total" and level == "thread")):
+    if leader != "all" and (type in ("histogram", "table") or (type == "total" and level == "thread")):
         raise GptError(f"{what}: a leader where every thread saves", where)
     if type == "array" and leader not in ("active", "all") and level == "thread":
         raise GptError(f"{what}: a leader where every thread saves", where)

@@ -37,7 +37,7 @@ from typing import Any
 from gpt.base.errors import GptError, MalformedError
 from gpt.probe.model import LEVELS, MAP_TYPES, Map, Probe, ProbeFile, Register, layout
 from gpt.probe.positions import parse_positions
-from gpt.probe.read.maps import OPTIONS, make_map, parse_capacity, parse_number, parse_sample
+from gpt.probe.read.maps import OPTIONS, default_capacity, make_map, parse_capacity, parse_number, parse_sample
 from gpt.probe.read.python_body import Compiler
 from gpt.probe.read.python_expr import TYPES, number
 from gpt.ptx.types import SPECIAL
@@ -176,7 +176,7 @@ class _File:
         if options.get("type", "array") not in MAP_TYPES:
             raise GptError(f"{what}: type is not one of {', '.join(MAP_TYPES)}", where)
         size = options.pop("size", layout(fields)[1])
-        capacity = parse_capacity(options.pop("cap", 1), what, where)
+        capacity = parse_capacity(options.pop("cap", default_capacity(options.get("type"))), what, where)
         number_of = parse_number(size)
         if number_of is None:
             raise MalformedError(f"{what}: size '{size}' is not a number", where)

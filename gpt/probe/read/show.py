@@ -63,7 +63,7 @@ def _tables(file: ProbeFile) -> dict[str, Any]:
 
 def _map(map_: Map) -> dict[str, Any]:
     table: dict[str, Any] = {"type": map_.type, "level": map_.level}
-    if map_.size != layout([(field.name, field.type) for field in map_.fields])[1]:
+    if map_.type != "table" and map_.size != layout([(field.name, field.type) for field in map_.fields])[1]:
         table["size"] = map_.size
     table["cap"] = "dynamic" if map_.capacity is None else map_.capacity
     if map_.leader != ("active" if map_.type == "array" else "all"):
@@ -72,7 +72,7 @@ def _map(map_: Map) -> dict[str, Any]:
         table |= map_.scale._asdict()
     if not map_.counts and not map_.scale:
         table["counts"] = False
-    for op in OPS:
+    for op in ("key", *OPS):
         if names := [field.name for field in map_.fields if field.op == op]:
             table[op] = names
     if map_.budget is not None:

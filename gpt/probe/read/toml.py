@@ -13,7 +13,7 @@ from gpt.probe import model
 from gpt.probe.model import LEVELS, Map, Probe, ProbeFile, Register, Save, Snippet
 from gpt.probe.positions import parse_positions
 from gpt.probe.read.infer import infer_types
-from gpt.probe.read.maps import OPTIONS, make_map, parse_capacity, parse_number, parse_sample
+from gpt.probe.read.maps import OPTIONS, default_capacity, make_map, parse_capacity, parse_number, parse_sample
 from gpt.probe.read.snippet import parse_snippet
 from gpt.probe.read.toml_lines import lines_of
 from gpt.ptx.types import SIZES
@@ -246,7 +246,9 @@ class _TomlReader:
         size = parse_number(table["size"]) if "size" in table else model.layout(fields)[1]
         if size is None:
             raise MalformedError(f"{what}: size '{table['size']}' is not a number", self.where("map", name, "size"))
-        capacity = parse_capacity(table.get("cap", 1), what, self.where("map", name, "cap"))
+        capacity = parse_capacity(
+            table.get("cap", default_capacity(table.get("type"))), what, self.where("map", name, "cap")
+        )
         options = {key: table[key] for key in OPTIONS if key in table}
         level = table.get("level", "thread")
         return make_map(name, what, where, fields, level=level, size=size, capacity=capacity, **options)

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpt.base.errors import GptError
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.kernel_edit import KernelEditor
 from gpt.probe.model import Position, Probe, ProbeFile
 from gpt.probe.positions import matches
 from gpt.sass.arch import arch_of
@@ -136,7 +137,8 @@ def _explain_kernel(cubin: CubinEditor, name: str, table: Table, wanted: Wanted)
         min((n for n in column if n is not None), default=None)
         for column in zip(*(row.free for row in sites), strict=True)
     ]
-    whole = leave_alone(name, None if kernel.has_usual_entry else Reason("unknown_entry", kernel.code[0].name))
+    reason = None if kernel.has_usual_entry else Reason("unknown_entry", kernel.code[0].name)
+    whole = leave_alone(name, Reason("tile_kernel") if KernelEditor(cubin, name).is_tile else reason)
     whole.sites, whole.registers, whole.free = len(sites), kernel.registers, least or Row.free
     yield whole
     yield from sites

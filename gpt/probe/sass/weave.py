@@ -56,7 +56,7 @@ from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
 TARGET = 90
-CONSTANT_BANK, ADDRESS_BANK = 3, 4  # of a module: variables in constant memory, and addresses of others
+CONSTANT_BANK, ADDRESS_BANK = 3, 4  # a module's constants, and the addresses of its other variables
 STORES = {"STG", "ST", "REDG", "RED"}
 ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
@@ -113,6 +113,8 @@ class _Weaver:
         self.plain = KernelEditor(original, name)
         self.count = count
         self.is_final = False  # waiting for the kernel's stores wouldn't make room either
+        if self.plain.is_tile:
+            raise LeftAlone("tile_kernel", "", name)
         if not self.original.kernel.has_usual_entry:
             raise LeftAlone("unknown_entry", self.original.kernel.code[0].name, name)
         self.kernel: Kernel = announce_stack_pointer(self.original.kernel)

@@ -215,7 +215,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
         .grows = is(record->type, "log") && is(record->keeps, "all"),
     };
     bool known = is(record->type, "array") || is(record->type, "total") ||
-                 (is(record->type, "histogram") && map->copies) || map->log;
+                 ((is(record->type, "histogram") || is(record->type, "table")) && map->copies) || map->log;
     if (!known || map->capacity > 1u << 30 || map->wanted > 1u << 30 || map->stride > 1u << 20 ||
         map->copies > 1u << 16 || (map->head && map->head != sizeof(uint64_t)) ||
         (map->level == LEVEL_BLOCK && !is(record->level, "block")))

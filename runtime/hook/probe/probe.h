@@ -26,7 +26,7 @@ enum { MOST_MAPS = 64 };
 struct woven_map {
     uint64_t id;                     // in the answer
     uint64_t capacity, stride, head; // head: bytes of a unit before its slots
-    uint64_t copies;                 // units of a histogram; 0 for other maps, which have units by `level`
+    uint64_t copies; // units of a histogram or table; 0 for other maps, which have units by `level`
     enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
     uint64_t wanted; // capacity wanted by a map whose records are only counted
     bool log;
@@ -44,7 +44,7 @@ struct woven_variable {
     const char *name;
     uint64_t size, offset; // 0 bytes: unknown
     bool constant, always;
-    CUdeviceptr address; // of a global one without a table: what was added to the image; 0 until then
+    CUdeviceptr address; // its address as added to an image without a table; 0 until then
 };
 
 struct woven {

@@ -251,7 +251,10 @@ def test_every_form(ptxas, tmp_path, limit, target, version):
         *(full("sm_90", version) for version in ("8.0", "8.1", "8.3", "8.5", "8.6", "8.8")),
         *(full("sm_80", version) for version in ("7.0", "7.1", "7.3", "7.4", "7.6", "8.0")),
         *(full("sm_75", version) for version in ("6.3", "6.4", "6.5", "7.0", "7.8")),
-        *(full(*case) for case in (("sm_86", "7.1"), ("sm_89", "7.8"), ("sm_100a", "8.6"), ("sm_120a", "8.7"))),
+        *(
+            full(*case)
+            for case in (("sm_86", "7.1"), ("sm_89", "7.8"), ("sm_89", "8.4"), ("sm_100a", "8.6"), ("sm_120a", "8.7"))
+        ),
         *(full(*case) for case in (("sm_70", "6.0"), ("sm_60", "5.0"), ("sm_53", "6.5"), ("sm_61", "7.0"))),
         *(full(*case) for case in (("sm_35", "3.1"), ("sm_30", "3.0"), ("sm_30", "6.5"), ("sm_20", "3.2"))),
     ],

@@ -425,6 +425,57 @@ def test_a_histogram_that_contradicts_itself(tmp_path, keys, fact):
         read(HISTOGRAM.format(keys), tmp_path)
 
 
+TABLE = """[map.m]
+type = "table"
+{}
+[probe.p]
+position = "kernel"
+after = "SAVE [m] {{SMID, TIME, CLOCK}};"
+"""
+THREE = 'data = {a = "u64", b = "u64", c = "u64"}'
+
+
+def test_the_slots_of_a_table(tmp_path):
+    """A count, each 32 bits of the key in 8 bytes, and the rest by its alignment."""
+    data = 'data = {a = "u32", b = "u64", c = "u64"}'
+    file = read(TABLE.format(f'{data}\nkey = ["b", "a"]\ncap = 9\nmin = ["c"]'), tmp_path)
+    (map_,) = file.maps
+    assert [(field.offset, field.op) for field in map_.fields] == [(8, "key"), (16, "key"), (32, "min")]
+    assert (map_.stride, map_.capacity) == (40, 9)
+    assert parse_toml(to_toml(file), "x").maps[0].fields == map_.fields
+    (plain,) = read(TABLE.format(f'{THREE}\nkey = ["c"]'), tmp_path).maps
+    assert plain.capacity == 256 and [field.offset for field in plain.fields] == [24, 32, 8]
+
+
+@pytest.mark.parametrize(
+    ("keys", "fact"),
+    [
+        (THREE, "the 'key' of a table is one field or 2"),
+        (f"{THREE}\nkey = []", "the 'key' of a table is one field or 2"),
+        (f'{THREE}\nkey = ["a", "b", "c"]', "the 'key' of a table is one field or 2"),
+        (f'{THREE}\nkey = "a"', "'key' is not a list of fields"),
+        (f'{THREE}\nkey = ["a", "a"]', "field 'a' is in 'key' and in 'key'"),
+        (f'{THREE}\nkey = ["d"]', "'key' names 'd', which is not a field"),
+        (f'{THREE}\nkey = ["a"]\nmin = ["a"]', "field 'a' is in 'key' and in 'min'"),
+        (f'{THREE}\nkey = ["a"]\nlast = ["b"]', "'last' is for totals"),
+        (f'{THREE}\nkey = ["a"]\ncap = 5000', "from 1 to 4096 slots of 40 bytes"),
+        (f'{THREE}\nkey = ["a"]\ncap = 0', "from 1 to 4096 slots of 40 bytes"),
+        (f'{THREE}\nkey = ["a"]\ncap = "dynamic"', "from 1 to 4096 slots"),
+        (f'{THREE}\nkey = ["a"]\nsize = 64', "'size' is not for tables"),
+        (f'{THREE}\nkey = ["a"]\ncounts = false', "'counts' is true or false, of a total"),
+        (f'{THREE}\nkey = ["a"]\nleader = "active"', "a leader where every thread saves"),
+        (f'{THREE}\nkey = ["a"]\nstep = 2', "'step' is for histograms"),
+        ('data = {a = "f32", b = "u64", c = "u64"}\nkey = ["a"]', "'key' of field 'a', which isn't an integer"),
+        ('data = {a = "u32", b = "u16", c = "u64"}\nkey = ["a"]', "the fields of a table have 4 or 8 bytes"),
+    ],
+)
+def test_a_table_that_contradicts_itself(tmp_path, keys, fact):
+    with pytest.raises(GptError, match=fact):
+        read(TABLE.format(keys), tmp_path)
+
+
 def test_others_have_no_bins(tmp_path):
+    with pytest.raises(GptError, match="'key' is for tables"):
+        read(TOTAL.format('key = ["a"]'), tmp_path)
     with pytest.raises(GptError, match="'low' is for histograms"):
         read(TOTAL.format("low = 1"), tmp_path)

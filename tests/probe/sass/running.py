@@ -22,7 +22,7 @@ from tests.sass.interp.cases import KERNELS, Case, Words, inputs
 from tests.sass.interp.launch import Launch
 from tests.sass.interp.loader import LoadedCubin, load
 from tests.sass.interp.memory import GlobalMemory
-from tests.stream.totals_reader import read_bins, read_unit
+from tests.stream.totals_reader import read_bins, read_table, read_unit
 
 ARCH = "sm_90"
 LOG = 1 << 20  # bytes of a log, of which no case fills more
@@ -140,10 +140,16 @@ def _dtype(placed: PlacedMap, head: int) -> np.dtype:
 
 
 def records(case: Case, placed: PlacedMap, data: bytes) -> list[tuple[int | None, list[dict[str, Any]]]]:
-    """Return each unit's count, if it has one, and its records, with the fields by name; of a histogram its bins."""
+    """Return each unit's count, if it has one, and its records, with the fields by name; of a histogram its bins.
+
+    A table has what didn't fit as the first count, and then a record for each key.
+    """
     if placed.type == "histogram":
         bins = read_bins(make_map(0, placed), data)
         return [(None, [{"low": low, "high": high, "count": count} for low, high, count in bins])]
+    if placed.type == "table":
+        rows, dropped = read_table(make_map(0, placed), data)
+        return [(dropped, []), *((count, [{"key": key, **fields}]) for key, (count, fields) in sorted(rows.items()))]
     units = [data[start : start + placed.unit_size] for start in range(0, len(data), placed.unit_size)]
     if placed.type == "total":
         found = [read_unit(make_map(0, placed), unit) or (None, {}) for unit in units]

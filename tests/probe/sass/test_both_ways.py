@@ -44,6 +44,11 @@ data = {value = "u32"}
 low = 7
 high = 1002
 step = 5""",
+    "rows": """type = "table"
+key = ["zone", "far"]
+cap = 9
+data = {zone = "u32", far = "u64", sum = "u64", low = "s32", part = "f32"}
+min = ["low"]""",
 }
 SAVES = {
     "blocks": "SAVE [blocks] {%far, %value, %value, %low, %high, %far};",
@@ -51,6 +56,8 @@ SAVES = {
     "floats": "SAVE [floats] {%number, %wide};",
     "threads": "SAVE [threads] {%far, %low};\nSAVE [threads] {%value, %low};",
     "numbers": "SAVE [numbers] {%value};",
+    "rows": "and.b32 %value, %value, 1;\ncvt.u64.u32 %far, %value;\nsub.u64 %far, 4294967295, %far;\n"
+    "SAVE [rows] {%zone, %far, %first, %low, %number};",
 }
 PROBE = """
 [map.{name}]
@@ -133,7 +140,7 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
 def test_totals_hold_the_same(tmp_path, name, kind):
     """Totals of every kind, with one writer per unit and with many: stores, atomics, and sums over a warp's lanes."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
-    level = "thread" if kind == "numbers" else kind.removesuffix("s") if kind != "floats" else "block"
+    level = "thread" if kind in ("numbers", "rows") else kind.removesuffix("s") if kind != "floats" else "block"
     probe.write_text(PROBE.format(name=kind, map=MAPS[kind], saves=SAVES[kind], level=level))
     try:
         made = running.woven(case, str(probe))
@@ -145,7 +152,7 @@ def test_totals_hold_the_same(tmp_path, name, kind):
     assert not probed.early
     found = running.records(case, made.maps[0], probed.buffers[0])
     assert found == wanted
-    assert all(rows for _, rows in found)
+    assert all(rows for _, rows in found[kind == "rows" :])
 
 
 @pytest.mark.parametrize("name", ["reduction-2x256-5", "blockwide-2x160-5"])
