@@ -162,8 +162,8 @@ def take_name(made: Path, path: Path) -> None:
 def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
     """Raise OSError unless a new file can take the name: it's free, or a file, or a link to a file or to nothing.
 
-    Refuses devices, pipes and folders, and links to one of them or to an open file, such as /dev/stdout: root would
-    replace it for the whole machine.
+    Refuses devices, pipes and folders, links to any of these, and links to open files, such as /dev/stdout. Otherwise
+    root could replace the system's own /dev/stdout.
     """
     with suppress(FileNotFoundError):
         found, is_open = os.stat(name, dir_fd=folder, follow_symlinks=False), False

@@ -197,7 +197,7 @@ class TrampolineCheck:
         return found
 
     def _usable_at_site(self, number: int) -> int:
-        """Return what the first moved instruction reads, but for what a moved one wrote."""
+        """Return the first moved instruction's reads that no moved instruction wrote."""
         code = self.around.original.code
         found = code.masks[self.trampoline.sources[0]].reads
         for part in self.trampoline.parts[:number]:

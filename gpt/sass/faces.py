@@ -55,7 +55,7 @@ _FLOATS = {0: "noftz.f16x2", 3: "noftz.bf16x2", 9: "f32", 15: "f64"}
 _ATOMICS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch")
 _COUNT = 11  # ATOMS.POPC.INC: add 1, which ptxas lets a warp do at once
 _INTEGER_COLUMNS = (8, 16, 24, *range(32, 257, 16))  # columns of IGMMA
-_ARRIVE = 0x9A7  # SYNCS with a register for what arrives
+_ARRIVE = 0x9A7  # SYNCS with a register for the arrivals
 _BULK_WAYS = {
     1: "shared::cluster.global.mbarrier::complete_tx::bytes",
     2: "global.shared::cta.bulk_group",

@@ -12,7 +12,7 @@ been read, too; a read barrier when the operands have been read. Barriers are co
 every instruction that uses it.
 
 Predicates are read when an instruction issues, its guard as well as its operands. ptxas counts on that in all of
-PyTorch's kernels (docs/sass-check.md): it overwrites those of a load or a store without a wait.
+PyTorch's kernels (docs/sass-check.md): it overwrites predicates of a load or store without waiting.
 
 ptxas leaves a store without a barrier if nobody overwrites its operands, or if a later memory instruction has one: they
 read their operands in order, so that one's barrier covers them all (docs/sass-rules.md). Until there's such an

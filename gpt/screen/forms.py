@@ -122,7 +122,7 @@ def _draw_stack(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 
 def _label_bars(plot: Record, columns: Columns, told: Mapping[str, Record], places: Sequence[int]) -> list[str]:
-    """Return the label of each bar. If it's a part of the row above, that's the name of the part."""
+    """Return the label of each bar. A bar that's part of the row above is labelled with the part's name."""
     texts = [columns[plot["x"]][at] for at in places]
     whole = told[plot["x"]].get("shown") == "never"  # the column exists for the picture only
     under = next((name for name, of in told.items() if of.get("shown") == "under" and not whole), plot["x"])

@@ -15,8 +15,8 @@ void gpt_hold_standard(void);
 // `root_file`, a pidfd, is readable once that has ended. Returns false with errno set.
 bool gpt_start_apart(void (*work)(pid_t root, int root_file));
 
-// Drops everything that belongs to the command: its folder, its standard streams (except standard error with
-// `messages`), and all open files but these `count`, which may be in any order, and are above 2.
+// Detaches from everything that belongs to the command: its folder, its standard streams (standard error is
+// kept with `messages`), and every open file except these `count` descriptors, which must be greater than 2.
 void gpt_let_go(bool messages, const int *files, size_t count);
 
 // Return whether any process was started with NAME=VALUE in its environment.

@@ -60,7 +60,7 @@ static bool check_driver(void) {
 }
 
 // Runs a command to its end, and returns its status as waitpid does. `answer` is the first line of its
-// output, or with `errors` of its standard error.
+// standard output or, with `errors`, of its standard error.
 static int ask(char *const *command, bool errors, char answer[PATH_MAX]) {
     int ends[2], status = -1;
     *answer = '\0';

@@ -106,7 +106,7 @@ def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
 @pytest.mark.parametrize("used", ["caller", full("nothing")])
 @pytest.mark.parametrize("name", ["relocatable", full("relocatable_first")])
 def test_relocatable_code(sample, name, used, tmp_path):
-    """nvlink has put all of it into the linked cubin, which serves the device: only that can be needed."""
+    """nvlink has put all of it into the linked cubin, which is what the device loads, so nothing else can be needed."""
     library = sample(name)
     for mode, (patched, _) in slim(library, tmp_path, used=used).items():
         kept = [f"{library.stem}.2.sm_90.cubin"] if used == "caller" else []

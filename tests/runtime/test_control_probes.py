@@ -350,7 +350,7 @@ def test_toggled_ten_times_a_second_under_load(tmp_path, options, kills):
 
 @pytest.mark.parametrize(("turns", "kills"), [(40, False), (60, True), soak(600, True)])
 def test_graphs_that_come_and_go_while_it_is_toggled(tmp_path, turns, kills):
-    """Each replay that was recorded is counted for each of its three kernels, with probes or without and why."""
+    """Each recorded replay counts once for each of its three kernels: as probed, or as unprobed with a reason."""
     server = serve(tmp_path, probing.build(tmp_path, graphing.STRESS), "--disabled", "-p", "gmem_bytes")
     order(server.pid, "enable")
     hooked.wait_until(lambda: status(server.pid)["with_probes"])

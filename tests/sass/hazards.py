@@ -97,8 +97,8 @@ class Hazards:
                     state = self._issue(state, index)
 
     def _followers(self, number: int) -> Iterator[int]:
-        """Yield what follows, but a call goes to its function and to what's behind it, and a RET nowhere: what a
-        function leaves in flight is not mixed up between its callers.
+        """Yield a block's successors. A call has two, its function and the instruction after it; a RET has none, so
+        what a function leaves in flight for one caller isn't attributed to another.
         """
         block = self.graph.blocks[number]
         name = self.names[self.code.opcodes[block.end - 1]]

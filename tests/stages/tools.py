@@ -33,8 +33,8 @@ os._exit(code if code >= 0 else 128 - code)
 
 @dataclass(frozen=True)
 class Run:
-    """The end of a process. If it was measured, `memory` is its peak resident size in bytes, and `seconds` the
-    CPU time that it and its own processes took, which a busy machine makes little longer.
+    """The result of a finished process. If it was measured, `memory` is its peak resident size in bytes, and
+    `seconds` the CPU time of it and its children, which hardly changes on a busy machine.
     """
 
     status: int

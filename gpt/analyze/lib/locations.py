@@ -1,7 +1,7 @@
 """Name hosts, ranks and GPUs in tables of several processes.
 
-A pid doesn't identify a process among several hosts. So tables show the host, too, if traces come from more than one,
-and the rank, if the environment of the process had one.
+Pids aren't unique across hosts. If traces come from more than one host, tables also show the host, and the rank if the
+process had one in its environment.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ def _types(use: InstructionUse) -> tuple[PtxType, PtxType, PtxType]:
 def _scalar(use: InstructionUse) -> str:
     """Write a scalar video instruction as the code that ptxas makes of it, which isn't always what the manual says.
 
-    Values have 64 bits. Those of vadd and vsub, and the saturated ones of shifts, are cut to 32 bits and extended by
-    their sign, even if the result is unsigned. `.sat` of an unsigned result has a lower limit only, except in vshl.
-    If the result names a part (`d.b1`), the value replaces that part of the third operand: `.sat` takes all that's
-    below the lower limit for large, and `d.h1` gets the value's upper half. Shifts saturate to 32 bits even then.
+    Values are 64 bits wide. Results of vadd and vsub, and of saturated shifts, are truncated to 32 bits and
+    sign-extended, even if unsigned. `.sat` clamps an unsigned result only at the lower limit, except in vshl. If the
+    result names a part (`d.b1`), the value replaces that part of the third operand. In that case, `.sat` treats values
+    below the lower limit as too large, and `d.h1` gets the value's upper half. Shifts still saturate to 32 bits.
     """
     words, (to, a, b, *rest) = use.words, use.operands
     result, of_a, of_b = _types(use)

@@ -5,7 +5,7 @@ There are several copies, by the number of the SM, so that SMs rarely wait for e
 A slot holds each 32 bits of its key in a word of 64, whose upper half is 1. A word of zeros is free, and one atomic
 takes it, for any key. Lanes take the words of a slot in order. One that finds another key in a word goes on to the next
 slot; a word never changes once it's taken, so all lanes with one key pass the same slots and end in the same one. If
-two lanes with equal first words want the same slot, the one that takes the second word first gets it.
+two lanes with equal first words want the same slot, the first to take the second word gets it.
 
 A key comes to all slots before it's given up, so none is dropped as long as there are no more keys than slots. The
 lanes of a warp go through the loop together, with uniform branches, so they also leave it together.

@@ -85,8 +85,8 @@ def await_reads(words: list[int], table: Table) -> list[int]:
 def await_results(words: list[int], table: Table) -> list[int]:
     """Let each word that uses a result wait for its barrier.
 
-    ptxas leaves that out where a later result of the same unit has been awaited, as those of POPC and FLO come in
-    order; nobody has measured that.
+    ptxas leaves that out where a later result from the same unit has been awaited: results of POPC and FLO, for
+    example, arrive in order. Nobody has measured that.
     """
     code = Code(dump_words([*words, _END]), table)
     found = list(words)

@@ -69,8 +69,8 @@ struct woven {
 // was killed.
 bool hook_is_lasting(const struct gpt_bytes *answer);
 
-// Return why the pipeline gives no code for any kernel of the image, or NULL if it doesn't say that. `record`
-// is the record that says it, inside the answer.
+// Return the pipeline's reason for making no code for any kernel in the image, or NULL if the answer has
+// none. `record` is set to the record in the answer that gives the reason.
 const struct reason *hook_read_refusal(const struct gpt_bytes *answer, struct gpt_bytes *record);
 
 // Read an answer and take it over. Returns NULL if memory runs out.

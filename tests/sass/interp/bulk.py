@@ -1,6 +1,6 @@
 """Bulk copies between global and shared memory, and the mbarriers that wait for them.
 
-A copy is done where it's issued, so whoever forgets to wait isn't found out. An mbarrier's state is kept beside its
+A copy is done where it's issued, so code that forgets to wait isn't caught. An mbarrier's state is kept beside its
 memory: a phase ends when all arrivals and all bytes that it expects have come.
 """
 
@@ -23,7 +23,7 @@ _LOW = U64((1 << _BLOCK) - 1)
 
 @dataclass
 class Phase:
-    """An mbarrier: the arrivals that each phase waits for, those that are missing, bytes that are, and the parity."""
+    """An mbarrier: the arrivals that each phase waits for, the missing arrivals and bytes, and the parity."""
 
     count: int
     missing: int

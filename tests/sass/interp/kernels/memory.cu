@@ -178,20 +178,33 @@ extern "C" __global__ void bulk(const u32 *in, u32 *out, int n) {
     __syncthreads();
     if (threadIdx.x == 0) {
         u32 size = 16 * n;
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(size + 64) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(in + 64 * blockIdx.x), "r"(size), "r"(barrier) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 64, [%2];" ::"r"(to + 512), "l"(in + 512), "r"(barrier) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(size + 64)
+                     : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                to),
+            "l"(in + 64 * blockIdx.x), "r"(size), "r"(barrier)
+            : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 64, [%2];" ::"r"(
+                to + 512),
+            "l"(in + 512), "r"(barrier)
+            : "memory");
     }
     u32 done = 0;
     while (!done)
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], 0; selp.b32 %0, 1, 0, p; }" : "=r"(done) : "r"(barrier) : "memory");
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], 0; selp.b32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier)
+                     : "memory");
     mine[threadIdx.x] = words[threadIdx.x & 15] + words[128 + (threadIdx.x & 15)];
     __syncthreads();
     words[threadIdx.x] = threadIdx.x * n;
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     if (threadIdx.x == 0) {
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;" ::"l"(mine + 128), "r"(to) : "memory");
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;" ::"l"(mine + 128), "r"(to)
+                     : "memory");
         asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
     }
 }
