@@ -179,7 +179,7 @@ SAVE [m] {{BLOCK, WARPID, %none}};'''
 
 @pytest.mark.parametrize(("name", "sample"), [("groups-2x50-5", "block/2"), ("reduction-2x256-5", "warp/3")])
 def test_samples_hold_the_same(tmp_path, name, sample):
-    """Blocks or warps that are left out jump over one of two probes, and the other one has its values all the same."""
+    """Blocks or warps that are left out jump over one of two probes; the other one has its values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(SAMPLED.format(sample=sample))
     try:
