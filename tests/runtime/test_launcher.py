@@ -219,7 +219,7 @@ def test_programs_with_a_sanitizer_of_gcc(tmp_path):
 
 
 def test_a_limit_of_memory_that_leaves_no_room(tmp_path):
-    # Between the limit that the program needs by itself and one that's large enough.
+    # Between the limit that the program needs by itself and a large enough one.
     script = "for i in $(seq 6 24); do (ulimit -v ${i}000; exec true) && echo $i; done"
     done = hooked.run(tmp_path / "t.mp", "sh", "-c", script)
     fact = "gpt-hook: error: memory: Cannot allocate memory; this process is not watched"

@@ -1,5 +1,5 @@
 // Calls of all kinds with arguments drawn from good and wrong ones, the same for the same seed. It says what
-// each call returned, one that crashes -1, and goes on; calls that are named in the second argument are left
+// each call returned, -1 for a crash, and goes on; calls that are named in the second argument are left
 // out.
 
 #include <setjmp.h>
