@@ -416,7 +416,7 @@ ALIAS_CALL = "{{ .param .b32 a; .param .b32 r; st.param.b32 [a], x0; call (r), {
     "names", [["second"], ["second", "first"], ["between"], ["second", "third", "between", "first"]]
 )
 def test_a_function_that_has_another_name(tmp_path, names):
-    """The parameter is added to its prototypes and calls under both names, even if two kernels in the module call it."""
+    """The parameter is added to its prototypes and calls under both names, even if two kernels call it."""
     text = ALIASED.replace("CALLS", "".join(map(ALIAS_CALL.format, names))).encode()
     for entry in ("k", "other"):
         alone = pruned(scan_module(text), [entry])
