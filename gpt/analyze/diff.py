@@ -296,7 +296,8 @@ def _find_most(where: str, what: str, compared: list[Compared], whole: float) ->
     found = max(known, key=lambda one: abs(one.change), default=None)
     if not found or not found.change:
         return None
-    most = "most of it" if 2 * found.change / (whole or math.inf) > 1 else "the largest change"
+    rest = whole - found.change  # may be far more the other way
+    most = "most of it" if 2 * abs(rest) < abs(whole) else "the largest change"
     told = f"{where}, {most}: {what}{brief_name(found.name)}, {human_time(abs(found.change))} "
     told += "longer" if found.change > 0 else "less"
     if found.differs == SLOWEST:
@@ -339,7 +340,8 @@ def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
     told += [f"{counts[UNSURE]:,} unsure"] if counts[UNSURE] else []
     same = [f"{counts[kind]:,} {kind}" for kind in (NOISE_ONLY, FEW_TIMES, NOT_TIMED) if counts[kind]]
     same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []
-    yield f"{what}: {', '.join(told) or 'no difference'}" + (f"; {', '.join(same)}" if same else "")
+    none = "no difference known" if counts[FEW_TIMES] or counts[NOT_TIMED] else "no difference"
+    yield f"{what}: {', '.join(told) or none}" + (f"; {', '.join(same)}" if same else "")
     several = compared and min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS
     yield from (MEANS[kind].format("runs" if several else "times within a run") for kind in MEANS if counts[kind])
 

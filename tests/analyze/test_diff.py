@@ -153,7 +153,7 @@ def test_what_is_not_in_the_numbers_is_said(tmp_path):
         (tmp_path / f"{'ab'[at]}.mp").write_bytes(forge.pack(forge.trace(*APIS, name, calls, ran, *more, pid=at + 1)))
     found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
     (line,) = (line for line in found.verdicts["sides"] if "recording" in line)
-    assert line == "in B recording was off for 300ns, so calls and launches are missing"
+    assert line == "in B recording was off for 300ns: the times below lack that, and its calls and launches"
     timed = [line for line in found.verdicts["kernels"] if "have a time" in line]
     assert timed == ["in A 2 of 5 launches have a time; those in graphs never do"]
     lines = run("summary", tmp_path / "a.mp").stdout.decode().splitlines()
@@ -178,6 +178,23 @@ def test_the_largest_change_is_named_even_if_it_is_of_a_single_call(tmp_path):
     assert (found.rows["functions"][0]["name"], found.rows["functions"][0]["differs"]) == ("cuInit", "few times")
     assert "few times: fewer than 5 times on a side, which can't tell a difference from noise" in \
         found.verdicts["functions"]  # fmt: skip
+
+
+def test_a_change_that_others_make_up_for_is_not_most_of_it(tmp_path):
+    """Waits take 100 ms longer, and allocations 90 ms less."""
+    for name, wait, alloc in (("a.mp", 1, 10), ("b.mp", 11, 1)):
+        calls = [(n * 100 * MS, wait * MS + n % 5, SYNC, 0) for n in range(1, 11)]
+        calls += [(n * 100 * MS + 50 * MS, alloc * MS + n % 5, ALLOC, 0) for n in range(1, 11)]
+        (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls(calls), pid=wait)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert "in calls, the largest change: cuStreamSynchronize, 100ms longer" in found.verdicts["whole"]
+
+
+def test_few_calls_are_no_proof_that_nothing_differs(tmp_path):
+    for name, took in (("a.mp", 5), ("b.mp", 50)):
+        (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls([(1, took * MS, INIT, 0)]), pid=took)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert found.verdicts["functions"][0] == "functions: no difference known; 1 few times"
 
 
 @pytest.mark.full

@@ -138,7 +138,8 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
         yield different + told
     for name, runs in (("A", a), ("B", b)):
         if off := mean_of(run.unrecorded for run in runs).mean:
-            yield f"in {name} recording was off for {human_time(off)}, so calls and launches are missing"
+            missing = "the times below lack that, and its calls and launches"
+            yield f"in {name} recording was off for {human_time(off)}: {missing}"
     if max(len(a), len(b)) > 1:
         yield "numbers of calls and launches are the means of the runs"
 
