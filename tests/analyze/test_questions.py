@@ -61,6 +61,10 @@ def test_processes_are_told_by_their_ranks():
     assert questions(found)["kernels an iteration"]["evidence"].startswith("rank 1, process 11: the same 12 times")
     found = ask("summary", first, second, args=("--rank", 0))
     assert [row["pid"] for row in found.rows["iterations"]] == [10]
+    text = run("summary", data=forge.pack(first, second)).stdout.decode()
+    heading, *rows = text[text.index("begins with") :].splitlines()[:3]  # two rows with a name each
+    assert "pid" in heading and [row.split()[2:4] for row in rows] == [["1", "11"], ["0", "10"]]
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_gpu_is_idle_after_the_work_that_ended_last():
@@ -71,7 +75,14 @@ def test_the_gpu_is_idle_after_the_work_that_ended_last():
         (ZERO + 300 * US, US, LAUNCH, 2),
     ]
     evidence = questions(ask("summary", inference(forge.gpu_times(times))))["idle periods of the GPU"]["evidence"]
-    assert "30.0us of 91.0us, 1 time; 30.0us at most" in evidence and "after k1 and before k2" in evidence
+    assert "30.0us of 91.0us from its first work to its last, 1 time; 30.0us at most" in evidence
+    assert "after k1 and before k2" in evidence and "other processes" not in evidence
+    other = inference()
+    other[0] |= {"pid": 11}
+    evidence = questions(ask("summary", inference(forge.gpu_times(times)), other))["idle periods of the GPU"][
+        "evidence"
+    ]
+    assert "30.0us of 91.0us" in evidence and "what other processes run does not count" in evidence
 
 
 def test_what_the_trace_says():
@@ -92,10 +103,10 @@ def test_what_the_trace_says():
     }
     evidence = {name: row["evidence"] for name, row in asked.items()}
     assert evidence["calls of loading"].endswith("until its first launch, 100us: memory 4, memcpy 1, other 1")
-    assert "the same 10 times, from launch 3 (k1) on, 95.2 % of the launches; 50.0us from one" in \
+    assert "the same 10 times, from launch 3 (k1) on, 95.2 % of the launches; each takes 50.0us" in \
         evidence["kernels an iteration"]  # fmt: skip
-    assert "419us of 623us, 10 times; 149us at most, 1.06ms after its beginning, after a copy (cuMemcpyHtoD)" in \
-        evidence["idle periods of the GPU"]  # fmt: skip
+    idle = "419us of 623us from its first work to its last, 10 times; 149us at most, 1.06ms after its beginning, after "
+    assert f"{idle}a copy (cuMemcpyHtoD)" in evidence["idle periods of the GPU"]
     assert "schedule a group of channels 2, bind a channel to an engine 1" in evidence["scheduler of the GPU"]
     assert not any("option" in row for row in asked.values())
     (row,) = found.rows["iterations"]
@@ -136,6 +147,24 @@ def test_launches_of_graphs_have_the_kernels_of_the_graphs():
     assert (row["launches"], row["kernels"], row["count"], row["time"]) == (2, 11, 19, 1000)
     (row,) = ask("summary", forge.trace(*KERNELS, *APIS, graph, forge.calls(replays, forge.OBJECT))).rows["iterations"]
     assert (row["first_kernel"], row["kernels"], row["count"]) == ("a graph", 10, 19)
+    told = {}
+    for what, more in (("graphs", []), ("both", [forge.calls(sampled, forge.LAUNCH)])):
+        found = ask("summary", forge.trace(*KERNELS, *APIS, graph, forge.calls(replays, forge.OBJECT), *more))
+        told[what] = questions(found)["kernels an iteration"]["evidence"]
+    one = "the same 19 times, each 1 launch of a graph, from launch 1 (a graph) on, 100.0 % of the launches, where a "
+    assert one + "graph counts as one; each takes" in told["graphs"]
+    assert "the same 19 times, each 2 launches, some of graphs, from launch 1 " in told["both"]
+
+
+def test_calls_of_loading_add_up():
+    """Six types of calls come before the first launch: four are named, and the calls of the others are counted."""
+    names = ["cuInit", "cuCtxSetCurrent", "cuMemAlloc", "cuStreamSynchronize", "cuModuleLoadData", "cuMemcpyHtoD"]
+    apis = [forge.api(number, name) for number, name in enumerate([*names, "cuLaunchKernel"], 1)]
+    rows = [(100 * at + n, 1, at, 0) for at in range(1, 7) for n in range(at)]
+    segment = forge.trace(*apis, *KERNELS, forge.calls(rows), forge.calls([forge.launch(900, 1, 7, 1)], forge.LAUNCH))
+    said = questions(ask("summary", segment))["calls of loading"]
+    assert said["value"] == 21
+    assert said["evidence"].endswith(": memcpy 6, module 5, sync 4, memory 3, and 3 more")
 
 
 def test_threads_that_take_turns_by_chance_have_iterations_of_their_own():
@@ -179,7 +208,7 @@ def test_the_list_is_whole_in_80_columns_and_in_markdown():
     assert lines[at + 1].startswith("    process 10: the same 10 times, from launch 3 (k1)")
     assert "no room for" not in text
     text = run("summary", "--format", "md", data=forge.pack(segment)).stdout.decode()
-    assert "| `kernels an iteration` | `4, 10 times` |" in text and "50.0us from one" in text
+    assert "| `kernels an iteration` | `4, 10 times` |" in text and "each takes 50.0us" in text
     assert len(text.encode()) <= 8000
 
 

@@ -39,7 +39,7 @@ ITERATIONS = (
     Column("kernels", "u64"),
     Column("count", "u64", title="times"),
     Column("time", "u64", "ns", "each"),
-    Column("first", "u64", "id", "from no"),
+    Column("first", "u64", "id", "from launch"),
     Column("begin", "u64", "ns", shown="never"),
     Column("covered", "f64", "%", "of all"),
 )
@@ -187,7 +187,9 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers
         for fact, one in zip(ordered, who, strict=True)
         for row in _iter_different(fact.units)
     ]:
-        yield make_answer("iterations", ITERATIONS, units, top=TOP)
+        several = len({row[3:6] for row in units}) > 1
+        shown = [one._replace(shown="any") if several and one.name == "pid" else one for one in ITERATIONS]
+        yield make_answer("iterations", shown, units, top=TOP)
     if phases := [(row[0], *one, *row[1:]) for fact, one in zip(ordered, who, strict=True) for row in fact.phases]:
         step = max(fact.step for fact in facts)
         verdict = [f"there are many calls: one in {step} was looked at"] if step > 1 else []
@@ -241,6 +243,8 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     calls, every = main.loading.total(), sum(row[1] for row in main.phases)
     most = sorted(main.loading.items(), key=lambda type_: (-type_[1], type_[0]))[:SHOWN]
     parts = ", ".join(f"{name} {count:,}" for name, count in most)
+    if rest := calls - sum(count for _, count in most):
+        parts += f", and {rest:,} more"
     took = next((row[3] for row in main.phases if row[0] == LOADING), 0)
     about = "about " if main.step > 1 else ""
     evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
@@ -260,9 +264,13 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
         _, scope, name, launches, kernels, count, took, first, _, share = units[0]
         begins = f" ({brief_name(name)})" if name else ""
         parts = [names[id(main)] + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
-        parts += [f"launched by {amount(launches, 'call')}, graphs among them"] if kernels != launches else []
-        parts += [f"from launch {first:,}{begins} on", f"{human_share(share)} of the launches"]
-        told = [", ".join(parts), f"{human_time(took)} from one's first launch to the next launch after it, the median"]
+        graphs = kernels != launches
+        if graphs:
+            parts.append("each 1 launch of a graph" if launches == 1 else f"each {launches:,} launches, some of graphs")
+        parts.append(f"from launch {first:,}{begins} on")
+        parts.append(f"{human_share(share)} of the launches" + (", where a graph counts as one" if graphs else ""))
+        lasts = f"each takes {human_time(took)}, the median from its first launch to the one after its last"
+        told = [", ".join(parts), lasts]
         same = [row for row in main.units if row[1] == scope]
         if inside := [f"{amount(row[3], 'launch')}" for row in same if row[0].startswith(INSIDE)]:
             verb = "repeats itself" if inside == ["1 launch"] else "repeat themselves"
@@ -350,11 +358,12 @@ def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
     idle, around = main.idle, main.around
     share = 100 * idle.idle / (idle.total or 1)
-    told = f"{names[id(main)]}: {human_time(idle.idle)} of {human_time(idle.total)}"
+    told = f"{names[id(main)]}: {human_time(idle.idle)} of {human_time(idle.total)} from its first work to its last"
     if idle.number:
         told += f", {amount(idle.number, 'time')}; {human_time(idle.longest)} at most, {human_time(idle.at)} after"
         told += f" its beginning, after {around[0]} and before {around[1]}"
     told += "" if main.idle_all else "; of the first of its kernels and copies"
+    told += "; what other processes run does not count" if len(facts) > 1 else ""
     return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
 
 
@@ -364,7 +373,7 @@ def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
     took, calls = _host_time(found), sum(function.calls + function.counted for function in found)
     every, waits = _host_time(syncs), sum(function.calls for function in syncs)
     shares = [percent(round(ns), span) if ns <= span else "over 100 %" for ns in (took, every)]
-    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {shares[1]}"
+    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {shares[1]} of the time"
     evidence = f"{amount(calls, 'call')}; {all_waits}" if calls else all_waits
     told = f"{human_time(took)}, {shares[0]} of the time" if calls else "not called"
     if waits and sum(fact.threads for fact in facts) > len(facts):
