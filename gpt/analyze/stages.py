@@ -24,6 +24,7 @@ the times of these ranges are shown. Ranges of LIBRARIES don't count: ncclCommIn
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,20 +79,16 @@ WHOLE = (
     " their number"
 )
 NO_WAIT, FEW_WAITS = f"no wait between them, {WHOLE}", f"few waits between them, {WHOLE}"
-MEDIAN = "per round: the median from one's first launch to the next launch after it, waits included"
+MEDIAN = "per round: the median from its first launch to the one after its last, waits included"
 AT_LEAST = "; few of them are waited for, so they may take longer on the GPU"
-LAST = ", for the last one to the end of the wait"
+LAST = "; the last round ends with the wait for it"
 AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
 LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
 COPIES = 0.05  # share of the time from which on copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 BETWEEN = "Other: the time between the stages"
 UNTIMED = "counted but not timed, and in no stage"
-UNTIL = {
-    COMPILE: "from the first loading of code after the weights until every kernel that recurs had been launched once,"
-    " waits and copies included",
-    WARMUP: "from the first launch until every kernel that recurs had been launched once, waits and copies included",
-}
+RECURS = "every kernel that recurs had been launched once, waits and copies included"
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and stages are found by launches: "
     "'gpt-hook run' records launches unless --calls or ctl excludes them"
@@ -157,7 +154,7 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
         else "found by the calls, as no NVTX range names a stage: the names are guesses"
     ]
     if not marked:
-        verdict += [f"{row[0]}: {UNTIL[row[0]]}" for row in rows if row[0] in UNTIL and row[TIME]]
+        verdict += _describe_warmup(rows, inference == tapes.begin)
         if any(row[0] == OTHER and row[TIME] > LITTLE * total for row in rows):
             verdict.append(BETWEEN + (f"; its longest call: {_name_longest(process, *longest)}" if longest else ""))
     if not marked and not tapes.copies_timed:
@@ -174,6 +171,15 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
         verdict.append(f"{amount(counted, 'call')} {UNTIMED}")
     verdict.append(f"'from' {SINCE}")
     return len(tapes.launches), rows, verdict
+
+
+def _describe_warmup(rows: list[tuple[Any, ...]], no_launch: bool) -> Iterator[str]:
+    """Say from when to when code was loaded or kernels warmed up; `no_launch` if the inference's launch ended that."""
+    times = {row[0]: row[TIME] for row in rows}
+    weights = " after the weights" if times.get(WEIGHTS) else ""
+    since = {COMPILE: f"from the first loading of code{weights}", WARMUP: "from the first launch"}
+    until = "the first launch, as no kernel recurs" if no_launch else RECURS
+    yield from (f"{name}: {begin} until {until}" for name, begin in since.items() if times.get(name))
 
 
 def _name_longest(process: Process, api: int, took: int) -> str:
@@ -200,7 +206,9 @@ def _describe_rounds(tapes: Tapes, period: Period) -> str:
     from gpt.analyze.lib.rounds import find_rounds
 
     begin = int(period.begins[0])
-    told = f"{period.times:,} equal rounds of {amount(period.length, 'launch')} from launch {begin + 1:,} on"
+    graphs = tapes.count_graphs(begin, begin + period.length)
+    among = "" if not graphs else f", {graphs:,} of graphs," if period.length > 1 else " of a graph"
+    told = f"{period.times:,} equal rounds of {amount(period.length, 'launch')}{among} from launch {begin + 1:,} on"
     inside = find_rounds(tapes.codes(begin, begin + period.length)).unit
     if inside and inside.length < period.length and inside.times >= REPEATS:
         told += f" (within each, {inside.times:,} times {amount(inside.length, 'launch')})"

@@ -71,6 +71,7 @@ class Tapes:
         self._copied: int | None = None  # the end of the first copy from the device after it
         self._idle = IdleWaits()
         self._numbers: dict[int, int] = {}  # numbers of kernels and graphs
+        self._graph_numbers: set[int] = set()
         self._firsts: list[tuple[int, int, int]] = []  # each kernel's first: launches before it, begin, end
         self._counts: list[int] = []
         self._waits = 0
@@ -125,6 +126,8 @@ class Tapes:
                 place = int(places[at])
                 self._firsts.append((len(self.launches) + place, int(rows["start"][place]), int(ends[place])))
             self._counts[code] += int(counts[at])
+            if own["function"][places[at]] == 0:
+                self._graph_numbers.add(code)
         self._codes.append(codes[which])
         self.launches.append(rows)
 
@@ -168,6 +171,10 @@ class Tapes:
     def codes(self, first: int, end: int | None = None) -> Codes:
         """Return the kernels that were launched, from a launch on, and before another one."""
         return Codes(self._codes, first, end)
+
+    def count_graphs(self, first: int, end: int) -> int:
+        """Return how many launches from one on, and before another one, are of graphs."""
+        return int(np.isin(self._codes[first:end], [*self._graph_numbers]).sum())
 
     def starts(self, first: int) -> Starts:
         """Return when the launches from one on began."""
