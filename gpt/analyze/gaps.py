@@ -86,9 +86,13 @@ HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
 OVERLAP = "'wait, launch' may be time that 'launch, launch' counts too: don't add them up"
-AT_LEAST = "{:.1f} % from the end of a wait for all work to the next launch: at least that long, no kernel could run"
+AT_LEAST = (
+    "{:.1f} % of {} is between the end of a wait for all work and the next launch: the process had no kernel then"
+)
+NO_GAPS = "{} launched once, so nothing is between two launches"
+PAUSED = "recording of {} was off for {}, which counts in no gap; launches in that time are missing"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
-SHARE = 7  # its place in a row of GAPS
+COUNT, SHARE = 5, 7  # their places in a row of GAPS
 WHOLE = "all processes", "all streams"
 NOBODY = (None, None, None)  # the columns WHO of a row about several processes
 
@@ -105,12 +109,16 @@ def gaps(trace: TraceModel) -> Answers:
     for number, between in launching:
         own = list(_iter_gaps(between, who[number]))
         rows += own
-        if not verdict and own:
-            more = f"; and {amount(len(launching) - 1, 'more process')}" if len(launching) > 1 else ""
-            verdict += _verdict(who[number], between, own, more)
+        if not verdict:
+            verdict += _verdict(who[number], between, own)
+            if len(launching) > 1:
+                verdict.append(f"that is one of {len(launching):,} processes that launched: --pid chooses")
         longest += _iter_longest(trace.processes[number], between, who[number])
     uses = find_uses(trace, name_processes(who), switches)
     idle = [row for use in uses for row in _iter_idle(use, who)]
+    for number, between in launching:
+        if off := between.unrecorded.within_one(between.first, between.last):
+            verdict.append(PAUSED.format(describe(who[number]), human_time(off)))
     if counted := sum(trace.counted(number) for number, _ in launching):
         verdict.append(UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their"))
     verdict += _untimed(trace, who)
@@ -171,10 +179,12 @@ def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
         for (place, process, source, target), sums in switches.sums.items()
     ]  # fmt: skip
     rows.sort(key=lambda row: -row[6])
-    verdict = [
-        "time: for a thread, how long its calls took; for a GPU, how long it was idle between two processes",
-        f"'at' {SINCE}",
-    ]
+    kinds = {
+        "for a thread, its calls that switched": any(process is not None for _, process, _, _ in switches.sums),
+        "for a GPU, when it was idle between two processes": any(process is None for _, process, _, _ in switches.sums),
+    }
+    told = "; ".join(kind for kind, any_ in kinds.items() if any_)
+    verdict = [f"'total', 'mean' and 'longest' are times: {told}", f"'at' {SINCE}"]
     yield make_answer("switches", SWITCHES, rows, verdict, top=TOP)
     points = [
         (switch.place, switch.source, switch.target, *_who(switch.process, who), max(0, switch.at), switch.took)
@@ -208,26 +218,34 @@ def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
         yield WAIT, *who, None, *_times(gaps, WAITS, whole)
 
 
-def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]], more: str) -> Iterator[str]:
-    """Say what part of its time a process spent between launches, in long gaps, and after waits."""
+def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]]) -> Iterator[str]:
+    """Say what part of its time a process spent between launches, in long gaps, and after waits.
+
+    With several threads, it describes the one with most launches.
+    """
     from gpt.analyze.lib.launch_gaps import LONG
 
-    launches = [row for row in rows if row[0] == LAUNCH][:1]
+    launches = sorted((row for row in rows if row[0] == LAUNCH), key=lambda row: (-row[COUNT], -row[SHARE]))[:1]
     waits = [row for row in rows if row[0] == WAIT]
-    told = f"{describe(who)}, of the {human_time(between.whole)} from its first call to its last"
+    if not rows:
+        threads = len(between.edges)
+        yield NO_GAPS.format(describe(who) if threads == 1 else f"each of {threads:,} threads of {describe(who)}")
+    off = between.unrecorded.within_one(between.first, between.last)
+    time = f"the {human_time(between.whole)}{' recorded' if off else ''} from its first call to its last"
+    told = f"{describe(who)}, of {time}"
     for row in launches:
-        count, time = between.long.get(row[4], (0, 0))
+        count, long_time = between.long.get(row[4], (0, 0))
         whole = between.whole or 1
-        long = f" ({100 * time / whole:.1f} % in {amount(count, 'gap')} over {human_time(LONG)})" if count else ""
+        long = f" ({100 * long_time / whole:.1f} % in {amount(count, 'gap')} over {human_time(LONG)})" if count else ""
         before, after = (100 * part / whole for part in between.around(row[4]))
+        most = f", which launches most of {len(between.edges):,}" if len(between.edges) > 1 else ""
         yield (
-            f"{told}, for thread {row[4]}: {before:.1f} % before its first launch, "
+            f"{told}, for thread {row[4]}{most}: {before:.1f} % before its first launch, "
             f"{max(0.0, 100 - before - row[SHARE] - after):.1f} % in launches, {row[SHARE]:.1f} % between them, waits "
-            f"included{long}, {after:.1f} % after the last one{more}"
+            f"included{long}, {after:.1f} % after the last one"
         )
     for row in waits:
-        least = AT_LEAST.format(row[SHARE])
-        yield f"of these {human_time(between.whole)}, {least}" if launches else f"{told}: {least}"
+        yield AT_LEAST.format(row[SHARE], "this time" if launches else f"{time} of {describe(who)}")
     if launches and waits:
         yield OVERLAP
 
@@ -302,7 +320,10 @@ def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
     its = "its process" if len(use.processes) == 1 else "the first of its processes"
     told += f", which began {human_time(max(0, first - began))} after {its} did and ended "
     left, call = ended - last, "the last call"
-    yield told + (f"{human_time(left)} before {call} did" if left >= 0 else f"{human_time(-left)} after {call} did")
+    told += f"{human_time(left)} before {call} did" if left >= 0 else f"{human_time(-left)} after {call} did"
+    if (off := last - first - whole) > 0:
+        told += f", without {human_time(off)} in which recording was off"
+    yield told
     kernels, time = trace.loading(use.places)
     if kernels:
         yield f"not busy: {human_time(time)} for loading {amount(kernels, 'kernel')} in a first launch"

@@ -84,12 +84,41 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
         told
         + "0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), 0.0 % after the last "
         "one",
-        "of these 503ms, 98.8 % from the end of a wait for all work to the next launch: at least that long, no kernel "
-        "could run",
+        "98.8 % of this time is between the end of a wait for all work and the next launch: the process had no kernel "
+        "then",
         "'wait, launch' may be time that 'launch, launch' counts too: don't add them up",
         "300 calls counted but not timed: their time counts as host code",
     ]
     assert [row["reason"] for row in found.rows["longest"]] == ["host code", "host code"]
+
+
+def test_the_thread_that_launches_most_is_the_one_described():
+    """Thread 1 launches at the beginning and at the end, thread 2 in between."""
+    more = [forge.calls([forge.launch(ZERO + at * MS, MS, 2, 1) for at in times], forge.LAUNCH, thread)
+            for thread, times in ((1, (99,)), (2, range(10, 50, 10)))]  # fmt: skip
+    told = ask("gaps", made(*launches((0, 1)), more=more)).verdicts["gaps"][0]
+    assert told.startswith(
+        "process 10, of the 100ms from its first call to its last, for thread 2, which launches most of 2: 10.0 % "
+        "before its first launch, 4.0 % in launches, 27.0 % between them"
+    )
+
+
+def test_a_single_launch_has_no_gaps():
+    assert ask("gaps", made(*launches((5, 1)))).verdicts["gaps"][0] == (
+        "process 10 launched once, so nothing is between two launches"
+    )
+
+
+def test_gaps_say_that_recording_was_off():
+    """Of the 95 ms between two launches, 60 ms weren't recorded."""
+    times = gpu_times((1, 2, 0, "cuLaunchKernel", 1), (97, 2, 96, "cuLaunchKernel", 1))
+    found = ask("gaps", made(*launches((0, 1), (96, 1)), more=[times, *recording((0, True), (20, False), (80, True))]))
+    assert found.rows["gaps"][0]["total"] == 35 * MS
+    assert "process 10, of the 37.0ms recorded from its first call to its last" in found.verdicts["gaps"][0]
+    assert (
+        "recording of process 10 was off for 60.0ms, which counts in no gap; launches in that time are missing"
+    ) in found.verdicts["gaps"]
+    assert found.verdicts["idle"][0].endswith(", without 60.0ms in which recording was off")
 
 
 def gpu_times(*rows):
@@ -298,8 +327,8 @@ def test_the_last_round_lasts_until_its_wait():
     rows = {row["category"]: row for row in found.rows["stages"]}
     assert rows["Per round"]["time"] == (40 + 60) / 2 * MS
     assert (
-        "2 equal rounds of 2 launches from launch 3 on; per round: the median from one's first launch to the next "
-        "launch after it, waits included, for the last one to the end of the wait"
+        "2 equal rounds of 2 launches from launch 3 on; per round: the median from its first launch to the one "
+        "after its last, waits included; the last round ends with the wait for it"
     ) in found.verdicts["stages"]
 
 
@@ -366,8 +395,8 @@ def test_stages_are_found_from_the_calls():
         "Warmup: from the first launch until every kernel that recurs had been launched once, waits and copies "
         "included",
         "Other: the time between the stages",
-        "4 equal rounds of 2 launches from launch 3 on; per round: the median from one's first launch to the next "
-        "launch after it, waits included, for the last one to the end of the wait",
+        "4 equal rounds of 2 launches from launch 3 on; per round: the median from its first launch to the one "
+        "after its last, waits included; the last round ends with the wait for it",
         "'from' counts from the beginning of the first process",
     ]
 
@@ -436,7 +465,7 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
     found = ask("stages", made(*calls))
     rows = {row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per round"] == 10
-    assert "per round: the median from one's first launch" in found.verdicts["stages"][2]
+    assert "per round: the median from its first launch" in found.verdicts["stages"][2]
 
 
 def range_(id_, name, start, end, **more):
@@ -488,6 +517,35 @@ def test_stages_of_what_is_launched_once():
         ("Initialization", 1 * MS), ("Weight Loading", 0), ("Input Transfer", 0), ("Kernel Compile", 4 * MS),
         ("Inference", 3 * MS), ("Sync", 0), ("Output Transfer", 0), ("Total", 8 * MS),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ([], "from the first loading of code until the first launch, as no kernel recurs"),
+        ([*launches((9, 1)), ("cuStreamSynchronize", 10, 1), *launches((12, 1))],
+         "from the first loading of code until every kernel that recurs had been launched once, waits and copies "
+         "included"),
+        ([("cuMemcpyHtoD", 1, 1, 1 << 20)],
+         "from the first loading of code after the weights until the first launch, as no kernel recurs"),
+    ],
+)  # fmt: skip
+def test_kernel_compile_says_what_it_is_from_and_until(calls, told):
+    calls = sorted([("cuInit", 0, 1), ("cuModuleLoadData", 3, 1), *launches((5, 1)), *calls], key=lambda call: call[1])
+    assert f"Kernel Compile: {told}" in ask("stages", made(*calls)).verdicts["stages"]
+
+
+def test_rounds_of_graphs_are_said_to_be():
+    """Rounds of a graph alone, and of a graph and a kernel."""
+    graph = forge.api(9, "cuGraphLaunch")
+    for kernel, told in ((False, "1 launch of a graph"), (True, "2 launches, 1 of graphs,")):
+        more = [graph]
+        for at in range(1, 9):
+            more.append(forge.calls([(ZERO + 10 * at * MS, MS, 9, 0, 7, 0)], forge.OBJECT))
+            if kernel:
+                more.append(forge.calls([forge.launch(ZERO + (10 * at + 2) * MS, MS, 2, 1)], forge.LAUNCH))
+        verdict = ask("stages", made(more=more)).verdicts["stages"]
+        assert any(f"equal rounds of {told} from launch " in line for line in verdict), verdict
 
 
 @pytest.mark.parametrize("calls", [[("cuInit", 0, 1)], [("cuMemcpyHtoD", 1, 1, 64), ("cuStreamSynchronize", 3, 1)]])
