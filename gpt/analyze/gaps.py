@@ -90,7 +90,7 @@ AT_LEAST = (
     "{:.1f} % of {} is between the end of a wait for all work and the next launch: the process had no kernel then"
 )
 NO_GAPS = "{} launched once, so nothing is between two launches"
-PAUSED = "recording of {} was off for {}, which counts in no gap; launches in that time are missing"
+PAUSED = "recording of {} was off for {}, which counts in no gap; its launches in that time are missing"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 COUNT, SHARE = 5, 7  # their places in a row of GAPS
 WHOLE = "all processes", "all streams"
@@ -116,9 +116,7 @@ def gaps(trace: TraceModel) -> Answers:
         longest += _iter_longest(trace.processes[number], between, who[number])
     uses = find_uses(trace, name_processes(who), switches)
     idle = [row for use in uses for row in _iter_idle(use, who)]
-    for number, between in launching:
-        if off := between.unrecorded.within_one(between.first, between.last):
-            verdict.append(PAUSED.format(describe(who[number]), human_time(off)))
+    verdict += _describe_pauses(launching, who)
     if counted := sum(trace.counted(number) for number, _ in launching):
         verdict.append(UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their"))
     verdict += _untimed(trace, who)
@@ -157,6 +155,15 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
             found.append((number, between))
     switches.order()
     return sorted(found, key=lambda one: (-one[1].launches, trace.processes[one[0]].header.get("rank", -1)))
+
+
+def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> Iterator[str]:
+    """Name the processes whose recording was off at times."""
+    found = {number: between.unrecorded.within_one(between.first, between.last) for number, between in launching}
+    paused = [number for number, off in found.items() if off]
+    if paused:
+        more = f", and that of {len(paused) - 1:,} more at times" if len(paused) > 1 else ""
+        yield PAUSED.format(describe(who[paused[0]]), human_time(found[paused[0]]) + more)
 
 
 def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:

@@ -131,6 +131,9 @@ def test_a_gpu_of_several_processes_is_idle_when_none_uses_it():
     ]
     (back, forth) = sorted(found.rows["switches"], key=lambda row: row["count"])
     assert (back["count"], forth["count"], forth["total"], forth["longest"]) == (1, 2, 6 * MS, 6 * MS)
+    assert found.verdicts["switches"][0] == (
+        "'total', 'mean' and 'longest' are times: for a GPU, when it was idle between two processes"
+    )
 
 
 def test_one_process_with_several_devices():

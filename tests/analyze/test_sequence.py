@@ -116,7 +116,7 @@ def test_gaps_say_that_recording_was_off():
     assert found.rows["gaps"][0]["total"] == 35 * MS
     assert "process 10, of the 37.0ms recorded from its first call to its last" in found.verdicts["gaps"][0]
     assert (
-        "recording of process 10 was off for 60.0ms, which counts in no gap; launches in that time are missing"
+        "recording of process 10 was off for 60.0ms, which counts in no gap; its launches in that time are missing"
     ) in found.verdicts["gaps"]
     assert found.verdicts["idle"][0].endswith(", without 60.0ms in which recording was off")
 
@@ -161,6 +161,19 @@ def test_iterations_leave_out_what_was_not_recorded():
     off = recording((0.5, True), *((10 * n + at, bool(at > 4)) for n in range(1, 40) for at in (3, 8)))
     found = ask("summary", made(*calls, more=off)).rows["iterations"]
     assert [row["time"] for row in plain] == [20 * MS] and [row["time"] for row in found] == [10 * MS]
+
+
+def test_an_iteration_in_which_recording_was_off_is_not_the_median():
+    """Of six iterations of 10, 10, 90, 90, 20 and 20 ms, recording was off for a while in those of 90."""
+    starts = [100, 110, 120, 210, 300, 320, 340]
+    calls = [call for at in starts for call in (*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 4, 1))]
+    segment = made(
+        ("cuInit", 1, 1), *calls, more=recording((0.5, True), (150, False), (155, True), (250, False), (255, True))
+    )
+    (row,) = ask("summary", segment).rows["iterations"]
+    rows = {row["category"]: row["time"] for row in ask("stages", segment).rows["stages"]}
+    assert (row["count"], row["time"]) == (7, 15 * MS)
+    assert rows["Per round"] == np.median([10, 20, 20, 5]) * MS  # without the first, and until the last wait ended
 
 
 def test_kernels_of_their_own_are_not_the_same_iteration():

@@ -165,8 +165,10 @@ class LaunchSequence:
             starts = starts[order]
         codes = column(1) if order is None else column(1)[order]
         unrecorded = self._process.unrecorded_stamps
-        times = self._process.clock.since(starts) - unrecorded.before(self._process.clock.since(starts))
-        units = list(_iter_units("all", starts, times, codes))
+        times = self._process.clock.since(starts)
+        off = unrecorded.before(times)
+        times = times - off
+        units = list(_iter_units("all", starts, times, off, codes))
         if any(unit.role == WHOLE for unit in units):
             return units
         found: list[Unit] = []
@@ -176,25 +178,26 @@ class LaunchSequence:
             groups = sorted(iter_groups(values), key=lambda group: -len(group[1]))
             for value, mine in groups[:SCOPES] if len(groups) > 1 else ():
                 scope = f"thread {threads[value]}" if name == "thread" else f"stream of {amount(len(mine), 'launch')}"
-                found += _iter_units(scope, starts[mine], times[mine], codes[mine])
+                found += _iter_units(scope, starts[mine], times[mine], off[mine], codes[mine])
         found = [unit for unit in found if unit.role != OTHER]
         return sorted(found, key=lambda unit: -unit.launches) if found else units
 
 
-def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iterator[Unit]:
+def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: Codes) -> Iterator[Unit]:
     """Yield the iteration and what repeats inside it, then other units of the same length.
 
-    `times` leave out unrecorded time. The iteration has to cover SHARE of the sequence by itself: if only
-    several units of one length do so together, those are yielded and none is called the iteration.
+    `times` leave out unrecorded time; `off` is how much of that came before each. The iteration has to cover SHARE of
+    the sequence by itself: if only several units of one length do so together, those are yielded and none is called the
+    iteration.
     """
     found = find_after(codes, lambda: _count_warm(codes))
     if found.unit:
-        yield _make_unit(WHOLE, scope, starts, times, codes, found.unit)
+        yield _make_unit(WHOLE, scope, starts, times, off, codes, found.unit)
     for period in found.inside[: NESTED - 1]:
-        yield _make_unit(INSIDE, scope, starts, times, codes, split_units(codes, period)[0])
+        yield _make_unit(INSIDE, scope, starts, times, off, codes, split_units(codes, period)[0])
     for period in found.others[:OTHERS]:
         if period.covered >= LITTLE * len(codes):
-            yield _make_unit(OTHER, scope, starts, times, codes, period)
+            yield _make_unit(OTHER, scope, starts, times, off, codes, period)
 
 
 def _count_warm(codes: Codes) -> int:
@@ -203,10 +206,11 @@ def _count_warm(codes: Codes) -> int:
     return int(firsts[counts > 1].max(initial=-1)) + 1
 
 
-def _make_unit(role: str, scope: str, starts: Stamps, times: Places, codes: Codes, period: Period) -> Unit:
+def _make_unit(role: str, scope: str, starts: Stamps, times: Places, off: Places, codes: Codes, period: Period) -> Unit:
     period, length = begin_at_break(codes, times, period), period.length
     first, ends, count = int(period.begins[0]), int(period.ends[-1]), period.times
-    took = find_steps(times, period)
+    took, whole = find_steps(times, period), find_steps(off, period) == 0
+    took = took[whole] if whole.any() else took  # launches may be missing where recording was off
     time = float(np.median(took)) if len(took) else 0.0
     last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # with the wait after it
     end = int(starts[ends]) if ends < len(starts) else last

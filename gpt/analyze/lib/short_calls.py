@@ -23,6 +23,7 @@ COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a call that c
 WAITED = 1 << 15  # an act: the part of a copy's call in which it waited for earlier work
 LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: how many waits, and copies from the device, began before
 STEPS = "steps"
+BROKEN = "broken"  # steps in which recording was off
 
 
 class Codes:
@@ -184,6 +185,7 @@ class Tapes:
         """Return the median time of the units that repeat, in ns, and the share that was waited for before the next.
 
         A unit takes until the next launch begins; the last one, if no launch follows, until it has been waited for.
+        Units in which recording was off, where launches may be missing, only count if there are no others.
         """
         took, waited, count = Numbers(), 0, 0
         counts = (period.ends - period.begins) // period.length
@@ -192,11 +194,14 @@ class Tapes:
             last = ends == len(self.launches)
             rows, next_ = self.launches.take(places), self.launches.take(np.minimum(ends, len(self.launches) - 1))
             until: Whole = np.where(last, self.done or 0, next_["start"])
-            steps: Whole = until - rows["start"] - self.unrecorded.within(rows["start"], until)
-            took.add(STEPS, np.maximum(steps, 0)[~last | (self.done is not None)])
+            off = self.unrecorded.within(rows["start"], until)
+            steps: Whole = np.maximum(until - rows["start"] - off, 0)
+            known = ~last | (self.done is not None)
+            took.add(STEPS, steps[known & (off == 0)])
+            took.add(BROKEN, steps[known & (off > 0)])
             waited += int((next_["waits"] > rows["waits"])[~last].sum())
             count += int((~last).sum())
-        return took.median(STEPS), waited / (count or 1)
+        return took.median(STEPS if took.count(STEPS) else BROKEN), waited / (count or 1)
 
 
 def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
