@@ -70,6 +70,11 @@ WHOLE = (
     Column("runs_b", "u64", title="runs B"),
 )
 WALL, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "outside of calls", "CUDA calls", "on the GPU"
+ONE_THREAD = "in the thread that spends most time in calls, "
+SEVERAL = (
+    f"'{OUTSIDE}' is about the thread that spends most time in calls, and '{IN_CALLS}' about all threads of all "
+    "processes: they don't add up"
+)
 NOT_KNOWN = "not known"  # too few runs to tell whether a difference is noise
 MEANS = {  # what words in the column 'differs in' mean
     COUNT: "count: how often it was called or launched",
@@ -207,9 +212,12 @@ def _answer_whole(
         if what != ON_GPU or all(map(any, both))
     ]
     changes = {row[0]: row[4] for row in rows}
-    verdict = [_sum_up("", *rows[0][1:6]), *_break_down(changes[WALL], changes[OUTSIDE])]
-    if max(run.threads / len(run.commands) for run in (*a, *b)) > 1:
-        verdict.append("outside of calls: of the thread that spends most time in calls; others overlap with it")
+    verdict = [_sum_up("", *rows[0][1:6])]
+    if max(len(run.commands) for run in (*a, *b)) > 1:
+        verdict.append(SEVERAL)
+    else:
+        threads = max(run.threads for run in (*a, *b))
+        verdict += _break_down(changes[WALL], changes[OUTSIDE], ONE_THREAD if threads > 1 else "")
     if any(run.counted for run in (*a, *b)):
         verdict.append("calls that were not timed count as outside of calls")
     verdict += filter(None, (
@@ -263,19 +271,22 @@ def _tell_outlier(name: str, run: RunSummary, others: list[RunSummary], runs: in
     return told
 
 
-def _break_down(whole: float, outside: float) -> Iterator[str]:
-    """Say how much of a difference is time outside of calls, and how much is in them: the larger part first."""
+def _break_down(whole: float, outside: float, where_from: str) -> Iterator[str]:
+    """Say how much of a difference is time outside of calls, and how much is in them: the larger part first.
+
+    `where_from` says of which thread.
+    """
     parts = {"outside of CUDA calls, in host code": outside, "in CUDA calls": whole - outside}
     if not whole:
         return
     alike = all(part * whole >= 0 for part in parts.values())
     told = [
         human_time(abs(part))
-        + (f" ({100 * part / whole:.1f} %)" if alike else " longer" if part > 0 else " less")
+        + (f" ({abs(100 * part / whole):.1f} %)" if alike else " longer" if part > 0 else " less")
         + f" {where}"
         for where, part in sorted(parts.items(), key=lambda one: -abs(one[1]))
     ]
-    yield f"of that, {', and '.join(told)}"
+    yield f"of that, {where_from}{', and '.join(told)}"
 
 
 def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: float | None) -> str:

@@ -154,9 +154,9 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
         pid, left = pieces.process.pid, pieces.left & pieces.on_gpu
         parts = []
         ended = "its trace ended" if pieces.process.status is None else "it ended"
-        told = f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most in allocations by its calls"
+        told = f"process {pid} had allocated up to {human(pieces.peak(pieces.on_gpu))} of GPU memory at a time"
         for mask, said in (
-            (left & (pieces.ends >= NEVER), f"not freed before {ended}; the driver frees that then"),
+            (left & (pieces.ends >= NEVER), f"not freed before {ended}, when the driver frees it"),
             (left & (pieces.ends < NEVER), "not freed before their context ended, which frees them"),
         ):
             if mask.any():
@@ -344,7 +344,7 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
     ]
     columns[1] = columns[1] + columns[0] - _at((moments, pages_live), time)  # memory in no shared page is held, too
     chosen = _choose(columns[0])
-    verdict = ["a row of live: how much was allocated after an allocation or a free, to draw over time"]
+    verdict = ["live: how much was allocated after each allocation and free, to draw over time"]
     verdict += [f"process {pieces.process.pid}, of {processes}: --pid chooses"] if processes > 1 else []
     if len(chosen) < len(time):
         all_ = amount(len(time), "moment")

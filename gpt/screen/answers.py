@@ -236,7 +236,7 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
 
     stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]
     left = len(rows) // stride
-    what = "row" if left == 1 else answer["name"] if answer["name"].endswith("s") else "rows"
+    what = "row" if left == 1 else answer["name"].replace("_", " ") if answer["name"].endswith("s") else "rows"
     text = f"and {left:,} more {what}"
     if not counts:
         return text

@@ -218,8 +218,25 @@ def test_children_are_of_the_trace_that_names_them(tmp_path):
         ("b.mp", forge.trace(*APIS, call, pid=2)),
     ):
         (tmp_path / name).write_bytes(forge.pack(segment))
-    (row,) = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout).rows["functions"]
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    (row,) = found.rows["functions"]
     assert (row["count_a"], row["count_b"], row["differs"]) == (3, 1, "count")
+    assert not any(line.startswith("of that") for line in found.verdicts["whole"])  # calls of processes overlap
+    assert any(line.endswith("about all threads of all processes: they don't add up")
+               for line in found.verdicts["whole"])  # fmt: skip
+
+
+def test_the_parts_of_a_change_are_those_of_one_thread(tmp_path):
+    """Two threads that call at once: B takes 10 ms longer, all of it in calls of both."""
+    for name, took in (("a.mp", 1), ("b.mp", 11)):
+        calls = [forge.calls([(1, took * MS, INIT, 0)], thread=thread) for thread in (1, 2)]
+        (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, *calls, pid=took)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert found.rows["whole"][2]["change"] == 20 * MS
+    assert found.verdicts["whole"][1] == (
+        "of that, in the thread that spends most time in calls, 10.0ms (100.0 %) in CUDA calls, and 0ns (0.0 %) "
+        "outside of CUDA calls, in host code"
+    )
 
 
 @pytest.mark.full

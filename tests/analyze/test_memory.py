@@ -59,8 +59,8 @@ def test_live_peak_and_what_is_left_by_kind():
     assert picked(told["host memory"], *sums) == (2, 0, 0, 4166, 4166, 0, 4166)
     assert [*told] == ["GPU memory", "device", "pool", "host memory", "pinned", "registered"]
     verdict = found.verdicts["memory"]
-    ended = "300 B in 1 allocation not freed before it ended; the driver frees that then"
-    assert verdict[0] == f"process 10: 1.46 KiB of GPU memory at most in allocations by its calls; {ended}"
+    ended = "300 B in 1 allocation not freed before it ended, when the driver frees it"
+    assert verdict[0] == f"process 10 had allocated up to 1.46 KiB of GPU memory at a time; {ended}"
     assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
     live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
     assert live == [(MS, 1000, 0), (3 * MS, 1500, 0), (4 * MS, 500, 0), (6 * MS, 500, 70), (7 * MS, 800, 70),
@@ -123,9 +123,7 @@ def test_fragmentation_is_what_pages_hold_beside_live_memory():
 def test_no_pages_are_not_fragmented():
     found = answers("memory", made(("cuMemAlloc", 0, BASE, PAGE // 2), ("cuMemFree", 2, BASE)))
     assert picked(found.rows["fragmentation"][-1], "live", "held", "fragmented") == (0, 0, 0)
-    assert found.verdicts["memory"][0].endswith(
-        "of GPU memory at most in allocations by its calls; all of it was freed before it ended"
-    )
+    assert found.verdicts["memory"][0].endswith("of GPU memory at a time; all of it was freed before it ended")
 
 
 def test_pages_and_holes_of_random_pieces_are_those_of_a_slow_count():
@@ -223,7 +221,7 @@ def test_several_processes_and_one_that_was_killed():
     assert [picked(row, "pid", "left") for row in found.rows["memory"]] == [(10, 1000)] * 2 + [(11, 10)] * 2
     assert found.verdicts["live"][1:] == ["process 10, of 2: --pid chooses"]
     told = answers("memory", two).verdicts["memory"][0]
-    assert told.endswith("10 B in 1 allocation not freed before its trace ended; the driver frees that then")
+    assert told.endswith("10 B in 1 allocation not freed before its trace ended, when the driver frees it")
     one = made(("cuMemAlloc", 0, BASE, 1000))
     for segments, titles in (
         ((one, two), ["address", "pid", "since", "bytes"]),

@@ -373,7 +373,8 @@ def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
     took, calls = _host_time(found), sum(function.calls + function.counted for function in found)
     every, waits = _host_time(syncs), sum(function.calls for function in syncs)
     shares = [percent(round(ns), span) if ns <= span else "over 100 %" for ns in (took, every)]
-    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {shares[1]} of the time"
+    own = "the time" if len(facts) == 1 else "the time of all processes"
+    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {shares[1]} of {own}"
     evidence = f"{amount(calls, 'call')}; {all_waits}" if calls else all_waits
     told = f"{human_time(took)}, {shares[0]} of the time" if calls else "not called"
     if waits and sum(fact.threads for fact in facts) > len(facts):
