@@ -90,7 +90,7 @@ AT_LEAST = (
     "{:.1f} % of {} is between the end of a wait for all work and the next launch: the process had no kernel then"
 )
 NO_GAPS = "{} launched once, so nothing is between two launches"
-PAUSED = "recording of {} was off for {}, which counts in no gap; its launches in that time are missing"
+PAUSED = "{} was not recorded for {}: no gap includes that time, and launches in it are missing"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 COUNT, SHARE = 5, 7  # their places in a row of GAPS
 WHOLE = "all processes", "all streams"
@@ -162,7 +162,7 @@ def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> It
     found = {number: between.unrecorded.within_one(between.first, between.last) for number, between in launching}
     paused = [number for number, off in found.items() if off]
     if paused:
-        more = f", and that of {len(paused) - 1:,} more at times" if len(paused) > 1 else ""
+        more = f", and {len(paused) - 1:,} more at times" if len(paused) > 1 else ""
         yield PAUSED.format(describe(who[paused[0]]), human_time(found[paused[0]]) + more)
 
 

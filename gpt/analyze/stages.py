@@ -88,7 +88,7 @@ COPIES = 0.05  # share of the time from which on copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 BETWEEN = "Other: the time between the stages"
 UNTIMED = "counted but not timed, and in no stage"
-RECURS = "every kernel that recurs had been launched once, waits and copies included"
+RECURS = "every kernel that recurs had been launched once, with host code, waits and copies"
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and stages are found by launches: "
     "'gpt-hook run' records launches unless --calls or ctl excludes them"

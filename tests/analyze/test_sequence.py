@@ -110,14 +110,13 @@ def test_a_single_launch_has_no_gaps():
 
 
 def test_gaps_say_that_recording_was_off():
-    """Of the 95 ms between two launches, 60 ms weren't recorded."""
+    """Two launches are 95 ms apart, and 60 ms of that weren't recorded."""
     times = gpu_times((1, 2, 0, "cuLaunchKernel", 1), (97, 2, 96, "cuLaunchKernel", 1))
     found = ask("gaps", made(*launches((0, 1), (96, 1)), more=[times, *recording((0, True), (20, False), (80, True))]))
     assert found.rows["gaps"][0]["total"] == 35 * MS
     assert "process 10, of the 37.0ms recorded from its first call to its last" in found.verdicts["gaps"][0]
-    assert (
-        "recording of process 10 was off for 60.0ms, which counts in no gap; its launches in that time are missing"
-    ) in found.verdicts["gaps"]
+    told = "process 10 was not recorded for 60.0ms: no gap includes that time, and launches in it are missing"
+    assert told in found.verdicts["gaps"]
     assert found.verdicts["idle"][0].endswith(", without 60.0ms in which recording was off")
 
 
@@ -164,7 +163,7 @@ def test_iterations_leave_out_what_was_not_recorded():
 
 
 def test_an_iteration_in_which_recording_was_off_is_not_the_median():
-    """Of six iterations of 10, 10, 90, 90, 20 and 20 ms, recording was off for a while in those of 90."""
+    """Iterations take 10, 10, 90, 90, 20 and 20 ms; recording was off for a while in the two longest."""
     starts = [100, 110, 120, 210, 300, 320, 340]
     calls = [call for at in starts for call in (*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 4, 1))]
     segment = made(
@@ -405,8 +404,8 @@ def test_stages_are_found_from_the_calls():
     assert in_calls == [11 * MS, 38 * MS, 2 * MS, 12 * MS, 8 * MS, 16 * MS, 3 * MS, 0, 0, 90 * MS, None]
     assert verdict == [
         "found by the calls, as no NVTX range names a stage: the names are guesses",
-        "Warmup: from the first launch until every kernel that recurs had been launched once, waits and copies "
-        "included",
+        "Warmup: from the first launch until every kernel that recurs had been launched once, with host code, waits "
+        "and copies",
         "Other: the time between the stages",
         "4 equal rounds of 2 launches from launch 3 on; per round: the median from its first launch to the one "
         "after its last, waits included; the last round ends with the wait for it",
@@ -537,8 +536,8 @@ def test_stages_of_what_is_launched_once():
     [
         ([], "from the first loading of code until the first launch, as no kernel recurs"),
         ([*launches((9, 1)), ("cuStreamSynchronize", 10, 1), *launches((12, 1))],
-         "from the first loading of code until every kernel that recurs had been launched once, waits and copies "
-         "included"),
+         "from the first loading of code until every kernel that recurs had been launched once, with host code, "
+         "waits and copies"),
         ([("cuMemcpyHtoD", 1, 1, 1 << 20)],
          "from the first loading of code after the weights until the first launch, as no kernel recurs"),
     ],
