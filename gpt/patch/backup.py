@@ -60,17 +60,14 @@ def keep_backup(path: Path, fd: int, image: Image) -> None:
     try:
         with _folder_of(path, fd) as folder:
             os.link(path.name, backup.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            if not is_same(os.stat(backup.name, dir_fd=folder, follow_symlinks=False), os.fstat(fd)):
+                os.unlink(backup.name, dir_fd=folder)
+                raise GptError(REPLACED, str(path))
     except FileExistsError:
         with _opened(backup, os.fstat(fd).st_uid) as original:
             if not is_same(os.fstat(original), os.fstat(fd)) and _version_of(backup, original) != _version(image):
                 fact = f"'{backup}' is the original of another version: remove or restore it first"
                 raise GptError(fact, str(path)) from None
-        return
-    try:
-        check_unreplaced(backup, fd)
-    except GptError as error:
-        backup.unlink(missing_ok=True)
-        raise GptError(error.fact, str(path)) from None
 
 
 def restore(path: Path) -> None:

@@ -198,3 +198,14 @@ def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
     assert len(digests(environment)) == 2 * len(before)
     assert restore(tmp_path / "state").returncode == 0
     assert digests(environment) == before
+
+
+@pytest.mark.parametrize(("mode", "is_safe"), [(0o777, False), (0o775, False), (0o1777, True), (0o700, True)])
+def test_temporary_files_are_only_where_nobody_else_renames_them(tmp_path, mode, is_safe):
+    """Somebody gave the name of the temporary folder to a folder of the user's, which was then removed."""
+    (place := tmp_path / "group").mkdir()
+    place.chmod(mode)
+    command = ["gpt-debloat", "--restore", "-n", "-r", tmp_path]
+    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(place)}, capture_output=True, text=True, check=True)
+    said = f"gpt-debloat: warning: {place}: other users can rename files in it, so temporary files are in /tmp\n"
+    assert done.stderr == ("" if is_safe else said)
