@@ -9,7 +9,7 @@ from gpt.stream.wire import read_records
 from gpt.trace.buffers import Probes
 from tests.analyze.asked import ask
 from tests.runtime import hooked, probing
-from tests.runtime.test_probe_totals import CLIENT, PTX
+from tests.runtime.ends import CLIENT, PTX
 from tests.stream.totals_reader import read_maps
 
 SHAPES = [(1, 1, 0), (6, 70, 3), (2, 32, 5), (3, 256, 0)]
@@ -103,7 +103,7 @@ def test_tables_have_what_the_threads_saved(tmp_path, program, how):
         assert one == (rows_of_one, 0)
         assert two == (rows_of_two, 0)
         rows, dropped = few
-        assert len(rows) == min(threads, 4), "one SM, and as many keys as slots"
+        assert min(threads, 4) <= len(rows) <= min(threads, 4 * shape[0]), "as many keys as slots, for each SM"
         assert all(row == (1, {}) for row in rows.values())
         assert dropped == threads - len(rows)
 
