@@ -21,7 +21,7 @@ from gpt.analyze.lib.answer import Answers
 from gpt.analyze.lib.command import Analysis
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
-from gpt.base.outputs import made_beside, take_name
+from gpt.base.outputs import check_free, take_name
 from gpt.base.scratch import scratch_folder
 from gpt.stream.stage import DASH, FLUSH_BYTES, Stage
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 NAMES = {"sqlite": "tables.sqlite", "parquet": "tables"}  # within the folder
+PREFIX = ".gpt-export."  # the name of the folder begins with it
 
 
 class ExportFormat(StrEnum):
@@ -81,10 +82,11 @@ class Export:
         from gpt.export.targets import Targets
 
         if self._output == DASH:
-            folder = self._stack.enter_context(scratch_folder("gpt-export.")).path
+            folder = self._stack.enter_context(scratch_folder("gpt-export."))
         else:
-            folder = self._stack.enter_context(made_beside(self._output, self._form is ExportFormat.parquet))
-        self._path = folder / NAMES[self._form]
+            check_free(self._output, self._form is ExportFormat.parquet)
+            folder = self._stack.enter_context(scratch_folder(PREFIX, self._output.parent))
+        self._path = Path(folder.working, NAMES[self._form])
         if self._form is ExportFormat.parquet:
             self._path.mkdir()
         self._tables = FILES[self._form](self._path, self._path if self._output == DASH else self._output)

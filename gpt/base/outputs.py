@@ -27,11 +27,12 @@ def _new_name() -> str:
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def replacing(path: Path, mode: int = 0o666, replaced: int | None = None) -> Iterator[IO[bytes]]:
     """Open a new file for reading and writing. It takes the name `path` if the block ends without an exception.
 
     A link at `path` is replaced, not followed; a link to anything but a regular file, such as /dev/stdout, is refused.
-    `mode` is the same as for open(2). Raises OSError, whose `filename` is `path`.
+    `mode` is the same as for open(2). With `replaced`, an open file, only that file is replaced, even if somebody puts
+    another folder in the place of its own. Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -56,6 +57,8 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
                     # Relative to a descriptor, so that Python has the kernel follow the link in /proc.
                     os.link(f"/proc/self/fd/{nameless}", part, dst_dir_fd=folder)
                 _check_name(folder, part, file.fileno())
+                if replaced is not None:
+                    _check_name(folder, path.name, replaced)
                 os.rename(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
                 taken = True
                 _check_name(folder, path.name, file.fileno())
@@ -124,25 +127,10 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
             raise OSError(0, "is a symbolic link that another user may have made")
 
 
-@contextmanager
-def made_beside(path: Path, folder: bool = False) -> Iterator[Path]:
-    """Make a temporary folder next to `path`, for tools that create files by name. `take_name` moves a result to
-    `path`.
-
-    Removes the folder and everything left in it at the end. `folder` says whether the result is a folder. Raises
-    OSError, whose `filename` is `path`, if nothing could take that name.
-    """
+def check_free(path: Path, folder: bool = False) -> None:
+    """Raise OSError, whose `filename` is `path`, if `take_name` couldn't give a file, or a `folder`, that name."""
     with _named(path):
         _check_free(path, folder)
-    made = path.parent / _new_name()
-    try:
-        with _named(path):
-            made.mkdir(0o700)
-        yield made
-    finally:
-        import shutil
-
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def _check_free(path: Path, folder: bool) -> None:
@@ -153,7 +141,7 @@ def _check_free(path: Path, folder: bool) -> None:
 
 
 def take_name(made: Path, path: Path) -> None:
-    """Move a result of `made_beside` to its final name. Raises OSError, whose `filename` is `path`."""
+    """Move a finished file or folder to its final name. Raises OSError, whose `filename` is `path`."""
     with _named(path):
         _check_free(path, made.is_dir())
         os.rename(made, path)

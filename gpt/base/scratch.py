@@ -3,8 +3,8 @@
 In a TMPDIR where others may rename files, such as a group's folder without the sticky bit, somebody can put another
 folder in the place of ours at any time. What a compiler writes there is code that will run. So the runtime makes the
 folder (gpt_make_temporary in runtime/common/own.c, which gpt-hook uses too), judges its owner and mode, and hands it
-over open. Use the descriptor to run a compiler there and to read what it wrote. The name is for messages, for removal,
-and for files that are only data.
+over open. Use the descriptor to run a compiler there, to read what it wrote, and to make files. The name may lead
+anywhere by then, so it's only for messages and for removal.
 """
 
 from __future__ import annotations
@@ -54,9 +54,12 @@ class Scratch:
 
 
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Scratch]:
-    """Make a folder in TMPDIR whose name begins with `prefix`, and remove it at the end. Raises OutputError."""
-    made = _make(prefix)
+def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Scratch]:
+    """Make a folder whose name begins with `prefix`, in TMPDIR unless a parent is given, and remove it at the end.
+
+    Raises OutputError.
+    """
+    made = make_scratch(prefix, parent)
     try:
         yield made
     finally:
@@ -70,8 +73,9 @@ def scratch_folder(prefix: str) -> Iterator[Scratch]:
         os.close(made.folder)
 
 
-def _make(prefix: str) -> Scratch:
-    parent = tempfile.gettempdir()
+def make_scratch(prefix: str, where: Path | None = None) -> Scratch:
+    """Make a folder that the caller removes. Raises OutputError."""
+    parent = str(where or tempfile.gettempdir())
     library = load_runtime()
     try:
         if library is None:  # no runtime for this machine

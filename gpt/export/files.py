@@ -7,9 +7,11 @@ NaN, which becomes NULL; Parquet has both.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,8 +68,8 @@ class SqliteFile:
     def __init__(self, path: Path, named: Path) -> None:
         """`named` is its name in messages."""
         self._named = named
-        with self._reported():
-            self._database = sqlite3.connect(path, isolation_level=None)
+        with self._reported(), _made_first(path):
+            self._database = sqlite3.connect(f"file:{path}?mode=rw", uri=True, isolation_level=None)
             for setting in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE}", "locking_mode=EXCLUSIVE"):
                 self._database.execute(f"PRAGMA {setting}")
             self._database.execute("BEGIN")
@@ -78,6 +80,8 @@ class SqliteFile:
             yield
         except sqlite3.Error as error:
             raise OutputError(str(error), str(self._named)) from None
+        except OSError as error:
+            raise OutputError(error.strerror or str(error), str(self._named)) from None
 
     def create(self, table: ExportTable) -> None:
         """Create a table with its fixed rows."""
@@ -117,6 +121,25 @@ class SqliteFile:
         with self._reported():
             self._database.execute("COMMIT")
             self._database.close()
+
+
+@contextmanager
+def _made_first(path: Path) -> Iterator[None]:
+    """Make an empty file for the block to open, and raise OSError if it opens another.
+
+    SQLite turns a path in /proc into names, and where others may rename, these may lead to another file by then.
+    """
+    with open(path, "xb") as made:
+        yield
+        if sum(map(partial(_is_open, made.fileno()), os.listdir("/proc/self/fd"))) < 2:
+            raise OSError(0, "somebody else renames files in its folder")
+
+
+def _is_open(file: int, descriptor: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.fstat(int(descriptor)))
+    except OSError:  # it was the folder's own
+        return False
 
 
 class ParquetFiles:

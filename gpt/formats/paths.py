@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 from gpt.base.errors import MissingError
 from gpt.formats.source import BLOCK
+
+MOST_LINKS = 40  # on the way to a file
 
 
 def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
@@ -59,3 +62,21 @@ def real_path(path: str | Path) -> str:
         return os.path.realpath(path)
     except ValueError:
         return str(path)
+
+
+def iter_links(path: str | Path) -> Iterator[Path]:
+    """Yield the symbolic links on the way to a file, in the order in which the kernel follows them; at most 40, as it
+    does.
+    """
+    words, at, links = os.path.abspath(path).split("/")[::-1], Path("/"), 0
+    while words and links < MOST_LINKS:
+        at = at.parent if words[-1] == ".." else at / words[-1]
+        words.pop()
+        try:
+            target = os.readlink(at)
+        except (OSError, ValueError):
+            continue
+        yield at
+        links += 1
+        words += target.split("/")[::-1]
+        at = Path("/") if target.startswith("/") else at.parent

@@ -17,8 +17,10 @@ from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.base.outputs import is_same, is_user
 from gpt.extract.files import BACKUP
 from gpt.formats.image import Image, parse_image
-from gpt.formats.paths import open_regular, real_path
+from gpt.formats.paths import iter_links, open_regular, real_path
 from gpt.formats.source import Source
+
+REPLACED = "somebody else replaced it meanwhile: extract it again"
 
 
 def backup_of(path: Path) -> Path:
@@ -26,10 +28,26 @@ def backup_of(path: Path) -> Path:
     return path.with_name(path.name + BACKUP)
 
 
+def follow_links(path: Path) -> Path:
+    """Return the file that all links at `path` lead to, which is replaced instead of a link.
+
+    A link counts if it belongs to the owner of that file, to root or to the caller. Anybody else could lead root from
+    an environment to the system's own libraries. Raises GptError.
+    """
+    real = Path(real_path(path))
+    with suppress(FileNotFoundError):
+        owner = os.lstat(real).st_uid
+        for link in iter_links(path):
+            user = os.lstat(link).st_uid
+            if not is_user(user, 0, os.geteuid(), owner):
+                raise GptError(f"'{link}' is a link of user {user}, who doesn't own '{real}'", str(path))
+    return real
+
+
 def check_unreplaced(path: Path, fd: int) -> None:
     """Raise GptError unless `path` is still the open file."""
     if not is_same(os.lstat(path), os.fstat(fd)):
-        raise GptError("somebody else replaced it meanwhile: extract it again", str(path))
+        raise GptError(REPLACED, str(path))
 
 
 def keep_backup(path: Path, fd: int, image: Image) -> None:
@@ -40,18 +58,16 @@ def keep_backup(path: Path, fd: int, image: Image) -> None:
     """
     backup = backup_of(path)
     try:
-        os.link(path, backup, follow_symlinks=False)
+        with _folder_of(path, fd) as folder:
+            os.link(path.name, backup.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            if not is_same(os.stat(backup.name, dir_fd=folder, follow_symlinks=False), os.fstat(fd)):
+                os.unlink(backup.name, dir_fd=folder)
+                raise GptError(REPLACED, str(path))
     except FileExistsError:
         with _opened(backup, os.fstat(fd).st_uid) as original:
             if not is_same(os.fstat(original), os.fstat(fd)) and _version_of(backup, original) != _version(image):
                 fact = f"'{backup}' is the original of another version: remove or restore it first"
                 raise GptError(fact, str(path)) from None
-        return
-    try:
-        check_unreplaced(backup, fd)
-    except GptError as error:
-        backup.unlink(missing_ok=True)
-        raise GptError(error.fact, str(path)) from None
 
 
 def restore(path: Path) -> None:
@@ -59,7 +75,7 @@ def restore(path: Path) -> None:
 
     Raises MissingError without a backup, and GptError if the library is another version now, after an upgrade.
     """
-    path = Path(real_path(path))
+    path = follow_links(path)
     backup = backup_of(path)
     if not os.path.lexists(backup):
         raise MissingError(f"no backup: {backup} is absent", str(path))
@@ -69,11 +85,27 @@ def restore(path: Path) -> None:
                 raise GptError(
                     f"is another version than its backup: remove '{backup}', or '{path.name}' first", str(path)
                 )
-        check_unreplaced(backup, original)
-        backup.replace(path)
+        with _folder_of(backup, original) as folder:
+            os.rename(backup.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            # If patching was interrupted before the replacement, both are the same file, which keeps both names.
+            with suppress(FileNotFoundError):
+                os.unlink(backup.name, dir_fd=folder)
         check_unreplaced(path, original)
-    # If patching was interrupted before the replacement, both are the same file and rename() keeps both names.
-    backup.unlink(missing_ok=True)
+
+
+@contextmanager
+def _folder_of(path: Path, fd: int) -> Iterator[int]:
+    """Open the folder of an open file.
+
+    Its owner could put a link to another in its place at any time. Raises GptError if the file isn't there.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not is_same(os.stat(path.name, dir_fd=folder, follow_symlinks=False), os.fstat(fd)):
+            raise GptError(REPLACED, str(path))
+        yield folder
+    finally:
+        os.close(folder)
 
 
 @contextmanager

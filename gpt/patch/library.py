@@ -212,7 +212,7 @@ def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptio
     Raises GptError.
     """
     place.target.parent.mkdir(parents=True, exist_ok=True)
-    with written(place.target, fd, plan) as output:
+    with written(place.target, fd, plan, way.in_place) as output:
         check_output(image, plan, output, str(place.target))
         os.fsync(output)
         disk = _disk(output)

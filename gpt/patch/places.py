@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gpt.base.errors import GptError, MissingError
 from gpt.formats.paths import real_path
+from gpt.patch.backup import follow_links
 from gpt.patch.versions import Renaming, label_of
 from gpt.patch.wheel import Wheels, split
 
@@ -101,6 +102,6 @@ class Places:
 
     def _destination(self, path: Path, is_wheel: bool = False) -> Path:
         if self.output is None:
-            return Path(real_path(path))
+            return follow_links(path)
         folder = self.output / os.path.dirname(os.path.abspath(path)).lstrip("/") if self._parents else self.output
         return folder / (self.renaming.file(path.name) if is_wheel else path.name)

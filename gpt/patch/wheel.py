@@ -34,6 +34,7 @@ from zipfile import ZipInfo
 
 from gpt.base.errors import GptError, MalformedError
 from gpt.base.outputs import replacing
+from gpt.base.scratch import Scratch, make_scratch
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
 from gpt.formats.zips import MAGIC, Zip
@@ -67,8 +68,7 @@ class Wheels:
     """Patched members that wait for the rest of their wheel, in a temporary folder that `close` removes."""
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
-        self._lock = -1  # held on the folder while this process lives
+        self._folder: Scratch | None = None  # locked while this process lives
         self._count = 0
         self._replaced: dict[Path, dict[str, Path]] = {}
         self._status: dict[Path, tuple[int, ...]] = {}  # each wheel's, when its first member was unpacked
@@ -83,9 +83,9 @@ class Wheels:
             raise GptError("comes twice in this stream", f"{wheel}/{member}")
         if self._folder is None:
             near.mkdir(parents=True, exist_ok=True)
-            self._folder, self._lock = _make_folder(near)
+            self._folder = _make_folder(near)
         self._count += 1
-        source, target = (self._folder / f"{self._count}.{part}" for part in ("before", "after"))
+        source, target = (Path(self._folder.working, f"{self._count}.{part}") for part in ("before", "after"))
         with open_regular(wheel) as file:
             if self._status.setdefault(wheel, _status(file)) != _status(file):
                 raise GptError("somebody else changed it meanwhile: extract it again", str(wheel))
@@ -119,8 +119,8 @@ class Wheels:
     def close(self) -> None:
         """Remove the folder."""
         if self._folder:
-            _remove_folder(self._folder, self._lock)
-            os.close(self._lock)
+            _remove_folder(self._folder.path, self._folder.folder)
+            os.close(self._folder.folder)
 
 
 def _remove_folder(path: Path, folder: int) -> None:
@@ -136,7 +136,7 @@ def _remove_folder(path: Path, folder: int) -> None:
         os.rmdir(path)
 
 
-def _make_folder(near: Path) -> tuple[Path, int]:
+def _make_folder(near: Path) -> Scratch:
     """Make a folder for members and lock it. Removes old folders without a lock, left behind by killed processes."""
     for old in near.glob(f"{FOLDER}*"):
         with suppress(OSError):
@@ -149,17 +149,12 @@ def _make_folder(near: Path) -> tuple[Path, int]:
             finally:
                 os.close(lock)
     while True:
-        try:
-            made = Path(tempfile.mkdtemp(prefix=FOLDER, dir=near))
-        except OSError as error:
-            error.filename = str(near)  # instead of a name that nobody knows
-            raise
-        lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        made = make_scratch(FOLDER, near)
         with suppress(OSError):  # without locks in the file system, nobody can take it for abandoned either
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if made.exists():
-            return made, lock
-        os.close(lock)  # removed before it was locked
+            fcntl.flock(made.folder, fcntl.LOCK_EX)
+        if os.fstat(made.folder).st_nlink:
+            return made
+        os.close(made.folder)  # removed before it was locked
 
 
 def unpack(wheel: Source, member: str, out: Path) -> None:

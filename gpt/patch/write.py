@@ -21,13 +21,14 @@ from gpt.patch.trim import check_trimmed
 
 
 @contextmanager
-def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
+def written(path: Path, source_fd: int, plan: Plan, in_place: bool = False) -> Iterator[int]:
     """Write a plan to a file that only its owner may read, and yield its descriptor for checks.
 
-    The file gets the name `path` if the block ends without an exception, and is removed otherwise. Raises GptError.
+    The file gets the name `path` if the block ends without an exception, and is removed otherwise. With `in_place`, it
+    replaces the source and nothing else. Raises GptError.
     """
     try:
-        with replacing(path, mode=0o600) as file:
+        with replacing(path, 0o600, source_fd if in_place else None) as file:
             _write(file.fileno(), source_fd, plan)
             yield file.fileno()
     except OSError as error:

@@ -6,12 +6,15 @@ import resource
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pyarrow import parquet
 
-from gpt.analyze.export import ExportFormat
+from gpt.analyze.export import NAMES, PREFIX, ExportFormat
+from gpt.base.errors import OutputError
+from gpt.base.scratch import scratch_folder
 from gpt.export import correlate, files
 from gpt.export.schema import TABLES, make_names
 from gpt.export.strings import Strings, shorten_kernel
@@ -297,6 +300,34 @@ def test_a_full_disk_leaves_what_was_there(shape, tmp_path):
 
 def limit():
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+@pytest.mark.parametrize("shape", ExportFormat)
+def test_what_others_rename_is_neither_written_nor_removed(shape, tmp_path):
+    """In a folder that a group may write to, another member gives the name of our folder to a folder with links."""
+    (victim := tmp_path / "victim").touch()
+    (theirs := tmp_path / "theirs").mkdir()
+    (theirs / "tables").mkdir()
+    (theirs / "tables.sqlite").symlink_to(victim)
+    with scratch_folder(PREFIX, tmp_path) as made:
+        made.path.rename(tmp_path / "moved")
+        theirs.rename(made.path)
+        path = Path(made.working, NAMES[shape])
+        if shape is ExportFormat.parquet:
+            path.mkdir()
+        files.FILES[shape](path, tmp_path / "t").create(TABLES[0])
+    assert victim.read_bytes() == b"" and not os.listdir(tmp_path / "moved")
+    assert sorted(os.listdir(made.path)) == ["tables", "tables.sqlite"] and not os.listdir(made.path / "tables")
+
+
+def test_another_file_than_ours_is_no_database(monkeypatch, tmp_path):
+    """SQLite opens files by name, so a link may have come in between."""
+    (victim := tmp_path / "victim").touch()
+    connect = files.sqlite3.connect
+    monkeypatch.setattr(files.sqlite3, "connect", lambda _, **how: connect(f"file:{victim}?mode=rw", **how))
+    with pytest.raises(OutputError, match="somebody else renames files in its folder"):
+        files.SqliteFile(tmp_path / "ours", tmp_path / "t")
+    assert victim.read_bytes() == b""
 
 
 def test_control_c_leaves_nothing(tmp_path):

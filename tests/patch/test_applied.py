@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,32 @@ def apply_to(folder, state, *options, prefix=()):
 def digests(folder):
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("at", ["liba.so", "below"])
+def test_a_link_of_another_user_leads_nowhere(sample, tmp_path, at):
+    """Root slims an environment whose owner made a link to one of root's own libraries, or to its folder."""
+    if os.geteuid():
+        pytest.skip("only root makes files of other users")
+    (environment := tmp_path / "env").mkdir()
+    (system := tmp_path / "system").mkdir()
+    library = Path(shutil.copy(sample("none"), system / "liba.so"))
+    link = environment / at
+    link.symlink_to(library if at == "liba.so" else system)
+    os.chown(link, 2002, 2002, follow_symlinks=False)
+    named = link if at == "liba.so" else link / "liba.so"
+    before = digests(tmp_path)
+    done = apply_to(named.parent, tmp_path / "state")
+    fact = f"'{link}' is a link of user 2002, who doesn't own '{library}'"
+    assert fact in done.communicate(timeout=120)[1] and done.returncode == 1
+    assert digests(tmp_path) == before
+    library.with_name("liba.so.gpt-orig").write_text("old")
+    done = subprocess.run(["gpt-patch", "--restore", named], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"gpt-patch: error: {named}: {fact}\n")
+    os.chown(library, 2002, 2002)  # now it's the owner's own
+    library.with_name("liba.so.gpt-orig").unlink()
+    assert apply_to(named.parent, tmp_path / "state").communicate(timeout=120)[1].count("error") == 0
+    assert digests(tmp_path) != before
 
 
 @pytest.fixture
@@ -171,3 +198,14 @@ def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
     assert len(digests(environment)) == 2 * len(before)
     assert restore(tmp_path / "state").returncode == 0
     assert digests(environment) == before
+
+
+@pytest.mark.parametrize(("mode", "is_safe"), [(0o777, False), (0o775, False), (0o1777, True), (0o700, True)])
+def test_temporary_files_are_only_where_nobody_else_renames_them(tmp_path, mode, is_safe):
+    """Somebody gave the name of the temporary folder to a folder of the user's, which was then removed."""
+    (place := tmp_path / "group").mkdir()
+    place.chmod(mode)
+    command = ["gpt-debloat", "--restore", "-n", "-r", tmp_path]
+    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(place)}, capture_output=True, text=True, check=True)
+    said = f"gpt-debloat: warning: {place}: other users can rename files in it, so temporary files are in /tmp\n"
+    assert done.stderr == ("" if is_safe else said)

@@ -150,6 +150,22 @@ def test_a_file_that_is_replaced_meanwhile(library):
     assert list(contents(library.parent)) == [library.name]
 
 
+def test_nothing_is_replaced_in_another_folder_that_takes_its_place(library, tmp_path):
+    """The owner of a folder above the library may exchange it for a link, and back, while root writes."""
+    (other := tmp_path / "other").mkdir()
+    (other / library.name).write_text("root's")
+    with open(library, "rb") as file:
+        lib = library.parent.rename(tmp_path / "moved")
+        library.parent.symlink_to(other)
+        with (
+            pytest.raises(GptError, match="somebody else"),
+            written(library, file.fileno(), Plan("compact", [Copy(0, 8)], [], [], {}), in_place=True),
+        ):
+            library.parent.unlink()
+            lib.rename(library.parent)
+    assert contents(other) == {library.name: b"root's"}
+
+
 def test_a_link_stays_a_link(library, tmp_path):
     link = tmp_path / "link.so"
     link.symlink_to("lib/libbalance.so")

@@ -14,13 +14,16 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gpt.base import cli, messages, signals
+from gpt.base.cache import make_private
 from gpt.base.errors import GptError, MalformedError
 from gpt.compat.dump.callbacks import Callbacks
 from gpt.compat.neutrino.folder import TraceFolder
+from gpt.compat.neutrino.keeper import CODE
 from gpt.compat.neutrino.kernels import Settings
 from gpt.probe.read.load import load_probes
 from gpt.screen.units import amount, kept_share
@@ -70,7 +73,9 @@ class Writer:
             raise
         finally:
             self._callbacks.stop()
-            shutil.rmtree(self._kept, ignore_errors=True)
+            with suppress(OSError):  # where others can rename, nothing was kept
+                make_private(self._kept / CODE)
+                shutil.rmtree(self._kept)
         return self._report(torn)
 
     def _finish(self) -> None:

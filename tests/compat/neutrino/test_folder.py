@@ -50,6 +50,16 @@ def sync(number):
     return records.make("sync", id=number)
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_the_kept_code_is_removed_unless_others_can_rename(tmp_path, mode):
+    """Others could give its name to a folder of the user's. So nothing is kept there, nor removed."""
+    (kept := tmp_path / "temporary" / "kept").mkdir(parents=True, mode=0o700)
+    (kept / "file").touch()
+    kept.parent.chmod(mode)
+    write(tmp_path, forge.trace(*LAUNCH), kept=str(kept))
+    assert kept.exists() == (mode == 0o777)
+
+
 def test_the_folder_of_a_process(tmp_path, capfd):
     more = records.make("times", launch=1, prologue=2_000_000, epilogue=500_000)
     gpu = forge.gpu_times([(1001, 4_000_000, 9, 2)])
