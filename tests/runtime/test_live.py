@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -414,13 +415,11 @@ def find_helper(private):
 
     def holders():
         found = set()
-        for file in Path("/proc").glob("[0-9]*/fd/*"):
-            try:
-                flags = (file.parents[1] / "fdinfo" / file.name).read_text() if file.samefile(lock) else ""
-            except OSError:  # it is gone
-                continue
-            if "lock:" in flags:
-                found.add(int(file.parts[2]))
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it's gone
+                for file in os.listdir(process / "fd"):
+                    if (process / "fd" / file).samefile(lock) and "lock:" in (process / "fdinfo" / file).read_text():
+                        found.add(int(process.name))
         return found
 
     hooked.wait_until(lambda: len(holders()) == 1)  # gpt-hook has become the command
