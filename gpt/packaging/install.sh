@@ -127,6 +127,12 @@ install_all() {
     mkdir -p "$prefix/lib"
     # Keep the old version, and restore it if this one fails.
     if [ -e "$folder.old" ]; then rm -rf "$folder"; elif [ -e "$folder" ]; then mv "$folder" "$folder.old"; fi
+    # Where other users can rename files, one of them could put a folder of their own in this one's place: we install from it.
+    if [ "$(find -H "${TMPDIR:-/tmp}" -maxdepth 0 -perm /022 ! -perm -1000 ! -path /tmp 2>/dev/null)" ]; then
+        say "$what: warning: ${TMPDIR:-/tmp}: other users can rename files in it, so temporary files are in /tmp"
+        TMPDIR=/tmp
+        export TMPDIR
+    fi
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     trap 'put_back; exit 130' INT
