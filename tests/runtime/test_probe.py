@@ -222,6 +222,28 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
 
 
 @in_both_forms
+def test_many_streams_are_known(tmp_path):
+    """Some of 400 streams have handles with one hash: each of them still gets its probes."""
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        void *streams[400], *params[] = {&items, &added, &count};
+        setup(argv[1]);
+        for (int i = 0; i < 400; i++)
+            OK(D(cuStreamCreate)(&streams[i], 1));
+        for (int i = 0; i < 800; i++)
+            OK(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, streams[i % 400], params, NULL));
+        for (int i = 0; i < 400; i++)
+            OK(D(cuStreamDestroy_v2)(streams[i]));
+        return 0;
+    }
+    """
+    )
+    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    assert (len(trace.of("probed")), unprobed(trace)) == (800, {})
+
+
 @pytest.mark.full
 def test_threads_wait_for_each_others_launches(tmp_path):
     """Four buffers for twelve streams: where all are in launches under way, nothing comes back, but soon does."""

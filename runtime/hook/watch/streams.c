@@ -49,26 +49,43 @@ uint64_t hook_stream_of(const struct frame *frame) {
     return stream;
 }
 
-// If two streams share a slot, the first is forgotten until the driver accepts it again.
-static _Atomic uint64_t known[4096];
+// Known streams, in sets of eight. A stream that finds its set full takes the place of another one, which is
+// forgotten until the driver accepts it again.
+enum { WAYS = 8 };
+static _Atomic uint64_t known[512][WAYS];
 
-static _Atomic uint64_t *place_of(uint64_t stream) { return &known[stream * 0x9e3779b97f4a7c15u >> 52]; }
+static _Atomic uint64_t *set_of(uint64_t stream) { return known[stream * 0x9e3779b97f4a7c15u >> 55]; }
 
 bool hook_stream_is_known(uint64_t stream) {
-    return stream <= CU_STREAM_PER_THREAD_HANDLE ||
-           atomic_load_explicit(place_of(stream), memory_order_relaxed) == stream;
+    if (stream <= CU_STREAM_PER_THREAD_HANDLE)
+        return true;
+    _Atomic uint64_t *set = set_of(stream);
+    for (int i = 0; i < WAYS; i++)
+        if (atomic_load_explicit(&set[i], memory_order_relaxed) == stream)
+            return true;
+    return false;
 }
 
 void hook_know_stream(uint64_t stream) {
-    if (!hook_stream_is_known(stream))
-        atomic_store_explicit(place_of(stream), stream, memory_order_relaxed);
+    static _Atomic unsigned turn;
+    if (hook_stream_is_known(stream))
+        return;
+    _Atomic uint64_t *set = set_of(stream);
+    for (int i = 0; i < WAYS; i++) {
+        uint64_t none = 0;
+        if (atomic_compare_exchange_strong(&set[i], &none, stream))
+            return;
+    }
+    atomic_store_explicit(&set[atomic_fetch_add(&turn, 1) % WAYS], stream, memory_order_relaxed);
 }
 
 void hook_forget_streams(uint64_t stream) {
-    if (stream)
-        atomic_compare_exchange_strong(place_of(stream), &stream, 0);
-    for (size_t i = 0; !stream && i < sizeof(known) / sizeof(*known); i++)
-        atomic_store_explicit(&known[i], 0, memory_order_relaxed);
+    for (int i = 0; stream && i < WAYS; i++) {
+        uint64_t expected = stream;
+        atomic_compare_exchange_strong(&set_of(stream)[i], &expected, 0);
+    }
+    for (size_t i = 0; !stream && i < sizeof(known) / sizeof(**known); i++)
+        atomic_store_explicit(&known[i / WAYS][i % WAYS], 0, memory_order_relaxed);
 }
 
 // cuStreamCreate, cuStreamCreateWithPriority, cuGreenCtxStreamCreate
