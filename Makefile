@@ -146,7 +146,7 @@ demo: $(READY) runtime ## run a program on the simulated device, slim its CUDA l
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -q
 
 # In a fresh clone, each worker of pytest would compile all test files.
-test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some): six minutes on two cores
+test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some): five minutes on two cores
 	@echo "test: pytest"
 	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 14 $(PYTEST) --collect-only >/dev/null 2>&1 || :
 	@$(PYTEST) -n $$(($$(nproc) + 1)) -m "not full and not soak" $(ARGS)
