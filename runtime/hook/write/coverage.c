@@ -17,7 +17,7 @@ static struct met {
     char code[CODE_BYTES], detail[DETAIL_BYTES];
     uint64_t launches;
     double time;
-} reasons[MOST_REASONS];
+} reasons[MOST_REASONS + 1]; // the last one takes the time of all that have no place
 
 static uint64_t times[2]; // without probes, and with them
 
@@ -60,7 +60,7 @@ static struct kernel *find_kernel(uint64_t number) {
 }
 
 static void add_part(uint64_t number, struct met *met, uint64_t launches) {
-    struct kernel *kernel = find_kernel(number);
+    struct kernel *kernel = launches ? find_kernel(number) : NULL;
     if (part_count == part_room) {
         size_t more = part_room ? 2 * part_room : FEWEST_KERNELS;
         struct kernel_reason *larger = realloc(parts, more * sizeof(*larger));
@@ -116,10 +116,10 @@ void hook_add_reason(uint64_t kernel, const char *code, const char *detail, uint
     while (met < reasons + MOST_REASONS && met->launches &&
            (strcmp(met->code, added.code) || strcmp(met->detail, added.detail)))
         met++;
-    if (met == reasons + MOST_REASONS)
-        return;
-    added.launches += met->launches;
-    *met = added;
+    if (met < reasons + MOST_REASONS) {
+        added.launches += met->launches;
+        *met = added;
+    }
     add_part(kernel, met, launches);
 }
 
