@@ -176,10 +176,11 @@ static bool take_address(struct code *code, const char *bank, size_t bank_size, 
             continue;
         if (bank_size < 8 || from > bank_size - 8 || variable->size < 8 || to > variable->size - 8)
             return false;
-        char *initial =
-            variable->initial_size ? (char *)variable->initial : sim_new_block(code, variable->size);
+        char *initial = sim_new_block(code, variable->size);
         if (!initial)
             return false;
+        if (variable->initial_size)
+            memcpy(initial, variable->initial, variable->initial_size);
         memcpy(initial + to, bank + from, 8);
         variable->initial = initial, variable->initial_size = variable->size;
         return true;
@@ -208,14 +209,16 @@ static CUresult read_twin(struct code *code, const struct cubin *cubin, const ch
         line += strcspn(line, "\n");
         line += *line == '\n';
     }
-    struct code *plain = status ? NULL : calloc(1, sizeof(*plain));
-    if (plain) {
-        plain->references = 1;
-        sim_read_cubin(plain, cubin->start, cubin->size);
-        status = compare(code, plain, digest);
-        LOCKED;
-        sim_release_code(plain);
-    }
+    if (status)
+        return status;
+    struct code *plain = calloc(1, sizeof(*plain));
+    if (!plain)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    plain->references = 1;
+    sim_read_cubin(plain, cubin->start, cubin->size);
+    status = compare(code, plain, digest);
+    LOCKED;
+    sim_release_code(plain);
     return status;
 }
 
