@@ -18,6 +18,7 @@ generic address of another.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -73,6 +74,7 @@ class Variables:
             for one in symbols[found]
         ]
         self._at = dict(zip(found.tolist(), self._all, strict=True))
+        self._ordered = sorted(self._all, key=lambda one: (*_place_of(one), one.size))
 
     def free_addresses(self, section: int) -> list[Freed]:
         """Take the relocations of shared variables out of bank 4. `section` has the kernel's code."""
@@ -104,9 +106,9 @@ class Variables:
         number = self._cubin.numbers.get(CONSTANTS)
         if number is None:
             return []
-        patched = [int(one["offset"]) for _, _, table in iter_relocations(self._cubin, number) for one in table]
+        patched = sorted(int(one["offset"]) for _, _, table in iter_relocations(self._cubin, number) for one in table)
         return [
-            Constant(one, any(-8 < place - one.start < one.size for place in patched))
+            Constant(one, bisect_right(patched, one.start - 8) < bisect_left(patched, one.start + one.size))
             for one in self._all
             if one.section == number
         ]
@@ -137,9 +139,10 @@ class Variables:
             return None
         place = int(symbol["value"]) + distance
         section = int(symbol["shndx"])
-        for one in self._all:
-            if one.section == section and 0 <= place - one.start < one.size:
-                return one, place - one.start
+        before = bisect_right(self._ordered, (section, place), key=_place_of)
+        one = self._ordered[before - 1] if before else None
+        if one and one.section == section and place < one.start + one.size:
+            return one, place - one.start
         if self._name_of(section).startswith((b".nv.global", CONSTANTS)):
             raise CannotEdit("it uses a variable without a name")
         return None
@@ -169,6 +172,10 @@ class Variables:
             name = self._name_of(target)
             if target not in kernels and (is_code or name.startswith(b".nv.constant2")):
                 yield target, table
+
+
+def _place_of(variable: Variable) -> tuple[int, int]:
+    return variable.section, variable.start
 
 
 def _read_name(strings: bytes, start: int) -> str:
