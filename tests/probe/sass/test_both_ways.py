@@ -104,6 +104,20 @@ def from_ptx(folder, case, probe):
     return made.maps[0], (folder / "buffer").read_bytes()
 
 
+def agreed(tmp_path, case, probe):
+    """Return what a probe saves to its map, which machine code and PTX agree on, and which changes no result."""
+    try:
+        made = running.woven(case, str(probe))
+        wanted = running.records(case, *from_ptx(tmp_path, case, str(probe)))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    plain, probed = running.run(case), running.run(case, made)
+    assert (plain.out == probed.out).all()
+    assert not probed.early
+    assert running.records(case, made.maps[0], probed.buffers[0]) == wanted
+    return wanted
+
+
 @pytest.mark.parametrize(
     ("name", "probe", "fields"),
     [
@@ -142,16 +156,7 @@ def test_totals_hold_the_same(tmp_path, name, kind):
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     level = "thread" if kind in ("numbers", "rows") else kind.removesuffix("s") if kind != "floats" else "block"
     probe.write_text(PROBE.format(name=kind, map=MAPS[kind], saves=SAVES[kind], level=level))
-    try:
-        made = running.woven(case, str(probe))
-        wanted = running.records(case, *from_ptx(tmp_path, case, str(probe)))
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    plain, probed = running.run(case), running.run(case, made)
-    assert (plain.out == probed.out).all()
-    assert not probed.early
-    found = running.records(case, made.maps[0], probed.buffers[0])
-    assert found == wanted
+    found = agreed(tmp_path, case, probe)
     assert all(rows for _, rows in found[kind == "rows" :])
 
 
@@ -204,15 +209,7 @@ def test_samples_hold_the_same(tmp_path, name, sample):
     """Blocks or warps that are left out jump over one of two probes, and the other probe still gets its values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(SAMPLED.format(sample=sample))
-    try:
-        made = running.woven(case, str(probe))
-        wanted = running.records(case, *from_ptx(tmp_path, case, str(probe)))
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    plain, probed = running.run(case), running.run(case, made)
-    assert (plain.out == probed.out).all()
-    assert not probed.early
-    assert running.records(case, made.maps[0], probed.buffers[0]) == wanted
+    wanted = agreed(tmp_path, case, probe)
     level, every = sample.split("/")
     for thread, (count, rows) in enumerate(wanted):
         block, warp = thread // case.block, thread % case.block // 32
