@@ -60,10 +60,11 @@ class Effect(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A part of a word that names registers: `number` and those behind it, `width` in all.
+    """A bit field of a word that names `width` consecutive registers, starting at `number`.
 
-    It's at the bit `low`, has the bits of `none`, and is stored with the bits of `turn` turned. All bits set mean no
-    register, except for barriers. With a set of predicates (PR, UPR), `number` is the set, and `width` is 0.
+    The field starts at bit `low`, is as wide as the mask `none`, and is stored with the bits in `turn` inverted. All
+    bits set mean no register, except for barriers. For a set of predicates (PR, UPR), `number` is the set and `width`
+    is 0.
     """
 
     operand: Operand

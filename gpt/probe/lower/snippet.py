@@ -24,7 +24,7 @@ from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read at each use
-END = ""  # the label behind a snippet, which no label of a probe can be
+END = ""  # the label after a snippet; a probe's own labels are never empty
 _WORD = re.compile(r"\W", re.ASCII)
 
 
