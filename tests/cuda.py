@@ -191,7 +191,7 @@ def _fatbin(elements: list[tuple[str, str, bytes]], codec: Codec, options: list[
 
 
 def disassemble(cubin: bytes, *options: str) -> str:
-    """What nvdisasm says of a cubin, `-c` if no options are given.
+    """Return what nvdisasm prints for a cubin, `-c` if no options are given.
 
     It takes 0.4 s of CPU for the smallest cubin, ptxas 0.02 s: put kernels into one cubin where that's possible.
     """
@@ -207,7 +207,7 @@ def disassemble(cubin: bytes, *options: str) -> str:
 
 
 def assemble(ptx: str | bytes, arch: str = "sm_90", *options: str) -> bytes:
-    """What ptxas makes of PTX. Raises RuntimeError with its messages."""
+    """Return the cubin that ptxas compiles PTX to. Raises RuntimeError with its messages."""
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "in.ptx"), Path(folder, "out.cubin")
         source.write_bytes(ptx if isinstance(ptx, bytes) else ptx.encode())
