@@ -215,9 +215,7 @@ class ProbeFile:
         return map_.capacity == 1 and kinds <= {"kernel"}
 
     def saves_once(self, map_: Map) -> bool:
-        """Return whether no thread can save to a map twice: there's a single SAVE, outside any loop, where the kernel
-        ends.
-        """
+        """Return whether no thread can save to a map twice: its only SAVE is outside loops where the kernel ends."""
         found = [
             (when, snippet)
             for probe in self.probes

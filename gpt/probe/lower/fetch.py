@@ -31,9 +31,7 @@ class _Held(NamedTuple):
 
 
 class Fetcher:
-    """One snippet at one site. `code` receives the code for this place, `outer` the code that copies values before the
-    instruction. Methods raise CannotProbe.
-    """
+    """One snippet at one site. `code` receives its code, `outer` code that copies values before the instruction."""
 
     def __init__(self, code: Emitter, outer: Emitter, types: Types, use: PlacedSnippet) -> None:
         self.code, self.outer, self.types, self.use = code, outer, types, use

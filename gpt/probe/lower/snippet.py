@@ -93,7 +93,7 @@ class Lowering:
     # Operands
 
     def _operand(self, operand: tree.Operand, wanted: str | None, plain: bool) -> str:
-        """Lower an operand of a snippet's instruction. `plain` operands (those of mov) may be special registers."""
+        """Lower an operand of a snippet's instruction. `plain` operands (of mov) may be special registers."""
         match operand:
             case tree.Name("PRED", ()):
                 return self.code.positive(self.read.guard())

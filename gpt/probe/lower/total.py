@@ -172,7 +172,7 @@ def _reduce(code: Emitter, here: str, field: Field, value: str, width: int, save
 
 
 def _sum(code: Emitter, here: str, value: str, width: int, size: int) -> str:
-    """Return the sum of the lanes' values. A sum of 32 27-bit numbers fits in 32 bits; larger ones are summed in parts."""
+    """Return the sum of the lanes' values. 32 numbers of 27 bits sum to 32 bits; larger ones are summed in parts."""
     kind = f"b{width * 8}"
     if size == 4:
         return code.make("b32", "redux.sync.add.u32", value, here)

@@ -163,9 +163,7 @@ class Plan:
     # Results of lowering
 
     def settle(self, lower: Callable[[], T]) -> T:
-        """Call `lower`, again as long as something doesn't fit, and return its last result. Raises LeftAlone if nothing
-        is woven.
-        """
+        """Call `lower` until everything fits, and return its last result. Raises LeftAlone if nothing is woven."""
         if any(self.uses):
             found = lower()
             while self._drop_unfit():
@@ -176,9 +174,7 @@ class Plan:
         raise LeftAlone("no_save" if self._is_mute else "no_place", detail, self.kernel)
 
     def note(self, use: PlacedSnippet, misfit: str | None) -> None:
-        """Record that a snippet was lowered, or why it can't run at its instruction. The reason may contain the face's
-        slots.
-        """
+        """Record that a snippet was lowered, or why it can't run at its instruction, with the face's slots."""
         if misfit is not None:
             self._tell(use.key, f"an instruction {Template(misfit).fill(use.values)}")
             self._unfit.add(id(use))

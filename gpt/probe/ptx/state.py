@@ -35,7 +35,7 @@ class State:
         return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
 
     def begin(self, code: Emitter) -> list[str]:
-        """Return the lines that set up the state in the kernel: the maps' addresses and the registers' initial values."""
+        """Return the lines that set up the state in the kernel: the maps' addresses and the registers' values."""
         for param, offset in self.offsets.items():
             base = code.make("b64", "ld.param.u64", f"[{param}]")
             code.put(f"st.local.u64 [%{self.prefix}state+{offset}], {base}")

@@ -18,8 +18,8 @@ Variables in `.shared` and `.local` are new for each launch. The kernel is left 
 surfaces, which aren't memory; a variable declared inside a function, which can't be found by name; or a call through a
 pointer. Such a call would run a function of the program's module, which ptxas doesn't see, and which may need more
 registers and stack than ptxas assigns to the kernel. For the same reason a kernel that takes the address of a function,
-which other kernels may call, is left alone. So is one that passes on the address of a variable in constant memory: that
-would be the address of a copy, which isn't kept in sync and disappears with the kernel.
+which other kernels may call, is left alone, and so is a kernel that passes on the address of a variable in constant
+memory: that would be the address of a copy, which isn't kept in sync and disappears with the kernel.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ Sampled = dict[tuple[str, int] | None, Condition]  # by `sample`, the condition 
 
 
 class _Insertion(NamedTuple):
-    """The code before an instruction and at its probes' place, and for each snippet, why it can't run there, or None.
-    """
+    """The code before an instruction and at its probes' place, and why each snippet can't run there, or None."""
 
     before: Template
     text: Template

@@ -108,7 +108,7 @@ def _parse_scale(
 def _lay_out_table(
     fields: tuple[Field, ...], size: int, capacity: int | None, what: str, where: str
 ) -> tuple[tuple[Field, ...], int, int]:
-    """Return the laid-out fields of a table, and its record size and stride, which are both a slot's size. Raises GptError."""
+    """Return a table's fields, and its record size and stride, both the size of a slot. Raises GptError."""
     if size != layout([(field.name, field.type) for field in fields])[1]:
         raise GptError(f"{what}: 'size' is not for tables", where)
     if any(field.size < 4 for field in fields):

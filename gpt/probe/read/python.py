@@ -21,7 +21,7 @@
     def end():
         block_sched.save(start, nl.clock() - start, nl.cuid())
 
-The result is the objects of model.py with PTX in the snippets; the verifier treats them like those of a TOML file. `if`
+The result is the objects of model.py with PTX in the snippets; the verifier treats them like a TOML file's. `if`
 becomes a guard on assignments and saves, not a branch; `for` over a constant range is unrolled. Values are converted as
 in C: to the wider type, to unsigned, to float. `nl.u32(x)` converts a value, or sets the type of an operand such as
 `nl.out`. A name that's assigned but not declared is local to the probe.

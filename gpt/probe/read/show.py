@@ -113,9 +113,7 @@ def _plain_names(file: ProbeFile) -> Mapping[str, str]:
 
 
 def _declarations(file: ProbeFile) -> list[list[Register]]:
-    """Assign each register to the snippet that declares it: the first that uses it, or an earlier one to keep the order
-    of registers.
-    """
+    """Assign each register to the snippet that declares it: the first that uses it, or earlier, to keep their order."""
     snippets = [snippet for probe in file.probes for _, snippet in probe.snippets]
     users: dict[str, int] = {}
     for number, snippet in enumerate(snippets):

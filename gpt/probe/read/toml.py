@@ -163,7 +163,7 @@ class _TomlReader:
         return level, size, capacity
 
     def own_map(self, probe: Probe, table: dict[str, Any], size: int, capacity: int | None) -> tuple[Probe, Map]:
-        """Make the map of a first-generation probe. Its fields are in the order of the SAVEs, which get their numbers."""
+        """Make a first-generation probe's map. Its fields are in the order of the SAVEs, which get their numbers."""
         fields: list[tuple[str, str]] = []
         total = sum(len(save.values) for _, snippet in probe.snippets for save in snippet.saves)
 
@@ -255,9 +255,7 @@ class _TomlReader:
         return make_map(name, what, where, fields, level=level, size=size, capacity=capacity, **options)
 
     def fields(self, what: str, given: Any, where: str) -> list[tuple[str, str]]:
-        """Return named types from `{a = "u64"}`, `{a = ["u64", 0]}`, `["u64", "u32"]`, `[["a", "u64"]]` or `[{name=,
-        type=}]`.
-        """
+        """Return named types: `{a = "u64"}`, `{a = ["u64", 0]}`, `["u64"]`, `[["a", "u64"]]`, `[{name=, type=}]`."""
         found: list[tuple[str, str]] = []
         items = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else ()
         for key, value in items:

@@ -18,7 +18,7 @@ _HEADER = compiled(r"[\[\]\s\"']")
 
 
 def lines_of(source: str) -> dict[str, tuple[int, bool]]:
-    """Return the line of each table (`probe.count`) and key (`probe.count.before`); for text, the line on which it begins.
+    """Return the line of each table (`probe.count`) and key (`probe.count.before`); for text, its first line.
 
     The flag says whether a key's value is a multi-line string, whose lines are lines of the file.
     """

@@ -31,9 +31,7 @@ _CONTROL = ((1 << 21) - 1) << 105
 
 @dataclass
 class Draft:
-    """The words so far. `pending` are results of fixed latency: registers, cycles until they're ready, and whether
-    they're ours.
-    """
+    """The words so far. `pending` are results of fixed latency: registers, cycles left, and whether they're ours."""
 
     table: Table
     start: int
@@ -143,9 +141,7 @@ class Draft:
                 self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=2))
 
     def _settle(self, named: list[int], stalls: list[int], is_moved: bool = False) -> None:
-        """Wait until a part's words can read results of fixed latency; ptxas has done so between the kernel's own
-        words.
-        """
+        """Wait until a part's words can read results of fixed latency, as ptxas has done between the kernel's own."""
         need = passed = 0
         for mask, stall in zip(named, stalls, strict=True):
             for pending, left, is_ours in self.pending:

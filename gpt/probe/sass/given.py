@@ -18,7 +18,7 @@ from gpt.sass.words import Guard
 
 
 class Kept(NamedTuple):
-    """Where a kept value is: a register, or an offset in bytes above the lowest slot."""
+    """The place of a kept value: a register, or an offset in bytes above the lowest slot."""
 
     register: int | None
     slot: int | None

@@ -60,9 +60,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A body's words, and the barriers that must be awaited after them. `sized` are the words that hold the size of the
-    program's constants.
-    """
+    """A body's words, and the barriers to await after them. `sized` words hold the size of the program's constants."""
 
     snippet: Snippet
     table: Table
