@@ -1,4 +1,4 @@
-"""One run of a comparison: its sums, and the conditions under which it ran, which a comparison should share."""
+"""One run of a comparison: its sums, and the conditions under which it ran, which should be the same on both sides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIDES = (
     Column("launches", "u64"),
     Column("probed", "u64", title="with probes", shown="any"),
 )
-CONDITIONS = (  # what each is called, and what's said if A and B don't share it
+CONDITIONS = (  # the name of each, and what to say if A and B don't share it
     ("commands", "A and B ran different commands, which may do different work"),
     ("probes", "A and B ran with different probes, which take time of their own"),
     ("GPUs", "A and B ran on different GPUs"),
@@ -38,19 +38,19 @@ CONDITIONS = (  # what each is called, and what's said if A and B don't share it
 
 
 class RunSummary:
-    """One run: its processes, how long they ran, and sums by function and by kernel."""
+    """One run: its processes, how long they ran, and sums by function and kernel."""
 
     def __init__(self, name: str) -> None:
         self.name = name  # the name of its file
         self.commands: list[str] = []
         self.hosts: set[str] = set()
         self.gpus: set[str] = set()
-        self.probes: set[str] = set()  # names of their maps
+        self.probes: set[str] = set()  # names of the probes' maps
         self.calls = self.counted = self.launches = self.probed = self.threads = 0
         self.functions: dict[Api, RunSums] = defaultdict(RunSums)
         self.kernels: dict[str, RunSums] = defaultdict(RunSums)
         self.on_gpu = 0.0  # ns
-        self.in_thread = 0.0  # ns in calls of the thread that spends most time in them
+        self.in_thread = 0.0  # ns in calls, in the thread that spends most time in them
         self._begin, self._end, self.unrecorded = math.inf, -math.inf, 0
 
     def begin(self, process: Process) -> None:
@@ -59,7 +59,7 @@ class RunSummary:
         self.hosts.add(process.header["host"])
 
     def add(self, found: ProcessTotals) -> None:
-        """Add the totals of a process, which may still run."""
+        """Add the totals of a process, which may still be running."""
         clock, totals = found.process.clock, found.named()
         self.gpus |= {card["name"] for card in found.process.cards.values()}
         self.probes |= {layout.name for layout in found.process.probes.maps.values()}
@@ -93,22 +93,22 @@ class RunSummary:
 
     @property
     def wall(self) -> float:
-        """Return the ns from the start of the first process to the end of the last call."""
+        """Return the ns from the first process's start to the end of the last call."""
         return max(0.0, self._end - self._begin - self.unrecorded)
 
     @property
     def outside(self) -> float:
-        """Return the rest of this time, without calls of the thread that spends most time in them."""
+        """Return the rest of that time, outside calls of the thread that spends most time in them."""
         return max(0.0, self.wall - self.in_thread)
 
     @property
     def in_calls(self) -> float:
-        """Return the ns spent in calls, of all threads."""
+        """Return the ns that all threads spent in calls."""
         return sum(function.times.total for function in self.functions.values())
 
     @property
     def conditions(self) -> tuple[tuple[str, ...], ...]:
-        """Return what CONDITIONS are about."""
+        """Return the values for CONDITIONS."""
         return (*self.commands[:1],), (*sorted(self.probes),), (*sorted(self.gpus),), (*sorted(self.hosts),)
 
 
