@@ -56,9 +56,9 @@ class Tapes:
     """The calls of a process that returned, oldest first, and its launches.
 
     Times are in ns: when the first call began, when the last one ended, when code was first loaded, when the last
-    launch ended. `again` is about the last kernel to appear among those launched more than once, or among all if
-    no kernel was: when it was first launched, when that call returned, and how many launches precede it. `copies_timed` says
-    whether it's known how long copies waited for earlier work.
+    launch ended. `again` is about the last kernel to appear among those launched more than once, or among all if no
+    kernel was: when it was first launched, when that call returned, and how many launches precede it. `copies_timed`
+    says whether it's known how long copies waited for earlier work.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
