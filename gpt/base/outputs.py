@@ -30,9 +30,9 @@ def _new_name() -> str:
 def replacing(path: Path, mode: int = 0o666, replaced: int | None = None) -> Iterator[IO[bytes]]:
     """Open a new file for reading and writing. It takes the name `path` if the block ends without an exception.
 
-    A link at `path` is replaced, not followed; a link to anything but a regular file, such as /dev/stdout, is refused.
+    A link at `path` is replaced, not followed; a link to anything but a regular file, such as /dev/stdout, is rejected.
     `mode` is the same as for open(2). With `replaced`, an open file, only that file is replaced, even if somebody puts
-    another folder in the place of its own. Raises OSError, whose `filename` is `path`.
+    another folder in place of its own. Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -150,7 +150,7 @@ def take_name(made: Path, path: Path) -> None:
 def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
     """Raise OSError unless a new file can take the name: it's free, or a file, or a link to a file or to nothing.
 
-    Refuses devices, pipes and folders, links to any of these, and links to open files, such as /dev/stdout. Otherwise
+    Rejects devices, pipes and folders, links to any of these, and links to open files, such as /dev/stdout. Otherwise
     root could replace the system's own /dev/stdout.
     """
     with suppress(FileNotFoundError):
@@ -177,7 +177,7 @@ def is_user(user: int, *meant: int) -> bool:
         return False
     with suppress(OSError):
         if Path("/proc/self/uid_map").read_text().split()[2:3] == [str((1 << 32) - 1)]:
-            return True  # in the initial user namespace, every user has an id of their own
+            return True  # in the initial user namespace, every user has a distinct id
     overflow = 65534
     with suppress(OSError, ValueError):
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())

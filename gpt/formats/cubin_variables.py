@@ -3,7 +3,7 @@
 Code finds a variable in global memory through its address in constant bank 4: the driver puts the address there, as
 `.rela.nv.constant4` tells it to. In a second copy of a cubin, that would be the address of a second copy of the
 variable. So `free_addresses` removes the relocations and stores the distance from the variable's start instead, and
-whoever loads the cubin adds the address of the right variable. The code doesn't change.
+the cubin's loader adds the address of the right variable. The code doesn't change.
 
 Some of the data that compilers add to a program's variables is only read: strings for printf and assert, and tables of
 the math library. These aren't shared.

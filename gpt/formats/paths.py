@@ -55,8 +55,7 @@ def read_at_most(file: IO[bytes], size: int) -> bytes:
 
 
 def real_path(path: str | Path) -> str:
-    """Return a path's canonical form, or the path itself if no file can have it. Path.resolve raises on a symlink loop.
-    """
+    """Return a path's canonical form, or the path itself if no file can have it. Path.resolve raises on a link loop."""
     try:
         return os.path.realpath(path)
     except ValueError:
@@ -64,9 +63,7 @@ def real_path(path: str | Path) -> str:
 
 
 def iter_links(path: str | Path) -> Iterator[Path]:
-    """Yield the symbolic links on the way to a file, in the order in which the kernel follows them, and at most 40 like
-    the kernel.
-    """
+    """Yield the symbolic links on the way to a file, in the kernel's order, and like the kernel at most 40."""
     words, at, links = os.path.abspath(path).split("/")[::-1], Path("/"), 0
     while words and links < MOST_LINKS:
         at = at.parent if words[-1] == ".." else at / words[-1]

@@ -166,8 +166,7 @@ class Zip:
 
 
 class _Bounded(BufferedReader):
-    """A reader with limits: zipfile reads a directory in one piece, at the place and of the size that the file states.
-    """
+    """A reader with limits: zipfile reads a directory at once, at the place and of the size that the file states."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:

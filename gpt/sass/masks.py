@@ -25,8 +25,8 @@ class Registers(NamedTuple):
 class Masks(NamedTuple):
     """The registers that a word reads and writes, including its guard, as masks of all files.
 
-    `keeps` has every register whose old value may survive: all but those written. A guarded word, or one that isn't
-    `exact`, may write less than it could, so it keeps everything. A word is `exact` if all its modifiers are known.
+    `keeps` has every register whose old value may survive: all but written registers. A guarded word, or a word that
+    isn't `exact`, may write less than it could, so it keeps everything. A word is `exact` if all its modifiers are known.
     """
 
     reads: int

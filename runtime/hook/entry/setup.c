@@ -1,4 +1,4 @@
-// Sets up the library, in its constructor or in a driver call that comes earlier.
+// Sets up the library, in its constructor or in a driver call that comes before that.
 
 #include <dlfcn.h>
 #include <errno.h>
