@@ -75,7 +75,7 @@ class Surroundings:
 
     def needed(self, index: int) -> int:
         """Return the registers that have to be the kernel's own at one of its instructions: the live ones, and uniform
-        ones that some other lane may need.
+        ones, since another lane may need them.
         """
         live = self.original.live
         return (live[index] if index < len(live) else 0) | self.original.steady

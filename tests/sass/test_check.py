@@ -9,9 +9,10 @@ from gpt.probe.sass import glue
 from gpt.sass.check import Version, check
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_words import NOP
+from gpt.sass.code import Code
 from gpt.sass.kernels import read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers
-from gpt.sass.words import guard_of, with_bits, with_control, with_guard
+from gpt.sass.words import dump_words, guard_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Declaration, Inserted, Moved, Snippet
 from tests import cuda
 from tests.sass.checking import TABLE, instruction, rules, site, stored, with_words
@@ -220,8 +221,9 @@ def test_uniform_registers_are_kept_and_come_back():
     assert keep_copies(instruction(glue.save_uniform(9, 41)), frozenset(), own) == set(), "not the kernel's value"
     assert keep_copies(instruction(glue.add_uniform(9, 8, 40)), frozenset(), own) == set(), "a sum"
     guarded = [with_bits(word, 12, 4, 1) for word in (glue.save_uniform(9, 40), glue.restore_uniform(40, 9))]
-    assert keep_copies(instruction(guarded[0]), frozenset(), own) == set()
-    assert find_restored(instruction(guarded[1]), saved) == 0
+    save, restore = Code(dump_words(guarded), TABLE)
+    assert keep_copies(save, frozenset(), own) == set()
+    assert find_restored(restore, saved) == 0
 
 
 @pytest.mark.parametrize(
