@@ -26,7 +26,7 @@ class Masks(NamedTuple):
     """The registers that a word reads and writes, including its guard, as masks of all files.
 
     `keeps` has every register whose old value may survive: all but written registers. A guarded word, or a word that
-    isn't `exact`, may write less than it could, so it keeps everything. A word is `exact` if all its modifiers are known.
+    isn't `exact`, may write less than it could, so it keeps everything. `exact` says that all modifiers are known.
     """
 
     reads: int
