@@ -233,7 +233,7 @@ def test_what_was_moved_to_another_key_is_not_used(tmp_path):
 
 @pytest.fixture
 def precious(tmp_path):
-    """A folder of the user's own files, all of them older than anything and more than any limit here."""
+    """Return a folder of the user's own files, all older than anything and larger than any limit here."""
     home = tmp_path / "home"
     home.mkdir()
     for name in ("notes.txt", "thesis.dat", "A" * 64, "0" * 63, ".gpt-x.part", "line\nfeed"):

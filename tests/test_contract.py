@@ -67,7 +67,7 @@ def folder(tmp_path, demo):
 
 @pytest.fixture(params=STAGES)
 def stage(request, folder):
-    """Runs a stage: `stage(*arguments, data=bytes)`."""
+    """Run a stage: `stage(*arguments, data=bytes)`."""
 
     class Stage:
         name = request.param
@@ -88,7 +88,7 @@ def read(data):
 
 @pytest.fixture
 def work(stage, folder):
-    """A segment on which the stage does what it is for, strange keys in each record; canonical otherwise."""
+    """Return a segment with work for the stage, strange keys in each record; canonical otherwise."""
     if stage.name not in WORK:
         WORK[stage.name] = make_work(stage, folder)
     return WORK[stage.name]
@@ -119,7 +119,7 @@ def make_work(stage, folder):
 
 
 def one_line(stage, done, status):
-    """Asserts that it failed with one line of message and returns what that says."""
+    """Check that it failed with a one-line message, and return that."""
     lines = done.stderr.decode().splitlines()
     assert done.returncode == status, lines
     assert len(lines) == 1, lines
@@ -133,7 +133,7 @@ def quiet(done):
 
 
 def passed(data, given):
-    """Asserts that the records `given` are in `data`, as they were and in order, and returns all that is there."""
+    """Check that the records `given` are in `data`, unchanged and in order, and return all records."""
     found = [r.raw for r in read(data)]
     rest = iter(found)
     for record in given:
@@ -233,7 +233,7 @@ def test_stages_understand_each_other_in_json(folder):
 
 
 def answer(process, number):
-    """What a process says up to and with `sync`, while its input stays open."""
+    """Return the output of a process up to and including `sync`, while its input stays open."""
     unpacker = msgpack.Unpacker(strict_map_key=False, unicode_errors="surrogateescape")
     found = []
     timer = threading.Timer(30, process.kill)
@@ -457,7 +457,7 @@ def test_a_terminal_as_input_is_a_usage_error(stage):
 
 
 def as_text(stage, *args):
-    """Its command line for a person: a sink speaks text anyway, the others on a terminal."""
+    """Return a stage's command line for a person: a sink prints text anyway, the others on a terminal."""
     return [*(word for word in stage.command if word != "--stream"), *args]
 
 

@@ -37,7 +37,7 @@ print(json.dumps({"seconds": 1.5, "resident": 2000, "gpu": 3}), file=sys.stderr)
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
-    """A workload in a package of its own, whose result is in the folder that comes back."""
+    """Return a workload in a package of its own, whose result is in the folder that comes back."""
     if not HOOK.exists() or subprocess.run([HOOK, "check"], capture_output=True).returncode == 4:
         pytest.skip("no gpt-hook: make runtime")
     package = tmp_path / "packages" / "demo_package"
@@ -56,7 +56,7 @@ def demo(tmp_path, monkeypatch):
 
 
 def measured(folder, *words):
-    """The status, and the rows of the results by name."""
+    """Return the status, and the rows of the results by name."""
     results = folder / "results.json"
     status = debloat.main(["--device", "sim", "--results", str(results), *words])
     return status, {row["name"]: row for row in json.loads(results.read_text())}

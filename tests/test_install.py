@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def placed(tmp_path, monkeypatch):
-    """GPT in a folder `it`, and the Python of no environment, which has its own folder."""
+    """Return GPT in a folder `it`, and a Python outside any environment, which has its own folder."""
     (tmp_path / "it" / "gpu_probe-1.dist-info").mkdir(parents=True)
     (tmp_path / "purelib").mkdir()
     monkeypatch.setattr(install, "__file__", str(tmp_path / "it" / "gpt" / "base" / "install.py"))

@@ -46,7 +46,7 @@ values = st.recursive(
 
 
 def same(a, b):
-    """Equal in value, type and order: 1, 1.0 and True are three things."""
+    """Return whether two values are equal in value, type and order: 1, 1.0 and True are three things."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):

@@ -25,13 +25,13 @@ def sources():
 
 
 def layer_of(path):
-    """The one with the longest name that the path begins with: gpt/analyze/lib/ is not the layer of gpt/analyze/."""
+    """Return the layer with the longest name that begins the path: gpt/analyze/lib/ isn't part of gpt/analyze/."""
     fits = [(len(name), number) for number, names in enumerate(LAYERS) for name in names if path.startswith(name)]
     return max(fits)[1] if fits else None
 
 
 def statements(nodes):
-    """The statements below these, without a look into expressions: most of a tree is those."""
+    """Yield the statements below these, without a look into expressions, which make up most of a tree."""
     for node in nodes:
         yield node
         for part in ("body", "orelse", "finalbody", "handlers", "cases"):

@@ -21,7 +21,7 @@ from tests.trace import forge
 
 @pytest.fixture(params=["nameless", "named"])
 def how(request, monkeypatch):
-    """As on a file system with O_TMPFILE, and as on one without."""
+    """Make files as on a file system with O_TMPFILE, and as on one without."""
     if request.param == "named":
         monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
     return request.param
@@ -155,7 +155,7 @@ def test_a_name_that_is_taken_is_not_written_to(tmp_path, monkeypatch):
 
 
 def planted(tool, *names_):
-    """The command of a tool, after files were put where the number of its process leads to."""
+    """Return a tool's command, after files were put at the names that come from its process id."""
     files = " ".join(f'"{name}"' for name in names_)
     return ["bash", "-c", f'for f in {files}; do echo planted >"$f"; done; exec {tool} "$@"', "-"]
 

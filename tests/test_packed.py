@@ -62,7 +62,7 @@ TYPES = st.sampled_from(["text", "text?", "number", "number?", *packed.TYPES, *(
 
 
 def values(type_):
-    """Any value of a type."""
+    """Return any value of a type."""
     base = type_.rstrip("?")
     if base == "text":
         some = st.text(max_size=5)

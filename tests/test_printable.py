@@ -54,7 +54,7 @@ def test_lines_of_records_and_events(text):
 
 
 def on_terminal(code, *args):
-    """What Python code writes to standard error where that is a terminal."""
+    """Return what Python code writes to standard error on a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", code, *args], cwd=TOP, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)

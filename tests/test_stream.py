@@ -194,7 +194,7 @@ SAMPLE = b"".join(
 
 
 def cut_at_every_byte():
-    """For each proper beginning of SAMPLE: its size, the edge of the last whole record, and what reads back."""
+    """Yield, for each proper beginning of SAMPLE, its size, the end of its last complete record, and its records."""
     parts = [r.raw for r in read(SAMPLE)]
     edges = {0: 0}  # offset -> records before it
     unpacker = msgpack.Unpacker(strict_map_key=False)

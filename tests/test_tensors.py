@@ -171,7 +171,7 @@ def test_a_function_may_be_wrapped_and_blocks_nested():
 
     @tensors.trace(also=found.append)
     def work(x):
-        """Says so."""
+        """Do some work under a name."""
         with tensors.trace(also=found.append):
             callee(x)
         assert sys.getprofile() is not None

@@ -29,7 +29,7 @@ def launch(start, function, stream_=0):
 
 
 def process(pid=10, zero=0, **more):
-    """Two threads: launches of two kernels in two streams, an allocation, and what two of the launches saved."""
+    """Return two threads that launched two kernels in two streams, an allocation, and two launches' records."""
     seconds = 10**9
     rows = [launch(zero + 1 * seconds, 4), launch(zero + 2 * seconds, 5, 7), launch(zero + 3 * seconds, 4, 7)]
     saved = [MAP, forge.kernel(3, 4, KERNELS[0]["name"], 1), forge.kernel(6, 5, "copy", 1)]
@@ -244,7 +244,7 @@ with open(sys.argv[1], "ab", 0) as file:
 
 @pytest.fixture
 def growing(tmp_path):
-    """A trace whose process lives until a file appears, and then writes the rest."""
+    """Return a trace whose process runs until a file appears, and then writes the rest."""
     path = tmp_path / "t.mp"
     path.touch()
     with open("/proc/sys/kernel/random/boot_id") as file:

@@ -17,7 +17,7 @@ THREADS = 40  # a warp, and one of 8 threads
 
 
 def pack(accesses):
-    """The bytes of a log, of (thread, clock, address, bytes)."""
+    """Return the bytes of a log of (thread, clock, address, bytes)."""
     return struct.pack("<Q", len(accesses)) + b"".join(struct.pack("<QQII", *access) for access in accesses)
 
 
@@ -83,7 +83,7 @@ def test_where_lanes_run_in_turn_the_nth_accesses_of_a_warp_are_one_request():
 
 
 def walked(accesses):
-    """Passes by a walk through the lanes."""
+    """Return the number of passes, counted lane by lane."""
     groups = defaultdict(lambda: defaultdict(set))
     for thread, clock, address, size in accesses:
         block, within = divmod(thread, THREADS)

@@ -22,7 +22,7 @@ UNKNOWN = "not known: the trace of its process has no end"
 
 
 def walked(blocks):
-    """For each SM running and scheduling cycles and slots, by a walk through its blocks."""
+    """Return running and scheduling cycles and slots per SM, counted block by block."""
     found = {}
     for sm in sorted({sm for _, _, sm in blocks}):
         ended, running, scheduling, slots = [], 0, 0, 0

@@ -16,7 +16,7 @@ TOOK = 50 * US  # once the last one has begun
 
 
 def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_host=8, said=True, **header):
-    """A process of a rank: kernels that ran from `begins` to `ends` ns, on a clock that is `shift` ns ahead."""
+    """Return a rank's process: kernels that ran from `begins` to `ends` ns, on a clock that is `shift` ns ahead."""
     host = number // per_host
     found = [forge.api(1, "cuLaunchKernel")]
     found += [records.make("function", id=n, name=name) for n, name in enumerate(NAMES, 1)]
@@ -152,7 +152,7 @@ SLOT = np.dtype([("count", "<u8"), ("start", "<u8"), ("end", "<u8"), ("elapsed",
 
 
 def blocks(number, begins, ends, gpu, shift):
-    """A rank whose NCCL kernels had the probe block_sched: ns of its GPU are `gpu` ahead, its SMs run at 2 GHz."""
+    """Return a rank whose NCCL kernels had the probe block_sched. Its GPU clock is `gpu` ns ahead; SMs run at 2 GHz."""
     map_ = forge.probe_map("block_sched", **forge.BLOCK_SCHED)
     found = [records.make("function", id=1, name=REDUCE), map_, forge.kernel(3, 1, REDUCE, 1)]
     for at, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):

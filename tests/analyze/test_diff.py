@@ -20,7 +20,7 @@ KERNELS = {1: "_Z2k1v", 2: "_Z2k2v", 3: "_Z5only_v", 4: "_Z3newv"}
 
 
 def side(count, mean, deviation=0.0, size=0, timed=True):
-    """A side of one run, with times that are as far from the mean as the deviation, in turns."""
+    """Return one side of a comparison, with times alternately one deviation above and one below the mean."""
     sums = RunSums(count, size)
     sums.times.add(np.array([mean + (deviation if n % 2 else -deviation) for n in range(count if timed else 0)], float))
     return make_side([sums])
@@ -48,7 +48,7 @@ def test_what_is_a_difference(a, b, differs):
 
 
 def with_times(*runs):
-    """A side whose runs have these times."""
+    """Return a side whose runs have these times."""
     found = []
     for times in runs:
         found.append(RunSums(len(times)))
@@ -90,7 +90,7 @@ def test_kernels_with_other_numbers_in_their_names_are_compared():
 
 
 def trace(seed, copies, sync, kernels, **header):
-    """Noisy calls, copies of 100 bytes, waits of `sync` ns, and GPU times of kernels: (count, ns)."""
+    """Return noisy calls, copies of 100 bytes, waits of `sync` ns, and GPU times of kernels (count, ns)."""
     noise = random.Random(seed)
     plain = [(10 * n, round(noise.gauss(1000, 100)), ALLOC, 0) for n in range(1, 200)]
     plain += [(10 * n, round(noise.gauss(sync, 100)), SYNC, 0) for n in range(1, 200)]

@@ -275,7 +275,7 @@ GUIDE = [
 
 @pytest.fixture(scope="module", params=[(), ("--notes",)], ids=["calls", "notes"])
 def guide(request, tmp_path_factory):
-    """A folder with the lines of a trace of two threads, each with its own chunks."""
+    """Return a folder with the lines of a trace of two threads, each with its own chunks."""
     first = [(1000, 250, ALLOC, 0, 1, 0, 4096, 0), (5000, 2000, ALLOC, 0, 1, 0, 1 << 20, 0)]
     second = [
         (1500, 500, ALLOC, 0, 1, 0, 8192, 0),
@@ -299,7 +299,7 @@ def guide(request, tmp_path_factory):
 
 
 def plain(text):
-    """Words, with numbers as jq before 1.7 prints them: 1.5 for 1.500."""
+    """Return the words, with numbers as jq before 1.7 prints them: 1.5 for 1.500."""
     return re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.15g}", text).split()
 
 

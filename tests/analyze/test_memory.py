@@ -25,7 +25,7 @@ def api(number, name):
 
 
 def made(*calls, more=(), **header):
-    """A segment of calls (name, ms, to, bytes, from, result), each of which takes 1 ms."""
+    """Return a segment of calls (name, ms, to, bytes, from, result), each of which takes 1 ms."""
     found = [api(number, name) for number, name in enumerate(APIS, 1)]
     for name, start, *what in calls:
         to, size, from_, result = (*what, *[0] * 4)[:4]

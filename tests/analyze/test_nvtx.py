@@ -11,7 +11,7 @@ MS, ZERO = 10**6, 10**9
 
 
 def made(*calls, more=(), gpu=(), **header):
-    """A segment of calls (thread, name, ms, bytes), which take 0.1 ms, and GPU times (thread, ms of the call, ms)."""
+    """Return calls (thread, name, ms, bytes), which take 0.1 ms, and GPU times (thread, ms of the call, ms)."""
     found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     for thread, name, start, *size in calls:
         at, api = ZERO + int(start * MS), APIS.index(name) + 1
@@ -26,7 +26,7 @@ def made(*calls, more=(), gpu=(), **header):
 
 
 def ranged(*ranges):
-    """Ranges (name, begin, end or None, thread, type, domain), in ms."""
+    """Return ranges (name, begin, end or None, thread, type, domain), in ms."""
     found = []
     for number, (name, begin, end, *more) in enumerate(ranges, 1):
         thread, type_, domain = (*more, *(1, "push", None)[len(more) :])

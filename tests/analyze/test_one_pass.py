@@ -83,7 +83,7 @@ def make_segments(seed, most=150):
 
 @pytest.fixture()
 def little(monkeypatch):
-    """All that is kept in memory is a few rows."""
+    """Reduce the rows that are kept in memory to a few."""
     few = {spill: {"IN_MEMORY": 100, "BATCH": 16, "ROOM": 16, "LEAST": 2}, calls_store: {"BLOCK": 3},
            ranges: {"MANY": 4}, numbers: {"PENDING": 8, "SMALL": 2, "FEW": 4},
            periods: {"BLOCKS": 4, "BLOCK": 5}}  # fmt: skip
@@ -161,7 +161,7 @@ def test_sums_of_numbers_are_exact():
 
 
 def after_waits(calls):
-    """ns from waits to the next launch, one call after the other: calls are (start, end, True for a launch)."""
+    """Return the ns from each wait to the next launch. Calls are (start, end, True for a launch)."""
     found, waited = [], []
     for start, end, launch in calls:
         if launch:

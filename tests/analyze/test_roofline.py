@@ -27,7 +27,7 @@ def computed(flops):
 
 
 def trace(*inner, name="k", maps=(1, 2), sites=(), device=None, **header):
-    """A segment with one launch of one block, which saved this."""
+    """Return a segment with one launch of one block, which saved this."""
     known = [records.make("function", id=4, name=name), BYTES, FLOPS, BLOCKS]
     kernel = forge.kernel(3, 4, name, *maps) | ({"sites": list(sites)} if sites else {})
     return forge.trace(*([device] if device else []), *known, kernel, forge.probed(0, 3, 4, 1, 32), *inner, **header)

@@ -21,7 +21,7 @@ MS, ZERO = 10**6, 10**9  # time stamps begin at ZERO: a row that begins at 0 is 
 
 
 def made(*calls, more=(), pid=10, threads=1):
-    """A segment of calls (name, start, duration, kernel or bytes), in ms, that take turns on threads."""
+    """Return a segment of calls (name, start, duration, kernel or bytes), in ms, which alternate between threads."""
     found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     found += [records.make("function", id=n, name=f"k{n}") for n in range(1, 9)]
     for number, (name, start, duration, *what) in enumerate(calls):
@@ -121,7 +121,7 @@ def test_gaps_say_that_recording_was_off():
 
 
 def gpu_times(*rows):
-    """GPU times (begin, duration, call, api, kernel), in ms, of thread 1."""
+    """Return GPU times (begin, duration, call, api, kernel), in ms, of thread 1."""
     packed = [(ZERO + int(begin * MS), int(took * MS), ZERO + int(call * MS), 0, APIS.index(name) + 1, kernel, 1, 0)
               for begin, took, call, name, kernel in rows]  # fmt: skip
     return records.make("gpu_times", **forge.rows(packed, forge.GPU_TIMES))
@@ -576,7 +576,7 @@ def test_the_wildest_times_are_no_fault():
 
 
 def loading(first, more=(), begin=0.01):
-    """A kernel launched three times, first in `first` ms, in ms from 1, 101 and 111 on, and another one in between."""
+    """Return a kernel launched at 1, 101 and 111 ms, the first time in `first` ms, and another one in between."""
     made_ = [(1, first, 1), (101, 0.01, 1), (111, 0.01, 1), *more]
     apis = APIS.index("cuLaunchKernel") + 1
     ran = [(at + begin, took + 2 if at == 1 else 2, at, function) for at, took, function in made_]
@@ -610,7 +610,7 @@ def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time
 
 
 def loading_in_two_threads(second):
-    """Two threads launch a kernel; loading it takes 100 ms. Then each launches it 20 times, in 2 ms on the GPU."""
+    """Return two threads that launch a kernel, which loads in 100 ms, and then launch it 20 times, 2 ms each."""
     api = APIS.index("cuLaunchKernel") + 1
     calls = {1: [(1, 100)], 2: [(second, 101 - second if second < 101 else 100)]}
     ran = {1: [(1, 1.5, 100.5)], 2: [(second, second + 0.5, 101.5 - second if second < 101 else 100.5)]}

@@ -31,7 +31,7 @@ def run(*args, data=b"", **options):
 
 
 def summed(*segments, status=0, warnings=0):
-    """The records of the answer to a stream, by kind."""
+    """Return the records of the answer to a stream, by kind."""
     done = run("--json", data=forge.pack(*segments))
     assert done.returncode == status, done.stderr
     assert len(done.stderr.splitlines()) == warnings, done.stderr

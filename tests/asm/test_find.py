@@ -15,7 +15,7 @@ SM_90 = GpuTarget(9, 0, "")
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """One of each version at each place; `environment(names)` is one in which only these places lead to it."""
+    """Return a ptxas for each version in each place; `environment(names)` leads only to these places."""
     packages = {"nvidia": tmp_path / "site" / "nvidia", "triton": tmp_path / "site" / "triton"}
     homes = {
         "GPT_PTXAS": tmp_path / "given",

@@ -36,7 +36,7 @@ def tool():
 
 @pytest.fixture
 def bad(tmp_path):
-    """`bad(does)` runs PLAIN through a ptxas that does this."""
+    """Return `bad(does)`, which runs PLAIN through a ptxas that does this."""
 
     def run(does, timeout=30.0):
         path = fake.ptxas(tmp_path / "bad", does)

@@ -80,7 +80,7 @@ def why_not():
 
 @contextmanager
 def running(folder, driver=None, before=()):
-    """The client with this folder of the driver, once it has loaded it."""
+    """Yield the client with this driver folder, once it has loaded the driver."""
     if why_not():
         pytest.skip(why_not())
     program = hooked.compile_c(folder / "client", CLIENT)
@@ -102,7 +102,7 @@ def client(tmp_path):
 
 
 def attach(folder, process, *options):
-    """gpt-hook attach, once it watches."""
+    """Start gpt-hook attach; return once it watches."""
     line = ["gpt-hook", "attach", "-o", "trace.mp", "--calls", CALLS, *options]
     line += [] if "--system" in options else ["-p", str(process.pid)]
     watching = subprocess.Popen(line, cwd=folder, stderr=subprocess.PIPE, text=True)

@@ -212,7 +212,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def mapped(tmp_path):
-    """Has another process map files by the name of the driver, as any user can."""
+    """Let another process map files with the driver's name, as any user can."""
 
     def begin(count):
         for number in range(count):

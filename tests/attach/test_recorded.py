@@ -23,7 +23,7 @@ KERNEL = "_Z" + "k" * 150
 
 
 def attach(folder, text, capfd=None):
-    """Makes `trace.mp` of it, in this process. Returns what that says on standard error."""
+    """Make `trace.mp` from a recording, in this process; return what's printed to standard error."""
     (folder / "seen").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert command.read([folder / "seen"], command.Output(str(folder / "trace.mp"), force=True), quiet=True) == 0
     return capfd.readouterr().err if capfd else ""
@@ -80,7 +80,7 @@ def test_lines_may_come_in_any_order(tmp_path):
 
 
 def launched(found):
-    """The name of the kernel of each launch."""
+    """Return the name of each launch's kernel."""
     return [found.kernel(row) for row in found.calls("function") if found.api(row).name == "cuLaunchKernel"]
 
 
@@ -292,7 +292,7 @@ CALLED = """'{"type": "printf", "data": "call 7 7 1000001000 9 0 cuCtxSynchroniz
 
 
 def watch(folder, script, pid, monkeypatch):
-    """Watches with this script for bpftrace."""
+    """Watch with this bpftrace script."""
     (folder / "bpftrace").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bpftrace").chmod(0o755)
     monkeypatch.setattr(command, "find_bpftrace", lambda: str(folder / "bpftrace"))

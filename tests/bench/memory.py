@@ -40,7 +40,7 @@ def table(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Writes the traces, measures, prints; returns the exit status."""
+    """Write the traces, measure, and print; return the exit status."""
     options = argparse.ArgumentParser()
     options.add_argument("--calls", type=int, nargs="+", default=CALLS)
     options.add_argument("--output", type=Path)

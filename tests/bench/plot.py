@@ -14,7 +14,7 @@ HOST, KEPT, GONE = "#4a5568", "#76b900", "#d9e8bf"
 
 
 def plot(results: Path, picture: Path) -> None:
-    """Draws a bar a library: host code and data, GPU code that stays, GPU code that goes."""
+    """Draw a bar per library: host code and data, GPU code that's kept, GPU code that's removed."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -68,7 +68,7 @@ int main(int argc, char **argv) {
 
 
 def run(runtime: Path, folder: Path, program: Path, options: list[str], form: str) -> float:
-    """ns a launch."""
+    """Return ns per launch."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for the pipeline
     env = os.environ | {"GPT_SIM_RUN": "none", "XDG_CACHE_HOME": str(folder / "cache"), "PATH": path}
     line = [runtime / "gpt-hook", "run", "-f", "--calls", "all", "-o", folder / "t.mp", "--device", "sim"]
@@ -80,7 +80,7 @@ def run(runtime: Path, folder: Path, program: Path, options: list[str], form: st
 
 
 def main() -> int:
-    """Measures by turns, and prints a table."""
+    """Measure all ways, interleaved, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--before", type=Path)
     parser.add_argument("--rounds", type=int, default=9)

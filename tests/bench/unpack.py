@@ -42,7 +42,7 @@ def iter_sections(file: mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def iter_elements(file: mmap.mmap, offset: int, end: int) -> Iterator[Packed]:
-    """The elements of a section, from region to region."""
+    """Yield the elements of a section, region by region."""
     while offset + 16 <= end:
         magic, _, header_size, size = struct.unpack_from("<IHHQ", file, offset)
         if magic == 0:  # padding

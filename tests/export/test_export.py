@@ -134,7 +134,7 @@ def test_what_waits_is_bounded(monkeypatch):
 
 
 def probed():
-    """Launches that saved to maps of each type."""
+    """Return launches that saved to maps of each type."""
     maps = [
         forge.probe_map("gmem_bytes", 1, "total", "thread", read="u64"),
         forge.probe_map('../a"b', 2, "array", "warp", 2, Block="u32", block="f32", slot="u64"),

@@ -33,7 +33,7 @@ def refusal(source, kernel="a", arch="sm_90", file=None, cubins=False):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The elements that are unpacked."""
+    """Return the list of elements that are unpacked."""
     found = []
     read = kernels._read
     monkeypatch.setattr(kernels, "_read", lambda source, placed: found.append(placed.index) or read(source, placed))
@@ -88,7 +88,7 @@ def test_what_is_kept_is_bounded(monkeypatch, tmp_path, reads):
 
 @pytest.fixture(scope="module")
 def machine_code():
-    """A cubin with kernels `a` and `b`."""
+    """Return a cubin with kernels `a` and `b`."""
     return forge.compiled([b"a", b"b"], bytes(512))
 
 

@@ -45,7 +45,7 @@ class File:
         return struct.unpack_from("<Q", self.data, place + 16)[0]
 
     def point(self, number, value):
-        """Makes a wrapper point elsewhere."""
+        """Make a wrapper point elsewhere."""
         place = self.relocations.get(self.words[number])
         struct.pack_into("<Q", self.data, self.wrapper + number * WRAPPER + 8 if place is None else place + 16, value)
 
@@ -168,7 +168,7 @@ def test_objects_and_archives(how, sample, tmp_path):
 
 
 def symbol_outside(file):
-    """The number of a symbol of the object that is in no section of fatbins."""
+    """Return the number of the object's symbol that is in no fatbin section."""
     table, fatbin = file.sections[".symtab"], list(file.sections).index(".nv_fatbin")
     entries = struct.iter_unpack("<IBBHQQ", file.data[table["sh_offset"] : table["sh_offset"] + table["sh_size"]])
     return next(n for n, entry in enumerate(entries) if 0 < entry[3] < 0xFF00 and entry[3] != fatbin)

@@ -74,14 +74,14 @@ def test_what_is_kept_whole(build, reason):
 
 
 def section(data, name):
-    """The number of a section, and where its header is."""
+    """Return the number of a section, and the offset of its header."""
     elf = ELFFile(io.BytesIO(data))
     index = elf.get_section_index(name)
     return index, elf.header["e_shoff"] + 64 * index
 
 
 def with_callgraph(pairs):
-    """The linked cubin with another call graph."""
+    """Return the linked cubin with another call graph."""
     data = bytearray(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS))
     _, header = section(data, ".nv.callgraph")
     body = b"".join(struct.pack("<II", *pair) for pair in pairs)

@@ -20,7 +20,7 @@ FIELDS = {"name": 0, "type": 4, "flags": 8, "offset": 24, "size": 32, "link": 40
 
 
 def with_field(section, field, value, form="<Q"):
-    """A cubin of ours in which a field of a section's header has another value; of the ELF header if it's a number."""
+    """Return a cubin with another value in a field of a section header, or of the ELF header if it's a number."""
     data = bytearray(compiled("sm_90"))
     cubin = CubinEditor(bytes(data))
     (shoff,) = struct.unpack_from("<Q", data, 40)
@@ -39,7 +39,7 @@ def number_of(section):
 
 
 def with_content(section, at, form, value):
-    """A cubin of ours with another value in the contents of a section."""
+    """Return a cubin of ours with another value in a section's contents."""
     data = bytearray(compiled("sm_90"))
     struct.pack_into(form, data, content_of(section) + at, value)
     return bytes(data)

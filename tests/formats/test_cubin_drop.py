@@ -87,7 +87,7 @@ def test_what_is_left(arch, used, tmp_path):
 
 
 def graph(text, data):
-    """The pairs of the call graph as cuobjdump prints them, by name; None is not a function."""
+    """Return the pairs of the call graph by name, as cuobjdump prints them; None isn't a function."""
     names = [s.name for s in ELFFile(io.BytesIO(data)).get_section_by_name(".symtab").iter_symbols()]
     pairs, group, found = re.search(r"^\.nv\.callgraph\n((?: <.*>\n)+)", text, re.MULTILINE)[1], 0, []
     for caller, callee in re.findall(r"<(\d+),(-?\d+)>", pairs):
@@ -195,7 +195,7 @@ def test_what_cannot_be_dropped_becomes_zeros(why, codec, tmp_path):
 
 
 def check_zeroed(data, why, codec, folder):
-    """Only `direct` is used of a cubin that cannot be dropped from, for this reason."""
+    """Check that only `direct` can be used of a cubin from which nothing can be dropped, for this reason."""
     path = folder / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", data)], codec, ["-link"]))
     done = run("gpt-patch", "-o", folder / "out", data=located(path, "direct", "--granularity", "kernel"))

@@ -169,7 +169,7 @@ def test_frames_cover_the_code(arch, old, tmp_path):
 
 
 def frames_of(path):
-    """The function, start and size of each entry of .debug_frame, by cuobjdump."""
+    """Return the function, start and size of each entry in .debug_frame, from cuobjdump."""
     text = cuda.run("cuobjdump", "-elf", path)
     entry = r"initial_location: +(0x[0-9a-f]+)\s+address_range: +(0x[0-9a-f]+)\s+function: +(\S+)"
     return [(name, int(start, 16), int(size, 16)) for start, size, name in re.findall(entry, text)]

@@ -81,7 +81,7 @@ def test_what_is_no_such_frame(name):
 
 
 def host(body):
-    """An ELF file of the host with nothing in it."""
+    """Return an empty ELF file for the host."""
     return forge.elf_header() + body
 
 

@@ -35,7 +35,7 @@ def pack(request):
 
 @pytest.fixture
 def expanded(monkeypatch):
-    """The elements that were unpacked whole."""
+    """Return the list of elements that were unpacked completely."""
     done = []
     expand = fatbin.Unpacker.expand
     monkeypatch.setattr(fatbin.Unpacker, "expand", lambda *args: done.append(args[-1]) or expand(*args))

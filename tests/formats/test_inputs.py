@@ -25,7 +25,7 @@ def paths(done):
 
 @pytest.fixture
 def tree(sample, tmp_path):
-    """A directory with links of every sort and files of no interest."""
+    """Return a directory with links of every sort and files of no interest."""
     top = tmp_path / "tree"
     (top / "deep" / "er").mkdir(parents=True)
     data = sample("zstd").read_bytes()

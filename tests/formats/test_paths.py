@@ -38,7 +38,7 @@ def segment(*found):
 
 
 def check(done, name, fact):
-    """One error about the odd path."""
+    """Check that there is one error about the odd path."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
     assert done.err.count("\n") == 1
     assert fact in done.err and "internal error" not in done.err

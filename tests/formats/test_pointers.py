@@ -23,7 +23,7 @@ table:
 
 
 def pointers(path):
-    """(section of the host, address that is pointed to) of each pointer, and the addresses of the regions."""
+    """Return (section of the host, address pointed to) for each pointer, and the addresses of the regions."""
     image = find_image(Source(str(path), path.read_bytes()))
     sections = list(iter_sections(image.elf))
     starts = {

@@ -88,7 +88,7 @@ def build(folder: Path, name: str) -> Path:
 
 
 def repeat(name: str, file: str) -> int:
-    """Runs one input again."""
+    """Run one input again."""
     data = Path(file).read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder, "work")

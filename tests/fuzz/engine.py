@@ -74,7 +74,7 @@ def run(
     target: Target, sample: Sample, folder: Path, failures: Path, *, seed: str,
     count: int | None = None, seconds: float | None = None, guided: bool = False, step: int = 1,
 ) -> Result:  # fmt: skip
-    """Runs `count` inputs, or as many as `seconds` allow. Failures are saved as files of the folder `failures`.
+    """Run `count` inputs, or as many as `seconds` allow. Failures are saved as files in the folder `failures`.
 
     Inputs of one byte come before: each `step`-th, which ones depends on the target.
     """
@@ -140,7 +140,7 @@ def _child(
     target: Target, sample: Sample, folder: Path, failures: Path, shared: mmap.mmap, seed: str,
     numbers: range, end: float, guided: bool, step: int,
 ) -> None:  # fmt: skip
-    """The life of the process that runs inputs. Never returns."""
+    """Run inputs in the child process. Never returns."""
     status = 1
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def _child(
 
 
 def _limit() -> None:
-    """Bounds memory and files from here on."""
+    """Limit memory and files from here on."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
@@ -235,6 +235,6 @@ def _save(folder: Path, target: Target, data: bytes, kind: str, text: str) -> No
 
 
 def saved(name: str, folder: Path) -> list[Path]:
-    """The inputs of a target that failed."""
+    """Return the inputs of a target that failed."""
     found = folder.glob(f"{name}-*") if folder.is_dir() else ()
     return [path for path in found if re.fullmatch(re.escape(name) + r"-[0-9a-f]{10}", path.name)]

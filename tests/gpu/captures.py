@@ -26,7 +26,7 @@ OPTIONS = ("-f", "-p", "gmem_bytes", "--calls", "none", "--complete")
 
 
 def play(folder: Path, program: Path, stream: str) -> dict[str, Any]:
-    """A row: launches into a stream of this kind."""
+    """Return a row for launches into a stream of this kind."""
     out, env = folder / "t.mp", os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     words = (str(probing.PTX), stream, str(TURNS), str(MOMENT))
     done = hooked.run(out, program, *words, options=OPTIONS, device=DEVICE, env=env)

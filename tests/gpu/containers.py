@@ -35,13 +35,13 @@ SIZES = ("size_before", "size_after", "disk_before", "disk_after", "gpu_before",
 
 
 def used_by(trace: Path) -> list[str]:
-    """gpt-locate's options; the trace of a program that stays on the CPU names no device."""
+    """Return gpt-locate's options; the trace of a program that runs only on the CPU names no device."""
     known = read_used([trace], allow_incomplete=False).devices
     return ["--used", str(trace), *([] if known else ["--arch", "sm_90"])]
 
 
 def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
-    """The pipeline on what gpt-extract said; sizes of each library and of all."""
+    """Run the pipeline on gpt-extract's output; return the size of each library and of all."""
     locate, patch = KINDS[kind]
     used = " ".join(used_by(trace))
     line = f"gpt-locate {used} {locate} '{listing}' | gpt-patch -o '{folder}' --json {patch}"
@@ -54,7 +54,7 @@ def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> d
 
 
 def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
-    """Elements outside of the fatbin sections by library, and what of the trace leads to them."""
+    """Return the elements outside the fatbin sections by library, and the trace records that lead to them."""
     used = read_used([trace], allow_incomplete=False)
     out, _ = bench.run(["gpt-locate", "--json", *used_by(trace), str(listing)], what="listing")
     elements: Counter[str] = Counter()
@@ -80,7 +80,7 @@ def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
 
 
 def compare(row: dict[str, Any], what: str, first: str, lines: set[str], out: str) -> None:
-    """Adds the lines of a run that should not differ from the first, and do."""
+    """Add the lines of a run that should be the same as in the first, but aren't."""
     pairs = zip(first.splitlines(), out.splitlines(), strict=False)
     differ = [new for old, new in pairs if old in lines and old != new]
     if len(out.splitlines()) != len(first.splitlines()):
@@ -90,7 +90,7 @@ def compare(row: dict[str, Any], what: str, first: str, lines: set[str], out: st
 
 
 def check(bench: Bench, row: dict[str, Any]) -> None:
-    """All of it, into the row."""
+    """Check everything, and fill in the row."""
     trace, listing = bench.folder / "operations.mp", bench.folder / "listing.mp"
     first, _ = bench.run([*bench.hook(trace.name), *COMMAND], what="the recorded run")
     second, plain = measure(bench, COMMAND, [], "lazy", "the original, lazily")

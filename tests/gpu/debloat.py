@@ -89,7 +89,7 @@ class Bench:
         print(f"{time.monotonic() - self._start:6.1f} s  {fact}", flush=True)
 
     def run(self, line: list[str], env: dict[str, str] | None = None, what: str = "") -> tuple[str, str]:
-        """Standard output and error. Raises OutOfTime, and RuntimeError if a command fails."""
+        """Return standard output and error. Raises OutOfTime, and RuntimeError if a command fails."""
         left = self._seconds - (time.monotonic() - self._start)
         try:
             if left <= 0:
@@ -106,7 +106,7 @@ class Bench:
 
 
 def slim(bench: Bench, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
-    """The pipeline; its records in numbers: bytes before and after."""
+    """Run the pipeline; return its records in numbers: bytes before and after."""
     extract, locate, patch = KINDS[kind]
     line = (
         f"gpt-extract {extract} --loaded '{trace}' | gpt-locate --used '{trace}' {locate} | "
@@ -120,7 +120,7 @@ def slim(bench: Bench, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
 
 
 def measure(bench: Bench, command: list[str], options: list[str], loading: str, what: str) -> tuple[str, Facts]:
-    """Runs a workload; its output, and what it says of itself."""
+    """Run a workload; return its output and the figures that it prints."""
     line = [*bench.hook("measured.mp", "--calls", "none", *options), *command]
     out, err = bench.run(line, {"CUDA_MODULE_LOADING": loading.upper()}, what)
     return out, next((json.loads(text) for text in err.splitlines() if text.startswith('{"seconds"')), {})
@@ -133,7 +133,7 @@ def medians(runs: list[Facts]) -> Facts:
 
 
 def workload(bench: Bench, name: str, row: dict[str, Any], rounds: int, quick: bool) -> Iterator[None]:
-    """All of one workload, step by step into its row. Where all is loaded eagerly one round must do."""
+    """Do one workload, and put each step's result into its row. If all code is loaded eagerly, one round must do."""
     command = WORKLOADS[name]
     trace = bench.folder / f"{name}.mp"
     out, _ = bench.run([*bench.hook(trace.name), *command], what="the recorded run")
@@ -175,7 +175,7 @@ def shown(facts: dict[str, Any]) -> list[str]:
 
 
 def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
-    """Puts a row where the one of its name is, whose figures stay where the new one has none; or last."""
+    """Put a row in the place of the row with its name, or last. Figures that the new row lacks are kept."""
     names = [old["name"] for old in rows]
     place = names.index(row["name"]) if row["name"] in names else len(rows)
     for old in rows[place : place + 1]:
@@ -186,7 +186,7 @@ def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
 
 
 def one(bench: Bench, name: str, rounds: int, quick: bool, save: Callable[[dict[str, Any]], None]) -> bool:
-    """Measure one workload; return whether all of it could be done and was right."""
+    """Measure one workload; return whether every step succeeded and was right."""
     row: dict[str, Any] = {"name": name, "same": False}
     try:
         for _ in inplace.check(bench, row) if name == "apply" else workload(bench, name, row, rounds, quick):

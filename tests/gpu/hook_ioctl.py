@@ -26,7 +26,7 @@ int main(void) {
 
 
 def main() -> None:
-    """Prints how often each escape was called; exits with 1 if the expected ones are missing."""
+    """Print how often each escape was called; exit with 1 if an expected one is missing."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = hooked.compile_c(folder / "client", SOURCE)

@@ -38,7 +38,7 @@ def trace(folder: Path, device: list[str], *command: object) -> tuple[list[str],
 
 
 def main() -> int:
-    """Prints the stages of each program, and returns how many programs are wrong."""
+    """Print the stages of each program; return the number of programs that are wrong."""
     device = sys.argv[1:]
     wrong, tokens = 0, set()
     with tempfile.TemporaryDirectory() as name:

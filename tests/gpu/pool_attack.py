@@ -75,7 +75,7 @@ def examine(trace: hooked.Trace, made: int, replayed: int, toggled: bool) -> dic
 
 
 def attack(folder: Path, program: Path, device: str, seed: int, seconds: float) -> dict[str, Any]:
-    """One round."""
+    """Run one round."""
     dice = random.Random(seed)
     name = dice.choice(list(WAYS))
     memory, threads = dice.choice(MEMORY), dice.choice((1, 2, 8, 16))

@@ -63,7 +63,7 @@ def run(folder: Path, program: Path, *options: str) -> tuple[str, float | None, 
 
 
 def ask(analysis: str, trace: Path) -> dict[str, list[Row]]:
-    """The rows of its answers, by the name of the answer."""
+    """Return the rows of its answers, by answer name."""
     done = subprocess.run([ROOT / "bin" / "gpt-analyze", analysis, "--json", trace], capture_output=True, check=True)
     found: dict[str, list[Row]] = {}
     for record in jsonl.read_lines(io.BytesIO(done.stdout), "out"):

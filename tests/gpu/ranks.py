@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def join() -> int:
-    """The rank, which has chosen its GPU and met the other."""
+    """Choose the rank's GPU, meet the other rank, and return the rank."""
     rank, gpus = int(os.environ["RANK"]), torch.cuda.device_count()
     if gpus < int(os.environ["WORLD_SIZE"]):
         os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
@@ -33,7 +33,7 @@ def join() -> int:
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """A range of NVTX."""
+    """Open an NVTX range."""
     torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call] # PyTorch's
     yield
     torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call] # PyTorch's

@@ -72,7 +72,7 @@ def use(library: Path, loading: str) -> tuple[str, float, float]:
 
 
 def find_arch() -> str:
-    """Ask for the compute capability of the GPU, as 90."""
+    """Return the compute capability of the GPU, as 90."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", "--id=0"]
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().replace(".", "")
 

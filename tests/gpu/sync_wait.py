@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 
 def make_probe(folder: Path, way: str) -> Path:
-    """The probe's file with its second clock read in another way."""
+    """Return the probe's file with a different way to read the second clock."""
     text = (ROOT / "probes" / "sync_wait.toml").read_text()
     start = text.index(BEGIN, text.index("[probe.wait]"))
     end = text.index("[probe.end]")
@@ -74,7 +74,7 @@ def run(line: list[str | Path], env: dict[str, str]) -> str:
 
 
 def read(trace: Path) -> dict[str, list[int]]:
-    """Clocks that each warp of a block waited, in the middle, by kernel."""
+    """Return the clocks that each warp of a block waited in the middle, by kernel."""
     found: dict[str, list[Any]] = {}
     model = gpt.trace.open(trace)
     for launch in model.launches:

@@ -100,7 +100,7 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Compute in this process: the script and the device are arguments. Writes a line of JSON."""
+    """Compute in this process; the script and the device are arguments. Writes a line of JSON."""
     use, device = Path(sys.argv[1]), sys.argv[2]
     sys.path[:] = [
         folder for folder in sys.path if Path(folder).resolve() != HERE

@@ -27,7 +27,7 @@ WORK = {  # name -> module and function
 
 
 def gpu_bytes() -> int:
-    """The memory of the first GPU that is in use, as its driver says. Raises OSError."""
+    """Return the used memory of the first GPU, as its driver reports it. Raises OSError."""
     driver = ctypes.CDLL("libcuda.so.1")
     device, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -52,7 +52,7 @@ def facts(seconds: float, device: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Does the work that is named."""
+    """Do the named work."""
     name, device = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cuda"
     module, function = WORK[name]
     work = getattr(importlib.import_module(module), function)

@@ -107,7 +107,7 @@ next:
 
 
 def make_weights():
-    """All matrices by name, row by row, always the same."""
+    """Return all matrices by name, row by row, always the same."""
     source = random.Random(1)
 
     def matrix(rows, columns):
@@ -192,7 +192,7 @@ class Model:
         self.run("linear", rows, y, x, self.weights[matrix], c_uint(columns), c_uint(mode))
 
     def step(self, place, token=None):
-        """The token after that which is at a place: `token`, or what the step before has chosen."""
+        """Return the token after the one at a position: `token`, or the choice of the step before."""
         at = self.at
         if token is not None:
             self.driver.copy_in(at["token"], array("I", [token]))
@@ -251,7 +251,7 @@ class TorchModel:
 
 
 def generate(model, prompt, count):
-    """The prompt goes in first; the choice at its end is the first new token."""
+    """Generate tokens. The prompt goes in first; the choice at its end is the first new token."""
     found = list(prompt)
     for place in range(len(prompt) + count - 1):
         inside = place < len(prompt)

@@ -93,7 +93,7 @@ SOURCES = {
 
 
 def build(folder: Path) -> None:
-    """Writes originals and what the stages make of them, and cases.json, which says what to try."""
+    """Write the originals, the stages' results, and cases.json, which lists what to try."""
     sys.path.insert(0, str(ROOT))
     from tests import cuda
     from tests.formats import samples
@@ -140,7 +140,7 @@ def case(name: str, codec: str, how: str, path: Path, original: Path, used: list
 
 
 def cut(original: Path, out: Path, used: list[str], mode: str, how: str) -> Path:
-    """The pipeline as a user types it; returns the new file."""
+    """Run the pipeline as a user types it; return the new file."""
     with tempfile.TemporaryDirectory() as work:
         names = Path(work, "names")
         names.write_text("\n".join(used))
@@ -157,7 +157,7 @@ def cut(original: Path, out: Path, used: list[str], mode: str, how: str) -> Path
 
 
 def weak(cubin: bytes, used: list[str]) -> bytes:
-    """Kernels dropped, and their symbols weak and undefined, not empty: another way, should that one fail."""
+    """Drop kernels, and make their symbols weak and undefined, not empty: an alternative should emptying fail."""
     import numpy as np
 
     from gpt.formats import callgraph
@@ -293,7 +293,7 @@ def try_case(path: Path, unused: str, used: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """See the head of this file."""
+    """Run the part named on the command line."""
     match sys.argv[1:]:
         case ["child", path, unused, *used]:
             print(json.dumps(try_case(Path(path), unused, used)))

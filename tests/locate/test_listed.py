@@ -50,7 +50,7 @@ def locate(tmp_path):
 
 
 def cut(done):
-    """The spans of each library, in the order of the stream."""
+    """Return the spans of each library, in stream order."""
     found = {}
     for record in done.records:
         if record["kind"] == "library":

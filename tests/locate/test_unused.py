@@ -219,7 +219,7 @@ def test_elements_beyond_any_file_are_refused():
 
 @pytest.fixture
 def locate(tmp_path):
-    """Runs gpt-locate on a library of elements; returns the offsets that stay, and how the run ended."""
+    """Run gpt-locate on a library of elements; return the offsets that are kept, and how the run ended."""
 
     def call(texts, *options, used="k\n", arch="sm_90", path="lib.so", build_id=None):
         elements = [element(text, 100 * number, path) for number, text in enumerate(texts)]

@@ -51,7 +51,7 @@ def plain(text):
 
 
 def section(page, title):
-    """The lines of a section (`.Sh`) or subsection (`.Ss`)."""
+    """Return the lines of a section (`.Sh`) or subsection (`.Ss`)."""
     text = PAGES[page].read_text()
     found = re.search(rf'^\.(S[hs]) "?{re.escape(title)}"?\n(.*?)(?=^\.Sh|^\.\1|\Z)', text, re.M | re.S)
     assert found, f"{page} has no {title}"
@@ -59,7 +59,7 @@ def section(page, title):
 
 
 def flags(line):
-    """`-o, --output DIR` of `Fl o , Fl Fl output Ar DIR`."""
+    """Return `-o, --output DIR` for `Fl o , Fl Fl output Ar DIR`."""
     line = re.sub(r"Fl Fl ", "--", line)
     line = re.sub(r"Fl ", "-", line)
     line = re.sub(r"\b(?:Ar|Cm) ", "", line)
@@ -154,7 +154,7 @@ def helps_of(tool):
 
 
 def options_of_help(tool):
-    """Each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
+    """Return each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
     options = "".join(text.partition("\nOptions:\n")[2] for text in helps_of(tool))
     found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", options, re.M)
     return {re.sub(r"<([a-z|]+)>$", r"\1", option.replace(" [=", "[=")) for option in found}
@@ -205,7 +205,7 @@ def test_arguments_are_those_of_help(tool):
 
 
 def tables(title):
-    """The rows of the tables of a section, by subsection."""
+    """Return the rows of a section's tables, by subsection."""
     found, rows = {}, []
     for line in section("gpt-stream.5", title):
         if line.startswith(".Ss "):
@@ -274,14 +274,14 @@ def test_limits_are_those_of_fatbins():
 
 
 def iter_examples(page):
-    """Each command of a page with the lines below it."""
+    """Yield each command of a page with the lines below it."""
     text = PAGES[page].read_text()
     for block in re.findall(r"^\.Bd -literal -offset indent\n(.*?)^\.Ed$", text, re.M | re.S):
         yield from iter_commands(plain(block))
 
 
 def iter_commands(block):
-    """The same of one display, if it begins with a command."""
+    """Yield the same for one display, if it begins with a command."""
     if not block.startswith("$ "):
         return
     command, output = "", []
@@ -303,7 +303,7 @@ def is_open(command):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A folder with libdemo.so, and one with the tools of this tree as executables."""
+    """Return a folder with libdemo.so, and one with the tools of this tree as executables."""
     folder = tmp_path_factory.mktemp("demo")
     try:
         build(folder / "lib")
@@ -346,8 +346,8 @@ NUMBER, UNITS = r"\d+(?:,\d{3})*(?:\.\d+)?", "(?:ns|us|ms|s)"  # a busy machine 
 
 
 def pattern(lines):
-    """A regular expression for an output: blanks, numbers, units of time and digests may be others, `...` is anything,
-    on a line of its own any lines.
+    """Return a regular expression for an output. Blanks, numbers, time units and digests may differ; `...` matches
+    anything, and any lines if it's alone on a line.
     """
     text = re.sub(r"[ \t]+", " ", "\n".join(line.rstrip() for line in lines))
     text = re.escape(text).replace(r"\ ", " ").replace("\\\n", "\n")
@@ -376,7 +376,7 @@ def test_examples_do_what_they_show(page, demo, tmp_path):
 
 
 def environment_of(demo):
-    """The commands' environment: the tools of this tree, and an 80-column terminal without colors."""
+    """Return the commands' environment: the tools of this tree, and an 80-column terminal without colors."""
     paths = [demo / "bin", os.environ["PATH"]]
     path = os.pathsep.join(map(str, paths))
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "TERM": "dumb", "LC_ALL": "C"}

@@ -108,7 +108,7 @@ def test_a_link_of_another_user_leads_nowhere(sample, tmp_path, at):
 
 @pytest.fixture
 def environment(sample, tmp_path):
-    """Twelve libraries."""
+    """Return twelve libraries."""
     for number in range(12):
         (folder := tmp_path / "env" / f"p{number}").mkdir(parents=True)
         shutil.copy(sample("none"), folder / f"lib{number}.so")

@@ -17,7 +17,7 @@ CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)  # vfs_cap_data: e
 
 
 def acl(owner, user, group, mask, other, who=4242):
-    """struct posix_acl_xattr: version 2, then tag, permissions, id of each entry."""
+    """Return a struct posix_acl_xattr: version 2, then tag, permissions, and id of each entry."""
     entries = [(1, owner, -1), (2, user, who), (4, group, -1), (16, mask, -1), (32, other, -1)]
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
 

@@ -29,7 +29,7 @@ FALL_BACK = {
 
 
 def slim(library, folder, *locate, used=USED, arch="sm_90"):
-    """For each mode the patched library and its `patched` record; patched again, none changes."""
+    """Return the patched library and its `patched` record for each mode. Patched again, none may change."""
     stream = located(library, used, *locate, arch=arch)
     made = {}
     for mode in MODES:
@@ -60,7 +60,7 @@ def test_layouts(sample, name, tmp_path):
 
 
 def check_call(library, patched, mode, regions):
-    """The host's code still finds each region through its wrapper."""
+    """Check that the host's code still finds each region through its wrapper."""
     *sums, answer = checks.call(patched, regions)
     assert answer == "42 two"
     assert all(line.startswith("ba55ed50") for line in sums)

@@ -30,7 +30,7 @@ def load(data):
 
 
 def rendered(image, plan):
-    """The bytes that a plan makes."""
+    """Return the bytes that a plan makes."""
     out = b""
     for piece in plan.pieces:
         match piece:
@@ -45,7 +45,7 @@ def rendered(image, plan):
 
 @pytest.fixture(scope="module")
 def fatbin():
-    """Two regions of four elements each."""
+    """Return two regions of four elements each."""
     return load(region(ONE, "none") * 2)
 
 
@@ -159,7 +159,7 @@ def test_random_spans(fatbin, data):
 
 
 def patch_all(data, folder, spans):
-    """Each mode on a file, up to the check; GptError and CannotCompact are the only ways to fail."""
+    """Run each mode on a file, up to the check. Only GptError and CannotCompact may be raised."""
     path = folder / "mutant"
     path.write_bytes(data)
     outcomes = set()

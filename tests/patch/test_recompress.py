@@ -29,7 +29,7 @@ LAYOUTS = [
 
 
 def payloads(path):
-    """Type, architecture, kernels and unpacked bytes of each element."""
+    """Return type, architecture, kernels and unpacked bytes of each element."""
     found = extract("--payload", path)
     assert found.status == 0, found.err
     return [(e["type"], e["arch"], e["kernels"], e["data"]) for e in found.kind("element")]
@@ -150,7 +150,7 @@ def test_zstd_sizes_count_no_compression(sample, tmp_path):
 
 
 def forged(tmp_path, kind, flags, payload, packed, unpacked, arch=90):
-    """A file with one element that says of itself what it's told to."""
+    """Return a file with one element whose header has these values."""
     padded = payload + bytes(-len(payload) % 8)
     head = fatbin.ELEMENT.pack(kind, 0x101, 64, len(padded), packed, 0, 0, 7, arch, 0, 0, flags, 0, unpacked)
     path = tmp_path / "forged.fatbin"

@@ -29,7 +29,7 @@ def record_of(members):
 
 @pytest.fixture
 def wheel(sample, tmp_path):
-    """Two libraries, one of them stored, a text with a comma in its name, and one library without GPU code."""
+    """Return a wheel with two libraries, one of them stored, a text named with a comma, and a library for the CPU."""
     members = {
         "pkg/__init__.py": b"",
         "pkg/lib/libone.so": sample("zstd").read_bytes(),
@@ -330,7 +330,7 @@ def located_for(wheel, arch):
 
 
 def check_record(wheel):
-    """Every member has a line in RECORD, and every line holds; returns the members."""
+    """Check that every member has a line in RECORD and every line is right; return the members."""
     with zipfile.ZipFile(wheel) as file:
         assert file.testzip() is None
         names = file.namelist()
@@ -350,7 +350,7 @@ METADATA = b"Metadata-Version: 2.1\nName: pkg\nVersion: 1.0+cu128 \n\nVersion: 3
 
 @pytest.fixture
 def versioned(sample, tmp_path):
-    """A wheel with the version in all the places that may have it, and in some that look like it."""
+    """Return a wheel with the version in every place that may have it, and in some that look like it."""
     members = {
         "pkg/lib/libone.so": sample("zstd").read_bytes(),
         "pkg/pkg-1.0.dist-info/RECORD": b"of another package\n",
@@ -418,7 +418,7 @@ def test_odd_wheels_with_a_label(wheel, tmp_path):
 
 
 def split(wheel, out, *options):
-    """A wheel cut for each --arch: what gpt-patch did, and what gpt-locate said."""
+    """Cut a wheel for each --arch; return gpt-patch's results and gpt-locate's messages."""
     located = run("gpt-locate", *options, data=extract("-r", wheel).out)
     return run("gpt-patch", "-o", out, data=located.out), located.err
 
@@ -502,7 +502,7 @@ def test_a_label_stands_once(version, label, new):
 
 
 def damage(wheel, name):
-    """Change a byte of a member where it's packed, not its checksum."""
+    """Change a byte in a member's packed data, not its checksum."""
     data = bytearray(wheel.read_bytes())
     with zipfile.ZipFile(wheel) as file:
         info = file.getinfo(name)

@@ -29,7 +29,7 @@ BACKUP = ".gpt-orig"
 
 @pytest.fixture
 def library(sample, tmp_path):
-    """A copy to play with, in a folder of its own."""
+    """Return a copy to play with, in a folder of its own."""
     (tmp_path / "lib").mkdir()
     return Path(shutil.copy(sample("balance"), tmp_path / "lib" / "libbalance.so"))
 
@@ -43,7 +43,7 @@ def parsed(data):
 
 
 def failure(done, words, status=1):
-    """The run failed with one line that says so."""
+    """Check that the run failed with a one-line message."""
     assert done.status == status, done.err
     (line,) = done.err.splitlines()
     assert line.startswith("gpt-patch: error: ")

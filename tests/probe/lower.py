@@ -10,7 +10,7 @@ from gpt.ptx.tree import Instruction, Label, Name, Number, Prefixed
 
 
 def kernel_of(file, operand_type="b32"):
-    """A PTX module whose one kernel runs every snippet of a file. OUT and IN1 are of `operand_type`."""
+    """Return a PTX module whose one kernel runs every snippet of a file. OUT and IN1 are of `operand_type`."""
     lines = [f".reg .{register.type} {register.name};" for register in file.registers]
     used = {
         name
@@ -61,7 +61,7 @@ BINARY = {
 
 
 def run(snippet, registers, helpers=None):
-    """Runs a snippet of integers without branches. `registers` is changed; returns the records that it saves."""
+    """Run a snippet of integers without branches, which changes `registers`; return the records that it saves."""
     values = {**(helpers or {}), **registers}
     saved = []
 

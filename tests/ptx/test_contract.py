@@ -25,7 +25,7 @@ LOADED = 6
 
 
 def make(rng: random.Random, type_: str, between: str = "") -> str:
-    """A kernel's body: loads, a dozen instructions, stores."""
+    """Return a kernel's body: loads, a dozen instructions, stores."""
     register, size = TYPES[type_]
     code = []
     values = list(range(LOADED))

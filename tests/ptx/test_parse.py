@@ -294,7 +294,7 @@ OPERATORS = ["+", "-", "*", "/", "%", "|", "&", "^", "<<", ">>", "==", "!=", "<=
 
 
 def named_briefly(strategy):
-    """The same strategy with a short repr: hypothesis writes it when a filter fails, and nested it took megabytes."""
+    """Return the same strategy with a short repr, which hypothesis prints if a filter fails: nested, it took MBs."""
 
     @st.composite
     def inner(draw):
@@ -304,7 +304,7 @@ def named_briefly(strategy):
 
 
 def expressions(operand):
-    """An operand of an expression has no prefix and is not an expression, or the tree would be another."""
+    """Return expressions. An operand of one has no prefix and isn't an expression, or the tree would differ."""
     operand = named_briefly(operand)
     plain = operand.filter(lambda node: not isinstance(node, Expression | tree.Setting))
     base = plain.filter(lambda node: not isinstance(node, Prefixed))

@@ -89,7 +89,7 @@ def kill_one(folder, program, kind, seconds, device="sim", probe="gmem_bytes"):
 
 
 def complete(trace):
-    """The launches whose buffers are all there."""
+    """Return the launches whose buffers are complete."""
     held = {}
     for record in trace.of("buffer"):
         assert "lost" not in record

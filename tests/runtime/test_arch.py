@@ -61,7 +61,7 @@ MODULE(HAS(reverse, 1))
 
 
 def build(folder: Path, *more: str) -> Path:
-    """Builds the runtime for `none`."""
+    """Build the runtime for `none`."""
     line = [
         "make",
         "--no-print-directory",

@@ -23,7 +23,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="session")
 def asking(tmp_path_factory):
-    """A program that asks, with a patience of 1 s."""
+    """Return a program that makes requests with a timeout of 1 s."""
     source = hooked.ROOT / "runtime"
     flags = [
         "-w",

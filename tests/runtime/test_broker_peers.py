@@ -26,7 +26,7 @@ needs_namespaces = pytest.mark.skipif(not can_unshare(), reason="the system give
 
 
 def say(folder: Path, script: str, *options: str, **environment: str) -> list[str]:
-    """Runs a script under gpt-hook and returns the lines that it prints."""
+    """Run a script under gpt-hook and return the lines that it prints."""
     begin = "from tests.runtime.peering import *\nimport os, sys\n"
     line = hooked.command("run", "-f", "-o", folder / "t.mp", "--device", "sim", *options, "--")
     line += [sys.executable, "-c", begin + dedent(script)]
@@ -405,7 +405,7 @@ def connects(tmp_path_factory):
 
 @pytest.fixture
 def answering(tmp_path):
-    """A folder with a socket that listens, such as the supervisor has, or somebody who waits for its end."""
+    """Yield a folder with a listening socket, like a supervisor's."""
     with peering.socket.socket(peering.socket.AF_UNIX, peering.socket.SOCK_SEQPACKET) as server:
         place = tmp_path / "real" / "folder"
         place.mkdir(0o700, parents=True)

@@ -19,7 +19,7 @@ FAULTS = tomllib.loads((FOLDER / "faults.toml").read_text())
 
 
 def build(folder, *flags, probe=PROBE):
-    """The program, with the files under test built to take turns. Objects are kept: a fault changes one or two."""
+    """Build the program with the files under test interleaved. Objects are kept: a fault changes one or two."""
     under_test = ("-DUNDER_TEST", "-include", FOLDER / "schedule.h", "-DGPT_CHECKED")
     tested = (*(probe / name for name in POOL), PROBE.parent / "write/reasons.c")
     objects = []
@@ -41,7 +41,7 @@ def build(folder, *flags, probe=PROBE):
 
 
 def build_with(folder, fault):
-    """The program with a fault in it."""
+    """Build the program with the fault in it."""
     probe = folder / "probe"
     probe.mkdir(parents=True)
     for name in (*POOL, "drain.c"):

@@ -26,7 +26,7 @@ def program(tmp_path_factory):
 
 
 def record(tmp_path, program, *scenarios, calls="all", more=()):
-    """The path of the trace, and what the program says that it ran: counts and bytes."""
+    """Return the path of the trace, and the counts and bytes that the program reports."""
     out = tmp_path / "t.mp"
     done = hooked.run(out, program, *scenarios, options=("-f", "--calls", calls, *more))
     assert (done.returncode, done.stderr) == (0, "")
@@ -61,7 +61,7 @@ def analyze(*words):
 
 @cache
 def summarize(path):
-    """The rows and the verdicts of a summary, by answer."""
+    """Return the rows and the verdicts of a summary, by answer."""
     rows, verdicts = {}, {}
     for line in analyze("summary", "--json", path).splitlines():
         one = json.loads(line)

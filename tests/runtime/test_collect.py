@@ -60,7 +60,7 @@ def live(folder, program, *options, arguments):
 
 
 def check_stores(folder, blocks):
-    """Each thread below COUNT saved where it stored, the others nothing."""
+    """Check that each thread below COUNT saved where it stored, the others nothing."""
     found = saved(folder / "t.mp", "stores")
     assert [units.counts.shape for _, units in sorted(found.items())] == [(n, THREADS) for n in blocks]
     for units in found.values():

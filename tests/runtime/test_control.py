@@ -362,7 +362,7 @@ def test_a_process_that_answers_texts_without_an_end():
 
 
 def find_name(pid):
-    """That of its socket, without the zero in front."""
+    """Return the name of its socket, without the leading zero."""
     with open("/proc/net/unix") as file:
         (name,) = (line.split()[-1] for line in file if " 00010000 " in line and f"@gpt-control.{pid}." in line)
     return name[1:]

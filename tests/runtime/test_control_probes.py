@@ -140,7 +140,7 @@ def test_other_probes_and_kernels(tmp_path, program):
 
 
 def loaded(pid):
-    """Objects of kernels that a process has mapped."""
+    """Return the kernel objects that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if "memfd:" in line and " r-xp " in line})
 

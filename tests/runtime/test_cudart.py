@@ -25,7 +25,7 @@ def of_nvidia() -> Path:
 
 
 def headers(text: str) -> str:
-    """A C text after the preprocessor, with CUDA's headers."""
+    """Return a C text after the preprocessor, with CUDA's headers."""
     line = ["cc", "-E", "-P", f"-I{cuda.headers()}", "-xc", "-"]
     return subprocess.run(line, input=text, capture_output=True, text=True, check=True).stdout
 

@@ -24,7 +24,7 @@ def floor(path):
 
 
 def symbols(folder, names):
-    """Return, for each object, the symbols it defines for others, and the ones it uses of them."""
+    """Return, for each object, the symbols that it defines for others, and the symbols that it needs from others."""
     objects = [f"{name}.o" for name in names]
     lines = subprocess.run(["nm", "-A", *objects], cwd=folder, capture_output=True, text=True, check=True).stdout
     found = {name: (set(), set()) for name in names}
@@ -100,7 +100,7 @@ def files_of(folder):
 
 
 def find_circles(found):
-    """The circles among files of which each defines some symbols and uses others."""
+    """Return the cycles among files that each define some symbols and use others."""
     home = {symbol: name for name, (defined, _) in found.items() for symbol in defined}
     return circles({name: {home[s] for s in used & home.keys()} - {name} for name, (_, used) in found.items()})
 

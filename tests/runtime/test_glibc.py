@@ -15,7 +15,7 @@ POOL = "http://deb.debian.org/debian/pool/main/g/glibc"
 
 
 def fetch(folder, version):
-    """The package, unpacked; the dynamic linker in it, and the folder of its libraries."""
+    """Return the unpacked package, its dynamic linker, and the folder of its libraries."""
     try:
         with urllib.request.urlopen(f"{POOL}/libc6_{version}_amd64.deb", timeout=30) as answer:
             (folder / "libc6.deb").write_bytes(answer.read())
@@ -27,7 +27,7 @@ def fetch(folder, version):
 
 
 def start(linker, libraries, trace, *args):
-    """Runs a program by another dynamic linker: gpt-hook itself would be run by this machine's."""
+    """Run a program by another dynamic linker: gpt-hook itself would be run by this machine's."""
     line = [linker, "--preload", hooked.runtime() / "libgpthook.so"]
     line += ["--library-path", f"{hooked.runtime() / 'sim'}:{libraries}", *args]
     env = os.environ | {"GPT_HOOK_OUTPUT": str(trace), "GPT_HOOK_CALLS": "all"}

@@ -42,7 +42,7 @@ ASKS = "for (int i = 0, version; i < 1000; i++)\n cuDriverGetVersion(&version);\
 
 
 def calls(records: list[dict]) -> list[dict]:
-    """The rows of all calls; each after the records that it refers to."""
+    """Return the rows of all calls, each after the records that it refers to."""
     apis, found = {}, []
     for record in records:
         if record["kind"] == "api":
@@ -409,7 +409,7 @@ def test_a_helper_that_is_stopped_tidies_up(tmp_path):
 
 
 def find_helper(private):
-    """The process that holds the lock in the folder, once the program writes its trace there."""
+    """Return the process that holds the lock in the folder, once the program writes its trace there."""
     hooked.wait_until(lambda: [*private.glob("*/[0-9]*")])
     (lock,) = private.glob("*/.helper")
 

@@ -20,7 +20,7 @@ BEFORE = "; put 'gpt-hook run' right before that program"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A program that uses the driver, a static program, and a library to preload."""
+    """Return a program that uses the driver, a static program, and a library to preload."""
     folder = tmp_path_factory.mktemp("lost")
     hooked.compile_c(folder / "app", LOOP)
     (folder / "plain.c").write_text("int main(void) { return 5; }\n")

@@ -136,7 +136,7 @@ def driver(tmp_path, monkeypatch):
 
 
 def run(tmp_path, source, calls="none", args=()):
-    """The trace of a client that runs on the driver of this file."""
+    """Return the trace of a client that runs on this file's driver."""
     program = hooked.compile_c(tmp_path / "client", CALLS + source)
     done = hooked.run(tmp_path / "t.mp", program, *args, options=("--calls", calls), device="real")
     assert (done.returncode, done.stderr) == (0, "")

@@ -66,7 +66,7 @@ def forms(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory):
-    """A program that launches as often as its second argument says."""
+    """Return a program that launches as often as its second argument says."""
     source = (
         CLIENT
         + r"""
@@ -103,7 +103,7 @@ def test_every_form_of_a_launch(tmp_path, forms, code):
 
 
 def counting(folder):
-    """A pipeline that counts its runs and requests, and the file with them."""
+    """Return a pipeline that counts its runs and requests, and the file with the counts."""
     log = folder / "log"
     stage = folder / "counted"
     stage.write_text(f"#!/bin/sh\necho run >>'{log}'\nexec gpt-extract --ptx\n")

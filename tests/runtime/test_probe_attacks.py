@@ -23,7 +23,7 @@ RUN = CLIENT + "int main(int argc, char **argv) { setup(argv[1]); run(); check()
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory):
-    """A program that launches its kernel once."""
+    """Return a program that launches its kernel once."""
     return build(tmp_path_factory.mktemp("once"), RUN)
 
 

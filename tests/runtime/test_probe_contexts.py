@@ -238,7 +238,7 @@ for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size
 
 
 def set_dynamic(folder, body):
-    """With a probe that takes 1 KB of shared memory."""
+    """Run with a probe that takes 1 KB of shared memory."""
     stage = folder / "sharing.py"
     stage.write_text(SHARING)
     line = f"gpt-extract --ptx | gpt-ptx-probe -p block_sched | {sys.executable} '{stage}' | gpt-asm --arch $GPT_ARCH"

@@ -597,7 +597,7 @@ def test_a_kernel_that_comes_late_is_not_in_a_graph(tmp_path):
 
 
 def helpers(folder):
-    """Processes of a gpt-hook whose trace is in the folder, but for the program itself."""
+    """Yield the processes of a gpt-hook whose trace is in the folder, except the program itself."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if re.match(rf"[^\0]*gpt-hook.*{re.escape(str(folder))}", path.read_text(errors="replace"), re.DOTALL):

@@ -65,7 +65,7 @@ def mapped(tmp_path_factory):
 
 @pytest.fixture
 def large(tmp_path):
-    """A fatbin with the PTX, and an element that is too large for a record; nearly all of it is a hole."""
+    """Return a fatbin with the PTX and an element that's too large for a record; nearly all of it is a hole."""
     whole = pack_fatbin([Payload("ptx", "sm_70", PTX.read_bytes())], "none")
     hole = dead_element(whole[REGION.size : REGION.size + ELEMENT.size], LARGE)
     path = tmp_path / "large.fatbin"
@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
 
 
 def interrupted(folder, number, pipeline, *arguments):
-    """A program that a signal meets while it waits for a kernel, and how long it took to end."""
+    """Run a program that gets a signal while it waits for a kernel; return how long it took to end."""
     program = build(folder, "#include <sys/stat.h>\n" + HANDLER)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(folder / "cache")}
     line = hooked.command("run", "-o", folder / "t.mp", "--device", "sim", "--jit", pipeline, program, PTX, *arguments)

@@ -66,7 +66,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cubin(tmp_path_factory):
-    """The kernels of probing.ptx as machine code."""
+    """Return the kernels of probing.ptx as machine code."""
     made = tmp_path_factory.mktemp("cubin") / "scale.cubin"
     cuda.run("ptxas", "-arch=sm_90", PTX, "-o", made)
     return made
@@ -83,12 +83,12 @@ def run(folder, program, *files, options=(), more=None):
 
 
 def line(folder, stages):
-    """A pipeline that logs what it's asked."""
+    """Return a pipeline that logs its requests."""
     return "--jit", f"tee -a {shlex.quote(str(folder / 'log'))} | {stages}"
 
 
 def unprobed(trace):
-    """Launches without probes by name and code."""
+    """Return launches without probes by name and code."""
     names = {r["id"]: r["name"] for r in trace.of("function")}
     found = {}
     for record in trace.of("unprobed"):
@@ -98,7 +98,7 @@ def unprobed(trace):
 
 
 def probed(trace):
-    """The maps' names of launches with probes."""
+    """Return the maps' names of launches with probes."""
     maps = {r["id"]: r["name"] for r in trace.of("map")}
     return [maps[r["map"]] for r in trace.of("buffer")]
 
@@ -132,7 +132,7 @@ def test_kernels_without_ptx_get_probes(tmp_path, program, cubin):
 
 @pytest.fixture(scope="module")
 def default_line(tmp_path_factory, program):
-    """The pipeline of `gpt-hook run -p gmem_bytes`: a launcher beside a stage that tells what its shell was given."""
+    """Return the pipeline of `gpt-hook run -p gmem_bytes`: a launcher, and a stage that prints its arguments."""
     folder = tmp_path_factory.mktemp("launcher")
     launcher, stage = folder / "gpt-hook", folder / "gpt-extract"
     shutil.copy(hooked.runtime() / "gpt-hook", launcher)

@@ -425,7 +425,7 @@ def test_streams_that_launch_once(tmp_path):
 
 
 def run_short_of_memory(tmp_path, body):
-    """On a device of 100 MiB that is slow: two launches, both with probes."""
+    """Make two launches with probes on a slow device of 100 MiB."""
     program = build(tmp_path, f"{CLIENT}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "GPT_SIM_MEMORY": str(100 << 20)}
     env["GPT_SIM_DELAY"] = "100000"

@@ -86,7 +86,7 @@ def program(tmp_path_factory):
 
 
 def play(folder, program, how):
-    """The trace, and how many launches the program counted: made, by the handler, and run by the device."""
+    """Return the trace, and the program's counts of launches: made, made by the handler, and run by the device."""
     done, trace = probed(folder, program, "-p", "gmem_bytes", arguments=(PTX, how))
     assert (done.returncode, done.stderr) == (0, "")
     assert not unprobed(trace)

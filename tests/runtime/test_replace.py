@@ -70,7 +70,7 @@ def compile_library(path, source, *flags, which=None, build_id=BUILD_ID):
 
 @pytest.fixture(scope="module", params=["RUNPATH", "RPATH"])
 def built(request, tmp_path_factory):
-    """Libraries laid out as in wheels: each finds its neighbours, and another package's libraries, by $ORIGIN."""
+    """Return libraries laid out as in wheels: each finds its neighbours, and other packages' libraries, by $ORIGIN."""
     folder = tmp_path_factory.mktemp("built")
     site = folder / "site"
     compile_library(site / "other" / "lib" / "libneighbour.so", SMALL)
@@ -92,13 +92,13 @@ def built(request, tmp_path_factory):
 
 @pytest.fixture
 def layout(built, tmp_path):
-    """A copy of these libraries for one test."""
+    """Return a copy of these libraries for one test."""
     shutil.copytree(built, tmp_path, symlinks=True, dirs_exist_ok=True)
     return tmp_path
 
 
 def program(path):
-    """Loads the libraries that it is given: `new:NAME` into a new namespace. With CLOSE set it closes each."""
+    """Build a program that loads its arguments: `new:NAME` into a new namespace. With CLOSE set it closes each."""
     text = LOAD.replace("getenv_close()", 'getenv("CLOSE")').replace(
         "#include <stdio.h>", "#include <stdio.h>\n#include <stdlib.h>"
     )

@@ -26,7 +26,7 @@ def ends(how: str) -> str:
 
 
 def counted(paths) -> list[int]:
-    """Calls, those included that are only counted, launches, traces and their bytes."""
+    """Return the numbers of calls, including calls that are only counted, launches, traces, and their bytes."""
     traces = [Trace(path) for path in paths]
     counts = [row["count"] for trace in traces for record in trace.of("counts") for row in hooked.rows(record)]
     calls = sum(len(trace.calls) for trace in traces) + sum(counts)

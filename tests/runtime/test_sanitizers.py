@@ -43,7 +43,7 @@ CLIENTS = {
 
 
 def build(folder, sanitizer):
-    """The library built with it, and the runtime of the sanitizer."""
+    """Return the library built with a sanitizer, and the sanitizer's runtime."""
     name = {"address": "asan", "thread": "tsan", "undefined": "ubsan"}[sanitizer]
     found = subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=False)
     if not found.stdout.startswith("/"):
@@ -54,7 +54,7 @@ def build(folder, sanitizer):
 
 
 def memcheck(folder):
-    """The library as it is, for valgrind."""
+    """Return the library as it is, for valgrind."""
     if not shutil.which("valgrind"):
         pytest.skip("no valgrind (Debian: apt-get install valgrind libc6-dbg)")
     return str(shutil.copy(hooked.runtime() / "libgpthook.so", folder))

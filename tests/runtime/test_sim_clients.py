@@ -36,7 +36,7 @@ with_probes = pytest.mark.parametrize("probes", [False, True], ids=["bare", "pro
 
 
 def install(packages: tuple[str, ...]) -> Path:
-    """A folder with the packages, for PYTHONPATH; NVIDIA's compiler is the tests' own."""
+    """Return a folder with the packages, for PYTHONPATH; NVIDIA's compiler is the tests' own."""
     folder = CACHE / "-".join(package.replace("==", "-") for package in packages)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
@@ -52,7 +52,7 @@ def install(packages: tuple[str, ...]) -> Path:
 
 @pytest.fixture
 def play(tmp_path):
-    """Runs a script with packages: it must end with 0. With probes it runs once more, and must compute the same."""
+    """Run a script with packages, which must exit with 0. With probes it runs once more, and must compute the same."""
 
     def run(packages: tuple[str, ...], script: str, probes: bool = False, **env: str) -> None:
         folder = install(packages)

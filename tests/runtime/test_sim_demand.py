@@ -89,7 +89,7 @@ def play(tmp_path, script, *args, **env):
 
 
 def write(path, ptx):
-    """A fatbin: PTX alone is checked when it is loaded."""
+    """Write a fatbin, as PTX alone is checked when it's loaded."""
     path.write_bytes(cuda.fatbin([("sm_70", "ptx", (HEAD + ptx).encode())], "none"))
 
 

@@ -54,7 +54,7 @@ def check(text, status, log):
 
 @pytest.fixture
 def check(sim_play, tmp_path):
-    """Loads a text in every way: the status and the log of errors must be these."""
+    """Load a text in every way; the status and the log of errors must be these."""
 
     def run(text, status, log, **env):
         done = sim_play(f"{LOADS}\ncheck({text.encode()!r} + bytes(1), {status}, {log!r})", tmp_path / "x.ptx", **env)

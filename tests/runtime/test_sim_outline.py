@@ -38,7 +38,7 @@ EXPECTED = {"good": b"\1\0\0\0"}
 
 @pytest.fixture
 def load(tmp_path):
-    """Loads PTX on a copy of the device whose gpt-asm gives this answer: the status, number of kernels, variables."""
+    """Load PTX on a device whose gpt-asm gives this answer; return status, and numbers of kernels and variables."""
 
     def run(answer: bytes) -> tuple[int, int, dict[str, bytes]]:
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)

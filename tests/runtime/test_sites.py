@@ -15,7 +15,7 @@ from tests.runtime.hooked import SHARED, Trace
 
 
 def stacks(path):
-    """The functions of each call's stack, by the call's name."""
+    """Return the functions on each call's stack, by the call's name."""
     with path.open("rb") as file:
         (process,) = iter_processes(wire.read_records(file, str(path)), CALLS | SITES)
     found = []

@@ -51,7 +51,7 @@ def find_pythons():
 
 
 def play(folder, source, *words, python=None, options=("--tensors",), env=()):
-    """Runs a program in a Python that has no GPT; the tests' own is taken without its site-packages."""
+    """Run a program in a Python without GPT; the tests' own Python is used without its site-packages."""
     (folder / "program").mkdir(exist_ok=True)
     (folder / "program" / "main.py").write_text(source)
     plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}

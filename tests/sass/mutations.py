@@ -192,7 +192,7 @@ def _set(kind: str, name: str) -> tuple[str, Maker]:
 
 
 def _names(rnd: random.Random, woven: Woven) -> Mutation:
-    """Map a snippet's register to another one, in the declaration alone; often to one that's taken."""
+    """Map a snippet's register to another one, in the declaration alone; often to one that's already used."""
     one = _start("a name", woven)
     old = _trampoline(rnd, woven)
     number, part = rnd.choice([(n, part) for n, part in enumerate(old.parts) if isinstance(part, Inserted)])
@@ -242,7 +242,7 @@ def _renamed(rnd: random.Random, woven: Woven) -> Mutation | None:
 
 
 def _with_given(one: Mutation, at: int, word: int) -> Mutation:
-    """Change a word of a snippet in the kernel and in the declaration: what ptxas or the weaver made is bad itself."""
+    """Change a word of a snippet in the kernel and in the declaration, as if ptxas or the weaver had made a bad one."""
     one.at = at
     one.words[at] = word
     for old in one.declaration.trampolines:

@@ -39,7 +39,7 @@ def snippets():
 
 @pytest.fixture(scope="module")
 def leader(image, snippets):
-    """A kernel with one snippet in front of a load, which uses uniform registers, R0 and up."""
+    """Return a kernel with one snippet before a load, which uses uniform registers, R0 and up."""
     _, source = site(image, "saxpy", "LDG")
     return weave(image, "saxpy", [Place(source, (Use("leader"),))], snippets)
 

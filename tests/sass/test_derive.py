@@ -23,7 +23,7 @@ SIZES = {"R": 8, "UR": 6, "P": 3, "UP": 3, "B": 4}
 
 @cache
 def compiled(arch):
-    """The oracle of an architecture, and the words that ptxas makes of the test kernels."""
+    """Return the oracle of an architecture, and the words that ptxas makes of the test kernels."""
     target = COMPILED_AS.get(arch, arch)
     ptxas, nvdisasm, _ = find_tools(target)
     cubin = compile_ptx(ptxas, target, "".join(text for _, text in iter_modules(target)))

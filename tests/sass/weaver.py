@@ -317,7 +317,7 @@ def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
 
 
 def weave(image: bytes, name: str, places: list[Place], snippets: dict[str, Snippet], ticks: bool = False) -> Woven:
-    """Weave. With `ticks`, a register counts in each lane; it's set to zero at the entry. Raises LookupError."""
+    """Weave. With `ticks`, a register counts per lane, from zero at the entry. Raises LookupError."""
     cubin = CubinEditor(image)
     table = table_of(ARCH)
     original = Version(read_kernel(CubinEditor(image), name, table), read_facts(CubinEditor(image), name))

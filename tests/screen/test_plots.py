@@ -14,7 +14,7 @@ LONG = "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_{}<
 
 
 def drawn(folder, columns, rows, *told, name="kernels"):
-    """The texts of a picture."""
+    """Return the texts of a picture."""
     path = folder / "p.svg"
     plots.draw(path, [make_answer(name, columns, rows, ["so it is"], plots=told)])
     return [html.unescape(text.strip()) for text in re.findall(r"<!--(.*?)-->", path.read_text(), re.S)]

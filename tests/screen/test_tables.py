@@ -33,7 +33,7 @@ SAMPLES = {"str": HOSTILE, "u64": (1 << 64) - 1, "u32": (1 << 32) - 1, "bin": b"
 
 
 def sample(type_, name):
-    """A value of a type of gpt/stream/records.py, as wild as it may be."""
+    """Return a value of a type of gpt/stream/records.py, as wild as possible."""
     type_ = type_.rstrip("?")
     if type_.startswith("["):
         return [sample(type_[1:-1], name)] * 3
@@ -43,7 +43,7 @@ def sample(type_, name):
 
 
 def wild_answer(without):
-    """Every type, unit and way to show, as wild as they may be."""
+    """Return an answer with every type, unit and way to show, as wild as possible."""
     columns = [
         {
             "name": f"{HOSTILE}{n}",

@@ -370,7 +370,7 @@ def test_warnings_are_kept_and_name_the_module_that_has_them(tmp_path):
 
 
 def wait_for(pids, count):
-    """The path, once it holds as many lines."""
+    """Return the path, once the file has this many lines."""
     end = time.monotonic() + 30
     while (not pids.exists() or len(pids.read_text().split()) < count) and time.monotonic() < end:
         time.sleep(0.05)

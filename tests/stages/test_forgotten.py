@@ -15,7 +15,7 @@ TRACE = "a trace, in which no library is read: 'gpt-extract LIBRARY | gpt-locate
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """A library with a kernel for sm_90 and its PTX."""
+    """Return a library with a kernel for sm_90 and its PTX."""
     folder = tmp_path_factory.mktemp("forgotten")
     code = 'extern "C" __global__ void one(int *p) { *p = 1; }'
     elements = [("sm_90", "cubin"), ("compute_90", "ptx")]

@@ -22,7 +22,7 @@ PART = "names no part of a kernel's name"
 
 @pytest.fixture
 def kernels(tmp_path):
-    """A file with two kernels, as PTX, as a stream, and a trace that has launched one."""
+    """Return a file with two kernels, as PTX, as a stream, and a trace that has launched one."""
     (tmp_path / "k.ptx").write_bytes(PTX)
     (tmp_path / "k.mp").write_bytes(run("gpt-extract", "--ptx", "k.ptx", cwd=tmp_path).out)
     launches = forge.calls([forge.launch(1000, 10, 1, 2)], forge.LAUNCH)

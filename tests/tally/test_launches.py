@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 
 
 def compiled(source, folder):
-    """The PTX of a source."""
+    """Return the PTX of a source."""
     corpus.compile_source(sources.HERE / "corpus" / f"{source}.cu", folder)
     return (folder / f"{source}.ptx").read_bytes()
 

@@ -64,7 +64,7 @@ def cases(launch: Launch, kernel: str, ptx: bytes) -> Iterator[Case]:
 
 @cache
 def probe_file(name: str) -> ProbeFile:
-    """A built-in probe, with a small log."""
+    """Return a built-in probe, with a small log."""
     text = load.find_probe(name).read_text()
     file = load.parse_toml(re.sub(r"^budget = .*", f"budget = {BUDGET}", text, flags=re.M), f"{name}.toml")
     verify.verify(file)
@@ -118,7 +118,7 @@ def static(text: str, launch: Launch) -> dict[str, Any]:
 
 
 def jobs(launch: Launch, woven: list[Case], plain: bytes, images: Iterable[bytes]) -> list[Job]:
-    """The kernel as it was, then with each probe."""
+    """Return the jobs for the kernel as it was, then with each probe."""
     kernel = woven[0].kernel
     return [
         launch.job(plain, kernel),
@@ -151,7 +151,7 @@ def _check(case: Case, plain: Answer, answer: Answer) -> None:
 
 
 def equal(case: Case, what: str, found: Any) -> None:
-    """A total, where it is known."""
+    """Check that a total has its known value."""
     if what in case.totals:
         assert int(found) == case.totals[what], f"{what}: {int(found)}, not {case.totals[what]}"
 

@@ -15,7 +15,7 @@ KERNELS = ["_Z3addPfi", 'odd"name\n\x1b[31m', "graphed"]
 
 
 def draw(form, *segments):
-    """The timeline of traces that are whole, as bytes, made in this process."""
+    """Draw the timeline of complete traces, as bytes, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "t")
         drawing = ANALYSIS.make(None, json=False, shape=TimelineFormat(form), output=path)

@@ -27,7 +27,7 @@ def chrome(*segments):
 
 
 def rows_of(found):
-    """The spans of each row, by what it is called."""
+    """Return the spans of each row, by row name."""
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
     rows = defaultdict(list)
     for event in found["traceEvents"]:
@@ -267,7 +267,7 @@ def test_nothing():
 
 
 def perfetto(*segments):
-    """The packets."""
+    """Return the packets."""
     return schema.Trace.FromString(draw("perfetto", *segments)).packet
 
 
@@ -347,7 +347,7 @@ def test_perfetto_has_arrows():
 
 
 def varints(data):
-    """The numbers of fields 1, below 128."""
+    """Return the numbers of fields 1, below 128."""
     assert set(data[::2]) == {1 << 3}
     return list(data[1::2])
 

@@ -34,7 +34,7 @@ def test_the_example_of_the_page():
 
 @st.composite
 def tables(draw):
-    """Bytes of rows that resemble each other more or less."""
+    """Return the bytes of rows that resemble each other more or less."""
     row, rows = 4 * draw(st.integers(1, 20)), draw(st.integers(2, 60))
     random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     steps = random.integers(0, 1 << 32, (rows, row // 4), np.uint64).astype(np.uint32)

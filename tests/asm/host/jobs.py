@@ -54,7 +54,7 @@ def answers(
     before: Sequence[str | Path] = (),
     env: Mapping[str, str] = os.environ,
 ) -> list[Answer]:
-    """Runs jobs on the first device of libcuda.so.1, or of the one in the folder `library`.
+    """Run jobs on the first device of libcuda.so.1, or of the one in the folder `library`.
 
     `patience` is seconds for all jobs that one process runs, `before` what stands before its command.
     """
@@ -114,7 +114,7 @@ class _Runner:
         return made
 
     def run(self, job: Job) -> list[bytes]:
-        """Raises CudaError, and AssertionError if a strip was written to."""
+        """Run the job. Raises CudaError, and AssertionError if a strip was written to."""
         driver = self._driver
         if job.image != self._image or job.variables:
             if self._image:
@@ -151,7 +151,7 @@ class _Runner:
 
 
 def main(given: str, first: str, made: str) -> None:
-    """Runs the jobs of a file from a number on, and ends after the first that fails."""
+    """Run the jobs of a file from a number on, and stop after the first that fails."""
     jobs: list[Job] = pickle.loads(Path(given).read_bytes())
     runner = _Runner()
     with open(made, "wb") as file:

@@ -30,7 +30,7 @@ def thread(tmp_path_factory):
 
 
 def results(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """For each three operands what each instruction makes of them."""
+    """Return the results of each instruction for each three operands."""
     body, size, newline = [], 8 * len(cases), "\n"
     for number, case in enumerate(cases):
         names = []
@@ -56,7 +56,7 @@ NEXT:
 
 
 def check(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> None:
-    """Each instruction with each three operands."""
+    """Check each instruction with each three operands."""
     compare(cases, operands, results(thread, cases, operands))
 
 
@@ -72,7 +72,7 @@ def compare(cases: list[Case], operands: list[tuple[int, ...]], *made: Iterator[
 
 
 def samples(form: Format, count: int, seed: str) -> list[tuple[int, ...]]:
-    """Three operands each: in every third case the last is about the product of the others, negated."""
+    """Return triples of operands. In every third, the last is about the negated product of the others."""
     source = random.Random(f"{seed} {count}")
     chosen = [form.samples(count, source) for _ in range(3)]
     for i in range(0, count, 3):

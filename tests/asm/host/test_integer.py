@@ -19,7 +19,7 @@ REGISTER = {8: "%h", 16: "%h", 32: "%r", 64: "%d"}
 
 
 def values(count: int) -> list[tuple[int, int, int]]:
-    """Operands of 64 bits, of which instructions take the lowest."""
+    """Return 64-bit operands; instructions take their lowest bits."""
     edges = [0, 1, 2, 31, 32, 33, 63, 64, 65, 255, 256]
     for n in (8, 16, 32, 64):
         edges += [(1 << n) - 1, 1 << n - 1, (1 << n - 1) - 1, (1 << n) - 2]

@@ -108,7 +108,7 @@ def products() -> list[Product]:
 
 
 def draw(type_: str, shape: tuple[int, int], source: random.Random) -> np.ndarray:
-    """A matrix of small numbers that a type has."""
+    """Return a matrix of small numbers that a type can hold."""
     if type_ == "s32":  # near to the ends, so that sums wrap
         values = [source.choice((0, 1, -5, 2**31 - 3, -(2**31))) for _ in range(shape[0] * shape[1])]
         return np.array(values, np.int64).reshape(shape)
@@ -121,7 +121,7 @@ def draw(type_: str, shape: tuple[int, int], source: random.Random) -> np.ndarra
 
 
 def encode(type_: str, value: float) -> int:
-    """The bits of a number."""
+    """Return the bits of a number."""
     if type_ in FORMATS:
         form = FORMATS[type_]
         bits = form.encode(value < 0, abs(Fraction(value)))
@@ -130,13 +130,13 @@ def encode(type_: str, value: float) -> int:
 
 
 def pack(values: list[int], bits: int) -> list[int]:
-    """Elements, the first lowest, as words of 32 bits."""
+    """Pack elements into 32-bit words, the first in the lowest bits."""
     whole = sum(value << bits * place for place, value in enumerate(values))
     return [whole >> 32 * place & 0xFFFFFFFF for place in range(len(values) * bits // 32)]
 
 
 def unpack(words: list[int], type_: str) -> list[float]:
-    """The numbers of a fragment."""
+    """Return the numbers of a fragment."""
     bits, whole = SIZES[type_], sum(word << 32 * place for place, word in enumerate(words))
     found = [whole >> bits * place & (1 << bits) - 1 for place in range(32 * len(words) // bits)]
     if type_ == "s32":
@@ -196,7 +196,7 @@ def simulate(folder, text: str, inputs: dict[str, list[int]]) -> dict[str, list[
 
 
 def results(one: Product, words: list[int]) -> Iterator[tuple[int, int, float]]:
-    """Lane, element and value of the result, of the words of all lanes."""
+    """Yield lane, element and value of each result, from the words of all lanes."""
     size = sum(one.words(x) for x in "abcd")
     for lane in range(32):
         of_lane = words[lane * size : (lane + 1) * size]

@@ -35,7 +35,7 @@ def asked(folder, **more):
 
 
 def write(folder, *segments, **more):
-    """The exit status, and the folders."""
+    """Return the exit status and the folders."""
     (folder / "trace").mkdir(exist_ok=True)
     status = Writer(asked(folder, **more)).run([record for segment in segments for record in segment])
     return status, sorted((folder / "trace").iterdir())

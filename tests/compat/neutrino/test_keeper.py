@@ -19,7 +19,7 @@ MAP = forge.probe_map("m", n="u64")
 
 
 def answer(folder, *found):
-    """Keeps the answers to a question. All pass."""
+    """Keep the answers to a question. All must pass."""
     keeper = Keeper(folder)
     assert [record for given in found for record in keeper.handle(given)] == list(found)
     assert list(keeper.settle()) == []
@@ -34,7 +34,7 @@ def texts(folder, **files):
 
 
 def add(folder, module, kernel, reason=""):
-    """The folder of the kernel in a trace folder, and what it holds."""
+    """Return the folder of the kernel in a trace folder, and its contents."""
     (folder / "kernel").mkdir(exist_ok=True)
     folders = KernelFolders(folder / "kernel", 4711, Settings("", "", "hook.py", {"m": 8}, folder / "kept", False))
     made = folders.add("k", module, kernel, [MAP] if kernel else [], reason)

@@ -45,7 +45,7 @@ NAMES = {"Q": "u64", "q": "u64", "I": "u32"}
 
 
 def read_first(path, layout):
-    """Records by block and unit, as a script of the first generation reads them."""
+    """Return records by block and unit, as a first-generation script reads them."""
     with open(path, "rb") as file:
         *shape, _, count = struct.unpack("iiiiiiii", file.read(32))
         sections = [struct.unpack("QQ", file.read(16)) for _ in range(count)]
@@ -59,7 +59,7 @@ def read_first(path, layout):
 
 
 def read_second(path, layout):
-    """The same as one of the second generation does."""
+    """Return these records as a second-generation script reads them."""
     with open(path, "rb") as file:
         *shape, _, count = struct.unpack("iiiiiiii", file.read(32))
         sections = [struct.unpack("IIQ", file.read(16)) for _ in range(count)]
@@ -74,7 +74,7 @@ def read_second(path, layout):
 
 
 def make_trace(name, layout, threads):
-    """A launch of two blocks in a trace: each unit saved a record, or as many as its number modulo 3."""
+    """Return a launch of two blocks in a trace: each unit saved a record, or its number modulo 3 of them."""
     fields = {f"f{number}": NAMES[letter] for number, letter in enumerate(layout.form)}
     level = "warp" if layout.divide == 32 else "thread"
     type_, capacity = ("log", 1000) if layout.several else ("array", 1)

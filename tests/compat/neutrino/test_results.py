@@ -33,7 +33,7 @@ def write(path, map_, blocks, threads, data, size=0):
 
 
 def read(path, map_, size):
-    """By the generated reader."""
+    """Read the file with the generated reader."""
     single = map_["type"] != "log" and map_["capacity"] == 1
     text = make_reader([ReadMap(map_["name"], map_["level"], fields_of(map_), size, single)])
     assert text.startswith(BEGIN) and text.rstrip().endswith(END)
@@ -43,7 +43,7 @@ def read(path, map_, size):
 
 
 def array(layout, blocks, threads, value):
-    """A buffer in which each record of a unit has these values."""
+    """Return a buffer in which each record of a unit has these values."""
     units = layout.units(threads)
     found = [value(block, unit) for block in range(blocks) for unit in range(units)]
     return b"".join(struct.pack("<Q", 1) + one.ljust(layout.stride * layout.capacity, b"\0") for one in found)

@@ -23,7 +23,7 @@ BOTH = SUM.format(2 * 96 * 4) + SUM.format(2 * 96 * 8)  # `distribution` only wr
 
 
 def environment(**more):
-    """Commands are found as in an installation, and the programs run on the simulated device."""
+    """Return an environment with commands as in an installation, and the simulated device for programs."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return os.environ | {"GPT_DEVICE": "sim", "GPT_SIM_RUN": "all", "PATH": path} | more
 

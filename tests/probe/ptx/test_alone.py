@@ -49,7 +49,7 @@ def faults(parts, folder, *options):
 
 
 def parts(text, probes):
-    """A module, and each of its kernels alone and with probes; and why kernels got none."""
+    """Return a module, each of its kernels alone and with probes, and why the others have none."""
     whole = scan_module(text, "m")
     found, left = [("whole", text)], {}
     names = [item.name for item in whole.entries]

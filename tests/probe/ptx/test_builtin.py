@@ -29,7 +29,7 @@ NEWEST = b".version 9.0"  # that the ptxas of the tests knows
 
 @cache
 def kernels(arch):
-    """The kernels of the sources, each pruned to what it needs."""
+    """Return the kernels of the sources, each pruned to what it needs."""
     found = {}
     for source in SOURCES:
         module = scan.scan_module(cuda.nvrtc_compile(source.read_text(), ARCHS[arch]), source.name)
@@ -38,7 +38,7 @@ def kernels(arch):
 
 
 def assemble(data, arch, folder):
-    """Registers and bytes spilled, of all functions, by ptxas's report."""
+    """Return the registers and spilled bytes of all functions, as ptxas reports them."""
     text = folder / f"{abs(hash(data))}.ptx"
     text.write_bytes(data)
     command = [cuda.tool("ptxas"), f"-arch={arch}", "-v", text, "-o", text.with_suffix(".cubin")]
@@ -49,7 +49,7 @@ def assemble(data, arch, folder):
 
 
 def woven(data, kernel, file):
-    """The kernel with probes, or None if there is nothing for them."""
+    """Return the kernel with probes, or None if they don't apply to it."""
     try:
         found = weave(data, kernel, [file])
     except LeftAlone as error:

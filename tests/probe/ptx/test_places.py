@@ -17,7 +17,7 @@ def counts(woven):
 
 
 def saved_where(woven):
-    """The guards of the counts of records."""
+    """Return the guards of the counts of records."""
     return [line.split()[0] for line in lines(woven) if "st.global.u64" in line]
 
 

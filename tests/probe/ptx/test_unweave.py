@@ -68,7 +68,7 @@ def test_weaving_and_back(body, function, files, blank, variables):
 
 
 def balanced(text):
-    """The text with braces that no other matches taken out."""
+    """Return the text without unmatched braces."""
     out, depth = [], 0
     for piece in re.split(r"(/\*.*?\*/|//[^\n]*\n|[{}])", text):
         if piece == "}" and not depth:

@@ -39,7 +39,7 @@ def report(data, folder):
 
 
 def check(data, folder, file=SCHED):
-    """Weaves: the program comes back, and the kernel assembles with nothing in global memory but the table."""
+    """Weave, and check that the program is unchanged and the kernel assembles with only the table in global memory."""
     woven = weave(data, "k", [file])
     assert unweave(woven.data) == data
     size = 8 * sum(variable.space == "global" for variable in woven.variables)
@@ -58,7 +58,7 @@ def told(woven):
 
 
 def code(woven):
-    """The text as ptxas reads it: without comments, one blank between words."""
+    """Return the text as ptxas reads it: without comments, one blank between words."""
     return " ".join(re.sub("//[^\n]*", "", woven.data.decode()).split())
 
 

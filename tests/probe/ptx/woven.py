@@ -50,7 +50,7 @@ def assembled(data, tmp_path, arch="sm_90"):
 
 
 def lines(woven):
-    """The instructions that were inserted, registers as they are."""
+    """Return the inserted instructions, with registers as they are."""
     found = [line.partition(MARK)[0].strip() for line in woven.data.decode().splitlines() if MARK in line]
     return [line for line in found if not line.startswith(".")]
 

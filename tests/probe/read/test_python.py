@@ -43,7 +43,7 @@ def compiled(body):
 
 
 def result(body, **values):
-    """The shared registers after a body, and what it saved."""
+    """Return the shared registers after a body, and what it saved."""
     file = compiled([*body.strip("\n").split("\n"), "if False: record.save(0, 0, 0)"])
     registers = {f"%{name}": values.get(name, 0) for name in "abcs"}
     helpers = {"ADDR": values.get("addr", 0), "BYTES": 16, "IN2": 5, "CLOCK": 1000, "SMID": 3, "ACTIVE": 32}
@@ -193,7 +193,7 @@ def test_any_program_means_what_python_says(lines, a, b, t):
 
 
 def typed_constants(line):
-    """The line with each constant an nl.u32, but for counts of shifts: a bare one is as wide as what it meets."""
+    """Return the line with each constant an nl.u32, except counts of shifts. Bare ones take their operand's width."""
     line = line.replace("nl.bytes", "16")
     return re.sub(r"(<< |>> )?\b(\d+)\b", lambda m: m[0] if m[1] else f"nl.u32({m[2]})", line)
 
