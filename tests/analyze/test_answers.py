@@ -301,7 +301,7 @@ def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary
 
 
 def test_follow_waits_for_the_rest_of_a_stream_whose_process_has_ended(tmp_path):
-    """A helper or a copy is still writing it; the answer used to be that the process had been killed."""
+    """A helper or a copy may still be writing it. The answer used to be that the process had been killed."""
     whole, path = forge.pack(process()), tmp_path / "t.mp"
     for size in (len(whole) // 2, whole.rindex(b"kind") - 2):  # within a record, and before the end
         path.write_bytes(whole[:size])

@@ -68,7 +68,7 @@ def test_two_ranks_one_of_which_is_late():
 
 @pytest.mark.parametrize(("ahead", "drift"), [(3_000_000, 0), (-7_000_000, 0), (2_000_000, 1e-5)])
 def test_eight_ranks_of_two_hosts_whose_clocks_differ(ahead, drift):
-    """The second host is ahead by milliseconds, and moves away: more than any collective takes."""
+    """The second host's clock is milliseconds ahead, more than any collective takes, and drifts away."""
     late = {(6, step): (step % 5 + 1) * 20 * US for step in range(3, 60, 4)}
     begins, ends = lockstep(8, 64, late)
     shifts = np.zeros(8, int)
@@ -88,7 +88,7 @@ def test_eight_ranks_of_two_hosts_whose_clocks_differ(ahead, drift):
 
 
 def test_communicators_of_some_ranks_each():
-    """Two ranks of two: pairs reduce often, each at its own pace, and all four gather on another stream."""
+    """Two communicators have two ranks each. Pairs reduce often, at their own pace; all four gather on a stream."""
     rng, segments = np.random.default_rng(1), []
     pairs = [lockstep(2, 40, {(0, n): int(rng.integers(0, 90)) * US for n in range(40)}, seed) for seed in (1, 2)]
     jitter = np.cumsum(rng.integers(-300, 300, 40)) * US

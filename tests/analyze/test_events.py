@@ -107,7 +107,7 @@ def test_clocks_of_machines_are_joined_by_the_time_of_day():
 
 
 def test_clock_records_move_all_calls_alike():
-    """A better rate comes late, and the order within a thread holds."""
+    """A better rate arrives late; the order within a thread is kept."""
     rows = [(i * 1000, 1, ALLOC, 0) for i in range(1, 2000)]
     late = records.make("clock", monotonic=10**9, tsc=2 * 10**9)
     found = events(forge.trace(*APIS, forge.calls(rows), late, tsc=0, tsc_hz=10**9))

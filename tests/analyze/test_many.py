@@ -71,7 +71,7 @@ def test_machines_are_joined_by_the_time_of_day(count, tmp_path):
 
 
 def test_processes_of_a_machine_keep_its_clock_when_the_time_of_day_is_set():
-    """The second one began 5 ms after the first, when the time of day had been set back by an hour."""
+    """The second process began 5 ms after the first, when the time of day had been set back by an hour."""
     first = segment((10, 1))
     second = segment((10, 1), zero=10**9 + 5 * MS, pid=11, realtime=EPOCH - 3600 * 10**9)
     for order in ([first, second], [second, first]):

@@ -233,7 +233,7 @@ def test_several_processes_and_one_that_was_killed():
 
 
 def test_parts_of_time_reach_from_the_beginning_of_the_process_to_its_last_call():
-    """Memory is allocated from 1.00 to 1.01 s, and the last call of all, not one about memory, ends at 10 s."""
+    """Memory is allocated from 1.00 to 1.01 s. The last call of all, which isn't about memory, ends at 10 s."""
     sync = forge.calls([(ZERO + 8999 * MS, MS, 99, 0)])
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 10, BASE + PAGE, 9),
                                    more=[forge.api(99, "cuCtxSynchronize"), sync]))  # fmt: skip

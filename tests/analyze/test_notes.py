@@ -121,7 +121,7 @@ def test_ticks_become_nanoseconds(tmp_path):
 
 
 def test_files_of_several_runs_in_a_row(tmp_path):
-    """Like `cat traces/trace_*.jsonl`: time starts again in each file."""
+    """The input is like `cat traces/trace_*.jsonl`: time starts again in each file."""
     paths = []
     for number, later in enumerate((0, 7_000_000)):
         trace = tmp_path / f"{number}.mp"

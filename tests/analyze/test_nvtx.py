@@ -118,7 +118,7 @@ def test_ranges_that_are_open_or_end_strangely():
 
 
 def test_nothing_is_nested_in_a_range_that_is_open():
-    """Traces of NCCL have such ranges if NVTX's payload extension isn't recorded: NCCL pops them through it."""
+    """NCCL's traces have such ranges if NVTX's payload extension isn't recorded, through which NCCL pops them."""
     ranges = ranged(
         ("init", 0, None, 1, "push", "NCCL"), ("step", 2, 9), ("fwd", 3, 5), ("lost", 4, None), ("bwd", 6, 8),
         ("step", 11, None), ("fwd", 12, 13),

@@ -175,7 +175,7 @@ def after_waits(calls):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_waits_before_a_launch_that_comes_much_later(seed):
-    """Some are over after further calls have begun, and end."""
+    """Some waits end after further calls have begun."""
     random_ = np.random.default_rng(seed)
     starts = np.cumsum(random_.integers(1, 5, 300))
     launch = random_.random(300) < random_.choice([0.02, 0.5])

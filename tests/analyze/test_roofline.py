@@ -67,7 +67,7 @@ def test_bytes_operations_and_times_of_several_runs():
 
 
 def test_a_first_launch_does_not_count_where_there_are_others():
-    """It may contain the loading of the kernel."""
+    """It may contain the loading of the kernel's code."""
     times = forge.gpu_times([(9000, 800, 2, 4), (1000, 73_000_000, 2, 4), (5000, 600, 2, 4)])
     (row,) = ask("roofline", trace(moved(1000), times, maps=(1,))).rows["kernels"]
     assert (row["timed"], row["time"]) == ("gpu-time", 700)
@@ -148,7 +148,7 @@ def test_peaks_of_a_record_of_a_table_and_of_nothing():
 
 
 def test_the_tables_agree():
-    """A device's record gives the published figures, at the clock that they are for."""
+    """A device's record gives the published figures, at the clock rate that they were published for."""
     told = {  # SMs, MHz, MHz of memory, bits
         "Tesla V100-SXM2-16GB": ("sm_70", 80, 1530, 877, 4096),
         "Tesla T4": ("sm_75", 40, 1590, 5001, 256),

@@ -72,7 +72,7 @@ def test_only_a_call_that_fills_most_of_a_gap_is_its_reason(between, reason, sha
 
 
 def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
-    """Two launches, a wait of 1 ms, and 497 ms later a third: the time after the wait is between launches, too."""
+    """Two launches, a wait of 1 ms, and a launch 497 ms later: the time after the wait is also between launches."""
     counts = records.make("counts", **forge.rows([(300, ZERO, 7, 0)], forge.QUERIES))
     calls = [*launches((0, 1), (2, 1)), ("cuStreamSynchronize", 4, 1), *launches((502, 1))]
     found = ask("gaps", made(*calls, more=[counts]))
@@ -196,7 +196,7 @@ def test_two_models_have_times_of_their_own():
 
 
 def test_a_copy_that_waits_for_kernels_is_no_transfer():
-    """A copy of 4 bytes is called at once after a kernel of 100 ms, and takes 1 ms itself."""
+    """A 4-byte copy is called right after a launch of 100 ms, and takes 1 ms itself."""
     warm = [*launches((-10, 1)), ("cuStreamSynchronize", -5, 4)]
     calls = [*warm, *launches((0, 1), (2, 1)), ("cuMemcpyDtoH", 4, 197, 4), *launches((210, 1), (212, 1)),
              ("cuMemcpyDtoH", 214, 3, 4), *launches((220, 1))]  # fmt: skip
@@ -324,14 +324,14 @@ def test_rounds_after_a_warm_up_that_launches_more_often():
 
 
 def test_a_part_of_a_round_at_the_end_is_no_round():
-    """A program that was killed in its fifth round."""
+    """The program was killed in its fifth round."""
     segment = made(*launches(*((10 + 3 * n, 1 + n % 3) for n in range(14))))
     (row,) = ask("summary", segment).rows["iterations"]
     assert (row["launches"], row["count"], row["covered"]) == (3, 4, pytest.approx(100 * 12 / 14))
 
 
 def test_the_last_round_lasts_until_its_wait():
-    """Two rounds of 40 and 60 ms after the warm-up: the second one is waited for, and nothing is launched after it."""
+    """Two rounds of 40 and 60 ms follow the warm-up: the second is waited for, and nothing is launched after it."""
     calls = [("cuMemcpyHtoD", 1, 1, 64)]
     for at, wait in ((10, 5), (20, 35), (60, 55)):
         calls += [*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 5, wait)]
@@ -345,7 +345,7 @@ def test_the_last_round_lasts_until_its_wait():
 
 
 def test_calls_between_the_stages_are_in_the_sums():
-    """A module that's loaded between two copies is part of a stage, but what follows the weights isn't."""
+    """A module that's loaded between two copies is part of a stage; calls after the weights aren't."""
     calls = [
         ("cuInit", 0, 10),
         ("cuMemcpyHtoD", 20, 30, 1 << 20),
@@ -414,7 +414,7 @@ def test_stages_are_found_from_the_calls():
 
 
 def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
-    """As a Llama on an H200: a pass to warm up, two passes that are launched at once, a wait, and the exit."""
+    """A Llama on an H200: a pass to warm up, two passes that are launched at once, a wait, and the exit."""
     one = [1, *[2, 3, 4, 5] * 6, 6]
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 1 << 20), ("cuModuleLoadData", 8, 2)]
     calls += launches(*((10 + 2 * n, kernel) for n, kernel in enumerate(one)))
@@ -450,7 +450,7 @@ def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
 
 
 def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
-    """Launches of graphs are made in 40 us each, and run for 600."""
+    """Each graph launch takes 40 us on the host and runs for 600 us."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2))]
     calls += [("cuStreamSynchronize", 20, 5), *launches(*((30 + 2 * n, 1 + n % 2) for n in range(20)))]
     found = ask("stages", made(*calls, ("cuStreamSynchronize", 71, 959)))
@@ -460,7 +460,7 @@ def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
 
 
 def test_rounds_that_are_never_waited_for_have_the_time_of_their_launches():
-    """Recording was off from 100 to 200 ms, which is in no round."""
+    """Recording was off from 100 to 200 ms, in no round."""
     calls = [("cuInit", 0, 1), *launches(*((10 * n, 1) for n in range(1, 10)), *((10 * n, 1) for n in range(20, 30)))]
     found = ask("stages", made(*calls, more=recording((0.5, True), (100, False), (200, True))))
     rows = {row["category"]: row["time"] / MS for row in found.rows["stages"]}
@@ -500,7 +500,7 @@ def test_time_in_two_stages_at_once_counts_once():
 
 
 def test_ranges_of_libraries_are_no_stages():
-    """NCCL names its functions, ncclCommInitRankConfig among them; a domain of the program's own is one like any."""
+    """NCCL names ranges after its functions, such as ncclCommInitRankConfig. The program's own domain counts."""
     unmarked = stages()
     library = range_(1, "ncclCommInitRankConfig", 1, 140, domain="NCCL")
     assert stages(more=library) == unmarked
@@ -548,7 +548,7 @@ def test_kernel_compile_says_what_it_is_from_and_until(calls, told):
 
 
 def test_rounds_of_graphs_are_said_to_be():
-    """Rounds of a graph alone, and of a graph and a kernel."""
+    """Rounds consist of a graph alone, or of a graph and a kernel."""
     graph = forge.api(9, "cuGraphLaunch")
     for kernel, told in ((False, "1 launch of a graph"), (True, "2 launches, 1 of graphs,")):
         more = [graph]
@@ -586,7 +586,7 @@ def loading(first, more=(), begin=0.01):
 
 
 def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
-    """The event before a first launch is done long before the driver has loaded its code: 80 ms of the call here."""
+    """The event before a first launch is done long before the code is loaded, which takes 80 ms of the call here."""
     segment = loading(80.01)
     found = ask("summary", segment)
     (kernel,) = found.rows["kernels"]
@@ -604,7 +604,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
 
 
 def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time():
-    """The work before it in the stream took longer than loading it, so its event came after that."""
+    """The work before it in the stream took longer than loading the code, so its event came later."""
     (kernel,) = ask("summary", loading(80.01, begin=85)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
 
@@ -644,7 +644,7 @@ def test_of_a_kernel_that_was_launched_once_its_loading_is_not_known():
 
 
 def test_calls_that_all_contain_their_kernels_load_nothing():
-    """CUDA_LAUNCH_BLOCKING."""
+    """CUDA_LAUNCH_BLOCKING is set."""
     made_ = [(1, 80, 1), (101, 80, 1), (201, 80, 1)]
     api = APIS.index("cuLaunchKernel") + 1
     rows = [(ZERO + at * MS, took * MS, ZERO + at * MS, 0, api, f, 1, 0) for at, took, f in made_]

@@ -214,7 +214,7 @@ def test_one_that_does_not_list_its_versions_still_says_its_targets(tmp_path):
 
 
 def test_a_compiler_whose_quote_is_not_closed():
-    """A setting that is wrong is no internal error."""
+    """A wrong setting isn't an internal error."""
     assert find.split_compiler({"CC": "ccache 'my gcc' -m64"}) == ["ccache", "my gcc", "-m64"]
     assert find.split_compiler({"CC": " "}) == find.split_compiler({}) == ["cc"]
     for text in ("'", "gcc 'x", "gcc \\"):

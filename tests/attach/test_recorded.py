@@ -268,7 +268,7 @@ def test_ioctls_are_part_of_the_call_that_makes_them(tmp_path):
 
 
 def test_a_summary_counts_processes_that_take_turns(tmp_path):
-    """In live streams, too, a process's calls before another one's turn used to be left out."""
+    """Calls of a process before another one's turn used to be left out, in live streams, too."""
     turns = [call("cuMemFree_v2", 5_000_001_000 + at, pid=at % 2 + 7) for at in range(10)]
     attach(tmp_path, as_json([*BEGIN, *(line for one in turns for line in (one, f"beat {5_000_100_000}")), *END]))
     done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)

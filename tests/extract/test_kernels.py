@@ -127,7 +127,7 @@ def test_elements_with_a_closed_kernel_are_refused(cubins):
 
 
 def test_a_closed_library_under_another_name(tmp_path):
-    """It's told by the name that it was linked with: an image in it is refused, wherever in the file it lies."""
+    """It's recognized by its soname; an image in it is rejected, wherever it lies in the file."""
     names = "-Wl,-soname,libcublas.so.13"
     made = samples.link(tmp_path / "harmless.so", [image(("sm_70", "a"))], names)
     with made.open("rb") as file:

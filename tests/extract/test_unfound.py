@@ -76,7 +76,7 @@ def test_a_wrapper_that_leads_to_no_fatbin(name, where, sample):
 
 
 def test_all_wrappers_are_stray_where_the_section_moved(sample):
-    """As patchelf 0.14 does it, the sections at the front move to the end, and what they leave is filled with X."""
+    """patchelf 0.14 moves the sections at the front to the end, and fills their old place with X."""
     file = File(sample("balance"))
     section = file.sections[".nv_fatbin"]
     for at in range(section["sh_offset"], section["sh_offset"] + section["sh_size"]):
@@ -123,7 +123,7 @@ def test_a_file_without_section_headers(sample):
 
 
 def test_wrappers_in_a_section_of_another_name(sample):
-    """As a linker script can have it."""
+    """A linker script can name it so."""
     file = File(sample("balance"))
     names = list(file.sections)
     table = struct.unpack_from("<Q", file.data, 40)[0]

@@ -34,7 +34,7 @@ def test_what_used_kernels_need_stays(arch, used):
 @pytest.mark.full
 @pytest.mark.parametrize("arch", [full(ARCHS[0]), *ARCHS[1:]])
 def test_nvdisasm_finds_all_that_kept_code_names(arch):
-    """No symbol that it prints as an operand in kept code is of code that is gone."""
+    """No symbol that nvdisasm prints as an operand in kept code belongs to removed code."""
     data = samples.linked(arch, samples.USERS, samples.FUNCTIONS)
     for used in KERNELS:
         left, gone = cut_out(data, find_cut(data, set(KERNELS) - {used}))
@@ -107,7 +107,7 @@ def test_a_call_graph_that_is_not_understood(pairs, reason):
 
 
 def test_a_function_that_no_kernel_reaches_stays():
-    """Somebody else might: here nothing says any more that `alone` calls `lonely`."""
+    """Another cubin might call it: here no record says any more that `alone` calls `lonely`."""
     data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
     elf = ELFFile(io.BytesIO(data))
     calls = elf.get_section_by_name(".rela.text.alone")
@@ -157,7 +157,7 @@ def test_sections_that_share_bytes():
 @settings(max_examples=examples(400))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
-    """Whatever the tables say: an answer whose ranges are code, or one of two refusals."""
+    """Whatever the tables contain, the result is ranges that are code, or one of two rejections."""
     data = damaged(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS), draw)
     try:
         cut = find_cut(data, {"plain", "alone"})

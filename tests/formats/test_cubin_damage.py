@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(why):
 
 
 def test_every_field_of_every_table():
-    """Random numbers in headers and tables: an answer that another reader takes, or a refusal."""
+    """With random numbers in headers and tables, the result is read by another reader, or the cubin is rejected."""
     rng, built, refused = random.Random(1), 0, 0
     for _ in range(examples(2000)):
         data = bytearray(compiled(rng.choice(("sm_80", "sm_90", "sm_100"))))

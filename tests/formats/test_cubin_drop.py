@@ -256,7 +256,7 @@ def test_faults_are_found():
 
 
 def test_tables_that_are_wrong():
-    """Every size of a section off by one, and every name of a symbol beyond the names: nothing but refusals."""
+    """Every section size is off by one, and every symbol name is beyond the names: all are rejected."""
     data = built("sm_90")
     elf = ELFFile(io.BytesIO(data))
     table = elf.get_section_by_name(".symtab")
@@ -279,7 +279,7 @@ def test_tables_that_are_wrong():
 @settings(max_examples=examples(300))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
-    """An answer that passes its own check, or a refusal."""
+    """The result passes its own check, or the cubin is rejected."""
     data = damaged(built("sm_90"), draw)
     try:
         cut = find_cut(data, {"plain", "alone"})

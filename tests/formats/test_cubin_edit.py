@@ -256,7 +256,7 @@ STEPS = {0x39: 4, 0x2E: 2}  # numbers of an entry
 
 @pytest.mark.parametrize("at", [0, 16, 48])
 def test_lists_of_instructions_follow_them(at):
-    """All that an entry has behind the offset stays as it is."""
+    """The rest of an entry, behind the offset, is unchanged."""
     data = samples.image(BARRIERS, "sm_90")
     cubin = CubinEditor(data)
     for name in ("waits", "prints", "halves"):

@@ -151,7 +151,7 @@ WHOLE = make(1, (PTX, CUDA, NVPTX, "sm_90", b".version 8.0\n.target sm_90\n.entr
 
 
 def test_images_that_share_their_bytes_are_limited(tmp_path):
-    """Else a file of a megabyte would be read for minutes."""
+    """Otherwise a file of a megabyte would be read for minutes."""
     path = tmp_path / "images.out"
     path.write_bytes(WHOLE[: -len(WHOLE) % 8 or None] * (offload.MAX_ENTRIES + 1))
     done = extract(path)

@@ -131,7 +131,7 @@ def test_arm_code(target):
 
 
 def test_code_is_searched_across_blocks(monkeypatch, regions, tmp_path):
-    """An instruction that lies on the edge of two blocks is found."""
+    """An instruction on the edge of two blocks is found."""
     from gpt.formats import pointers as module
 
     hidden = 'extern const char region1[] __attribute__((visibility("hidden")));'

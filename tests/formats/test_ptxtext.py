@@ -114,7 +114,7 @@ def test_the_end_of_a_section_is_the_end():
 
 
 def test_time_is_in_proportion_to_the_size(tmp_path):
-    """Many heads, each of a module that does not end."""
+    """The text has many heads, each of a module that doesn't end."""
     program = tmp_path / "program"
     hostile = b".version 7.8\n.target sm_90\n.func f {" * 60_000
     program.write_bytes(cuda_free_program(tmp_path).read_bytes() + hostile)

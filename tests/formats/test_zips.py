@@ -161,7 +161,7 @@ def test_strange_names_are_names(tmp_path):
 
 @pytest.mark.full
 def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
-    """A text of 800 MB in a file of 1 MB."""
+    """The text has 800 MB in a file of 1 MB."""
     path = tmp_path / "x.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("a.txt", "w") as member:
         for _ in range(800):
@@ -176,7 +176,7 @@ def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_many_members(tmp_path):
-    """As many as fit the directory, each as small as can be."""
+    """The directory has as many members as fit, each as small as possible."""
     count = zips.MAX_DIRECTORY // 51
     local = struct.pack("<4sHHHHHIIIHH", b"PK\3\4", 10, 0, 0, 0, 33, 0, 0, 0, 5, 0)
     entry = struct.pack("<4sHHHHHHIIIHHHHHI", b"PK\1\2", 10, 10, 0, 0, 0, 33, 0, 0, 0, 5, 0, 0, 0, 0, 0)

@@ -410,7 +410,7 @@ def test_modules_in_memory_that_were_looked_into_are_a_warning(locate):
 
 
 def test_an_image_that_no_library_holds_may_have_been_linked(locate):
-    """By a library that comes after the ones with the other names."""
+    """It may have been linked by a library after the ones with the other names."""
     library = ["- cubin sm_90 x #loaded", "s1 ltoir sm_75", "s2 ptx sm_75 p", "s3 cubin sm_90 other"]
     known, strange = (
         records.make("module", id=1, type="cubin", sha256=hashlib.sha256(name).hexdigest())

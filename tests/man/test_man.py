@@ -117,7 +117,7 @@ def test_page_passes_mandoc_and_fits_a_terminal(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_quotation_is_of_one_thing(page):
-    """`.Ql a , b` and `.Ql a , Ql b` put a pair of quotation marks around all of it."""
+    """`.Ql a , b` and `.Ql a , Ql b` put one pair of quotation marks around all of it."""
     if not shutil.which("mandoc"):
         pytest.skip("no mandoc (Debian: apt-get install mandoc)")
     shown = re.sub(".\x08", "", mandoc("-T", "utf8", "-O", "width=1000", PAGES[page]))
@@ -398,7 +398,7 @@ def run_examples(examples, folder, environment, failing=None):
 
 
 def test_recipes_of_the_readme_do_what_they_show(demo, tmp_path):
-    """One after the other in a folder with what `make demo` leaves, as the README says."""
+    """The recipes run one after the other in a folder with `make demo`'s output, as the README says."""
     if not shutil.which("jq"):
         pytest.skip("no jq (Debian: apt-get install jq)")
     folder = tmp_path / "build" / "demo"
@@ -425,7 +425,7 @@ def test_examples_are_compared_as_they_are_meant():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_item_of_a_list_has_a_text(page):
-    """An item without one is a line of its own, which reads as if the next were about it too."""
+    """An item without one is a line of its own, which reads as if the next item's text described it too."""
     lines = PAGES[page].read_text().splitlines()
     depth = []
     for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=True), 1):

@@ -106,7 +106,7 @@ def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
 @pytest.mark.parametrize("used", ["caller", full("nothing")])
 @pytest.mark.parametrize("name", ["relocatable", full("relocatable_first")])
 def test_relocatable_code(sample, name, used, tmp_path):
-    """nvlink has put all of it into the linked cubin, which is what the device loads, so nothing else can be needed."""
+    """nvlink has put everything into the linked cubin, which the device loads, so nothing else can be needed."""
     library = sample(name)
     for mode, (patched, _) in slim(library, tmp_path, used=used).items():
         kept = [f"{library.stem}.2.sm_90.cubin"] if used == "caller" else []
@@ -123,7 +123,7 @@ def test_a_fleet_and_ptx(sample, tmp_path):
 
 @pytest.mark.full
 def test_everything_can_go(sample, tmp_path):
-    """Every region stays, if only as a header: its wrapper is registered when the library is loaded."""
+    """Every region is kept, if only as a header, because its wrapper is registered when the library is loaded."""
     library = sample("none")
     for mode, (patched, record) in slim(library, tmp_path, used="nothing", arch="sm_60").items():
         assert record["gpu_after"] == 0

@@ -101,7 +101,7 @@ def test_mixed_as_on_an_h200(thread):
 
 
 def test_calls_and_branches(thread):
-    """A function has a flag of its own; a branch leaves it; an instruction that a guard leaves out leaves it."""
+    """A function has a flag of its own. A branch keeps the flag, and so does an instruction skipped by its guard."""
     function = """
 .func (.reg .u32 z) less(.reg .u32 a) { .reg .u32 t; sub.cc.u32 t, a, 1; subc.u32 z, 100, 0; ret; }"""
     made = thread.run(

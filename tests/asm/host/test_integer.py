@@ -38,7 +38,7 @@ def thread(tmp_path_factory):
 
 @pytest.mark.full
 def test_integers(thread):
-    """Each result of each instruction for each triple of operands."""
+    """Check each result of each instruction for each triple of operands."""
     check(thread, [case for case in instructions() if case[3]], values(150))
 
 

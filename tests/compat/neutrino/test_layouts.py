@@ -97,7 +97,7 @@ def make_trace(name, layout, threads):
 
 @pytest.mark.parametrize(("name", "layout"), FIRST.items())
 def test_tools_save_what_the_first_generation_reads(name, layout):
-    """So what a run of ours writes is in the form that the script of this name expects."""
+    """The output of a run of ours has the form that the script of this name expects."""
     (map_,) = load_probes(TOOLS / f"{name}.toml").maps
     assert [field.type for field in map_.fields] == [NAMES[letter] for letter in layout.form]
     assert map_.size == struct.calcsize(layout.form) and (map_.capacity is None) == layout.several

@@ -123,7 +123,7 @@ def test_an_empty_log(tmp_path):
 
 
 def test_a_log_of_few_units_takes_little_of_the_disk(tmp_path):
-    """The space between the units is a hole."""
+    """The space between units is a hole."""
     map_ = forge.probe_map("m", type_="log", level="thread", capacity=100_000, n="u64")
     entries = np.zeros((2000, 2), "<u8")
     entries[:, 0], entries[:, 1] = 999_999, 5
