@@ -297,7 +297,7 @@ def test_an_input_that_is_no_stream_is_refused(stage, data):
 @alike
 @pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
-    """The stage that should have filled the pipe has said why it did not: one fault, one error."""
+    """The stage that should have written to the pipe has said why it didn't: one fault gives one error."""
     done = stage(*args, data=b"")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
     with open("/dev/null", "rb") as null:
@@ -475,7 +475,7 @@ def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
 
 @alike
 def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder):
-    """From a sink always, from the others with --table: without colours, and in 80 columns."""
+    """Sinks always write text, the others with --table: without colours, and in 80 columns."""
     args = as_text(stage, *([] if stage.name == "gpt-analyze" else ["--table"]))
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     text = quiet(run(args, folder, data=work, env=env)).decode()

@@ -153,7 +153,7 @@ def test_a_tree_shows_every_difference(tmp_path):
 
 
 def test_a_workload_says_what_it_used(tmp_path):
-    """The driver's own count is asked for as well: in a process of the simulated device."""
+    """The driver's own count is requested as well, in a process of the simulated device."""
     code = "import workload; print(workload.gpu_bytes())"
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "gpu")}
     line = [HOOK, "run", "-q", "-o", tmp_path / "t.mp", "--device", "sim", "--", sys.executable, "-c", code]
@@ -191,7 +191,7 @@ def prepare(device):
 
 @pytest.mark.full
 def test_versions_of_a_wheel_are_compared(demo, monkeypatch, capsys):
-    """All but the GPU: made, installed each into a folder, run in turns, compared."""
+    """All steps but the GPU's are run: versions are built, installed, run interleaved and compared."""
     members = {f"demo_package/{path.name}": path.read_bytes() for path in (demo / "packages/demo_package").iterdir()}
     info = "demo_package-1.dist-info"
     members[f"{info}/METADATA"] = b"Metadata-Version: 2.1\nName: demo-package\nVersion: 1\n"

@@ -49,7 +49,7 @@ LEAST = {"gmem_bytes": 20, "dmat": 35}  # closed forms that are compared
 @pytest.mark.full
 @pytest.mark.parametrize("probes", probe_corpus.probe_sets(), ids="-".join)
 def test_the_corpus_in_a_program_with_probes(launches, probes):
-    """Results stay bit for bit, and what is recorded is what the sources do."""
+    """Results are bit-identical, and the records are what the sources do."""
     named, folder = launches
     (row,) = probe_corpus.run_all(named, "sim", folder, [probes])
     assert not row["wrong"]

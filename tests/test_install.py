@@ -78,7 +78,7 @@ def test_a_folder_of_somebody_else(placed, monkeypatch):
 
 
 def test_nothing_else_tells_how_to_install():
-    """A bare `pip` may be another Python's."""
+    """A bare `pip` may belong to another Python."""
     told = {
         ROOT / "gpt" / "base" / "install.py",
         *(ROOT / "gpt" / "packaging").iterdir(),

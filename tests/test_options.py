@@ -209,7 +209,7 @@ def options_with_numbers():
 
 
 def test_each_option_with_a_number_refuses_the_rest():
-    """By itself and by way of typer, which reads a line with a mistake anew."""
+    """Options are tested directly and through typer, which reads a line with a mistake again."""
     checked = set()
     for tool, name in options_with_numbers():
         for text in (" 3", "3_0", "\u0663"):

@@ -117,7 +117,7 @@ def test_tables_in_the_cache_are_a_convenience(home, tmp_path, monkeypatch):
 
 
 def test_tables_that_somebody_else_put_there_do_not_run(tmp_path, monkeypatch):
-    """They are a pickle."""
+    """The tables are a pickle."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     parse.parser.cache_clear()
     assert one("ret;") == Instruction("ret")

@@ -104,7 +104,7 @@ def test_words_agree_with_every_symbol_of_cuda_h():
 
 
 def test_no_other_file_lists_the_functions():
-    """A second list of them would fall behind: other files name only what they do something about."""
+    """A second list would become outdated. Other files name only the functions that they handle."""
     rows = [row for part in listed() for row in part]
     symbols = [name + suffix + end for name, suffix, _, thread, _ in rows for end in {"", thread}]
     assert len(symbols) == len(set(symbols)) > 700

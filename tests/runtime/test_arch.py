@@ -102,7 +102,7 @@ def test_everything_else_compiles_for_another_processor(tmp_path):
 
 
 def test_no_other_file_names_the_processor():
-    """But what host code has of its own where the compiler says that the processor can."""
+    """The exception is host code of its own, guarded by what the compiler says the processor can do."""
     named = {
         str(path.relative_to(RUNTIME))
         for path in RUNTIME.rglob("*.[chS]")

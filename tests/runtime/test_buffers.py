@@ -72,14 +72,14 @@ def test_schedules_that_found_a_fault(program):
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS)
 def test_schedules_find_a_fault_that_is_put_back(tmp_path, fault):
-    """Once the program or the hook changes, a seed is another schedule. Then look for a new one."""
+    """If the program or the hook changes, a seed gives another schedule, and a new seed is needed."""
     program = build_with(tmp_path, FAULTS[fault])
     command = [program, str(FAULTS[fault]["seed"]), "1"]
     assert subprocess.run(command, capture_output=True, check=False).returncode, "not with this seed"
 
 
 def test_random_schedules(program):
-    """Others each time a commit is tested; the message of a failure has the seed."""
+    """The schedules differ in each run of the tests; the message of a failure has the seed."""
     first = int.from_bytes(os.urandom(4))
     assert run(program, first, 400).startswith("400 schedules: ")
 
@@ -91,7 +91,7 @@ def test_many_random_schedules(program):
 
 @pytest.mark.full
 def test_thread_sanitizer_finds_nothing(tmp_path):
-    """The same programs as threads of the system."""
+    """The same programs run as system threads."""
     program = build(tmp_path, "-fsanitize=thread", "-DREAL_THREADS")
     for seed in range(300):
         done = subprocess.run([program, str(seed)], capture_output=True, text=True, timeout=120, check=False)

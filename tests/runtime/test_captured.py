@@ -210,7 +210,7 @@ def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
 
 
 def test_one_number_of_calls_everywhere(tmp_path, program):
-    """In gpt-hook's last line, in the table of processes and in the questions, with calls that are only counted."""
+    """gpt-hook's last line, the table of processes and the questions agree, with calls that are only counted."""
     source = r"""
 int main(void) {
     begin();

@@ -121,7 +121,7 @@ DEFINITION = re.compile(r"^(?!static\b|extern\b|typedef\b)[a-zA-Z_][^;={}()#]*?\
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_two_files_of_a_folder_seem_to_need_each_other(folder):
-    """The same from the text, which takes no compiler and misses what a macro defines."""
+    """The text gives the same result without a compiler, but misses uses in macros."""
     found = {}
     for path in files_of(folder):
         text = re.sub(r'//.*|"(?:\\.|[^"\\\n])*"', "", path.read_text())

@@ -49,7 +49,7 @@ def test_a_newer_one(tmp_path):
 
 @pytest.mark.full
 def test_an_older_one(tmp_path):
-    """That of Debian 11 and Ubuntu 20.04, whose threads and dlopen are libraries of their own."""
+    """Debian 11 and Ubuntu 20.04 have this version; its threads and dlopen are separate libraries."""
     runtime = hooked.ROOT / "runtime"
     flags = [
         "-include",

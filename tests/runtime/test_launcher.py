@@ -70,7 +70,7 @@ def test_a_file_of_this_folder(tmp_path):
 
 
 def test_the_synopsis_can_be_followed(tmp_path):
-    """Every option of it stands before `--`, and `--` before the command."""
+    """All its options are before `--`, and `--` is before the command."""
     synopsis = gpt_hook("--help").stdout.partition("       gpt-hook ctl")[0]
     assert synopsis.split()[-4:] == ["[--]", "COMMAND", "[ARG", "...]"]
     done = gpt_hook("run", "-o", tmp_path / "t.mp", "--disabled", "--", "true")
@@ -296,7 +296,7 @@ def test_force_deletes_nothing_of_another_user(tmp_path):
 
 
 def test_a_path_with_a_blank(tmp_path):
-    """LD_PRELOAD is split there. Programs that the command starts are watched too."""
+    """LD_PRELOAD would be split at the blank. Programs that the command starts are watched too."""
     shutil.copytree(hooked.runtime(), tmp_path / "a  b")
     call = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
     line = [tmp_path / "a  b" / "gpt-hook", "run", "-q", "-o", tmp_path / "t.mp", "--device", "sim", "--"]

@@ -193,7 +193,7 @@ def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
 @in_both_forms
 @pytest.mark.full
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
-    """Buffers of 720 KB, and room for two of them."""
+    """Buffers have 720 KB, and there is room for two of them."""
     source = (
         CLIENT
         + r"""
@@ -251,7 +251,7 @@ def test_streams_of_one_hash_are_known(tmp_path):
 
 @pytest.mark.full
 def test_threads_wait_for_each_others_launches(tmp_path):
-    """Four buffers for twelve streams: where all are in launches under way, nothing comes back, but soon does."""
+    """There are four buffers for twelve streams. While all are in flight none is free, but soon one is."""
     source = (
         CLIENT
         + r"""
@@ -287,7 +287,7 @@ def test_threads_wait_for_each_others_launches(tmp_path):
 
 @in_both_forms_at_once
 def test_variables_are_the_programs(tmp_path):
-    """Constants that are written between launches, before and after their address was asked for."""
+    """Constants are written between launches, before and after their address is requested."""
     source = (
         CLIENT
         + r"""
@@ -336,7 +336,7 @@ def test_a_library_and_its_kernels(tmp_path):
 
 @in_both_forms
 def test_a_module_that_comes_and_goes(tmp_path):
-    """Handles come back; each module has its own kernel with probes, and its own variables."""
+    """Handles are reused; each module has its own kernel with probes, and its own variables."""
     source = (
         CLIENT
         + r"""
@@ -426,7 +426,7 @@ def test_a_child_of_fork_and_a_kill(tmp_path):
 
 @pytest.mark.full
 def test_a_pipeline_that_is_late_is_used_later(tmp_path):
-    """A look-up does not wait with --wait 0; the kernel is loaded where the program waits for the GPU."""
+    """With --wait 0 a look-up doesn't wait; the kernel is loaded where the program waits for the GPU."""
     source = (
         CLIENT
         + r"""
@@ -486,7 +486,7 @@ def test_the_line_at_the_end(tmp_path, launches):
 @in_both_forms
 @pytest.mark.full
 def test_the_broker_is_killed(tmp_path):
-    """The program's own kernels run; existing results stay."""
+    """The program's own kernels run, and existing results are kept."""
     source = (
         CLIENT
         + r"""

@@ -16,7 +16,7 @@ def endless(tmp_path_factory):
 @in_both_forms
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_had_ended_before_is_in_the_trace(tmp_path, endless, kind):
-    """A busy machine may stop the writer for longer than that, so one of three kills may lose more."""
+    """A busy machine may stop the writer for some time, so one of three kills may lose more."""
     late = []
     for i in range(3):
         folder = tmp_path / str(i)

@@ -143,7 +143,7 @@ def test_one_library_under_many_names(layout):
 
 
 def test_a_folder_with_a_file_for_each_name(layout):
-    """Two files of the folder that fit one library: the first that was taken stays."""
+    """If two files of the folder fit one library, the first one is kept."""
     folder = layout / "site" / "app" / "lib"
     data = (layout / "slim" / "libfoo.so.1").read_bytes()
     (layout / "slim" / "libfoo.so").write_bytes(data.replace(b"replaced", b"REPLACED"))
@@ -293,7 +293,7 @@ def test_mutated_headers_are_refused_or_harmless(layout):
 
 
 def test_copies_stay_apart(layout):
-    """Two files of one name and build id are two objects with their own variables."""
+    """Two files with one name and build ID are two objects with their own variables."""
     first, second = layout / "site" / "app" / "lib" / "libfoo.so.1", layout / "site" / "copy" / "lib" / "libfoo.so.1"
     second.parent.mkdir(parents=True)
     second.write_bytes(first.read_bytes())
@@ -424,7 +424,7 @@ def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
 
 
 def test_a_library_in_many_pieces(sample, tmp_path):
-    """Kernels, of which gpt-patch has left as many as it may."""
+    """gpt-patch has left as many kernels in it as it may."""
     library = shutil.copy(sample("pieces"), tmp_path / "libpieces.so")
     (tmp_path / "names").touch()
     found = tool("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("--scan", library).out)

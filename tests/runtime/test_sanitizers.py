@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
 @pytest.mark.full
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
-    """The program is run under gpt-hook, and begins anew with the library that is built with the sanitizer."""
+    """The program runs under gpt-hook with the library built with the sanitizer."""
     preload = build(tmp_path, sanitizer).replace(" ", ":")
     program = simulated.build(tmp_path / "client", PROBED)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "ASAN_OPTIONS": "detect_leaks=0"}
@@ -181,8 +181,9 @@ def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
     ("source", "wrong"), [(STRESS, check), (graphing.STRESS, check_graphs)], ids=["launches", "graphs"]
 )
 def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
-    """Recording and probes are turned on and off, the first time too, while threads launch. Kernels with probes are
-    made for the first program; the second finds them made, before anything else was asked of the driver."""
+    """Recording and probes are turned on and off while threads launch, the first time too. Kernels with probes are made
+    for the first program; the second finds them in the cache, before any other driver call.
+    """
     preload = build(tmp_path, "thread").replace(" ", ":")
     program = simulated.build(tmp_path / "client", source)
     line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")
@@ -246,7 +247,7 @@ int main(int argc, char **argv) {
 
 @pytest.mark.full
 def test_thread_sanitizer_finds_nothing_where_threads_begin_at_once(tmp_path):
-    """Other probes are named meanwhile, and the program ends while they launch."""
+    """Other probes are named at the same time, and the program ends while they launch."""
     preload = build(tmp_path, "thread").replace(" ", ":")
     program = simulated.build(tmp_path / "client", AT_ONCE)
     line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")

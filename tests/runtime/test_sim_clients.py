@@ -218,7 +218,7 @@ def test_numba_cuda(play, probes):
 
 @pytest.mark.full
 def test_numba_cuda_as_pypi_has_it_says_what_to_do(tmp_path):
-    """In an environment of its own: there nvjitlink is found."""
+    """It runs in an environment of its own, where nvjitlink is found."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [python, "-m", "pip"]

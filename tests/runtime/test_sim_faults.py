@@ -187,7 +187,7 @@ def test_launches_beyond_the_limits(play_kernels):
 
 
 def test_asynchronous_stores_need_clusters(play_kernels):
-    """As on an H200, for a launch without dimensions of clusters."""
+    """An H200 gives the same result for a launch without cluster dimensions."""
     kernels = r"""
     VARIABLES()
     KERNEL(plain) { if (!t->cluster) t->services->fault(t, 11, HOST_FAULT_CLUSTER, 0); }
@@ -212,7 +212,7 @@ def test_asynchronous_stores_need_clusters(play_kernels):
 
 
 def test_memory_that_runs_out_before_the_first_thread():
-    """Too little for a stack: the launch fails, and the process does not."""
+    """There is too little for a stack: the launch fails, and the process doesn't."""
     code = """
     import resource
     context, module, kernel, memory, size = c.c_void_p(), c.c_void_p(), c.c_void_p(), c.c_uint64(), c.c_size_t(64)

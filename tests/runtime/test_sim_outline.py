@@ -101,6 +101,6 @@ def test_a_module_that_makes_no_sense(load, key, value, kernels, variables):
 
 
 def test_a_record_that_says_more_than_there_is(load):
-    """An array of four billion kernels, and none of them."""
+    """It claims an array of four billion kernels, and has none."""
     whole = msgpack.packb({"kind": "outline", "kernels": []})
     assert load(whole[:-1] + b"\xdd\xff\xff\xff\xff")[0] != 0

@@ -72,7 +72,7 @@ print("done")
 
 
 def test_calls_find_the_tensors_that_they_used(tmp_path):
-    """Tensors in reused memory. Calls of ctypes are not seen: `made` gets its name when the function returns."""
+    """Tensors are in reused memory. Calls by ctypes aren't seen: `made` gets its name when the function returns."""
     source = """
 begin()
 def make(n):

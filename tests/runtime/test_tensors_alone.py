@@ -81,7 +81,7 @@ def test_only_if_asked_for(tmp_path):
 
 
 def test_what_was_on_the_path_stays(tmp_path):
-    """And sitecustomize, of which a program has one, runs as before."""
+    """sitecustomize, of which a program has one, runs as before, too."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("import sys; sys.mine = True")
     source = "import os, sys, gpt.tensors; assert sys.mine; print(os.environ['PYTHONPATH'])"

@@ -49,7 +49,7 @@ def test_facts_are_what_ptxas_does(arch):
 
 @pytest.mark.parametrize("arch", FIRST)
 def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
-    """Each word by itself, even if its text equals another's."""
+    """Each word is compared separately, even if its text equals another's."""
     oracle, words = compiled(arch)
     words = random.Random(46).sample(words, 1500)
     table = table_of(arch)
@@ -90,7 +90,7 @@ def test_jumps_lead_where_nvdisasm_says(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_line_compiles(arch):
-    """ptxas says nothing of lines that it leaves out: it takes all of them."""
+    """ptxas doesn't report lines that it leaves out, but it takes all of these."""
     assert len(list(iter_variations(arch))) > 700
     assert compiled(arch)[1]
 

@@ -113,7 +113,7 @@ def test_colors_of_a_heat_map_stand_for_plain_numbers(most, ticks, tmp_path):
 
 
 def test_panels_of_the_same_time_have_it_at_the_same_places(tmp_path, monkeypatch):
-    """The upper one has a scale of colors beside it."""
+    """The upper one has a color scale beside it."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     figures = []
     monkeypatch.setattr(pyplot, "close", figures.append)

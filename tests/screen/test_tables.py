@@ -153,7 +153,7 @@ def test_a_stage_says_which_records_are_in_no_table(stage, tmp_path):
 
 
 def test_names_of_real_length(monkeypatch):
-    """Paths keep their last part, kernels their beginning; what shares a folder says so once."""
+    """Paths keep their last part and kernels their beginning. A shared folder is printed once."""
     folder = "/home/somebody/.venv/lib/python3.11/site-packages/nvidia"
     sizes = {key: 435 << 20 for key, (type_, _) in records.KINDS["patched"].items() if type_ == "u64"}
     paths = [f"{folder}/cu13/lib/libcublasLt.so.13", f"{folder}/cudnn/lib/libcudnn_engines_precompiled.so.9"]

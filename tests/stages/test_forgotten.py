@@ -75,7 +75,7 @@ def test_nothing_to_cut_is_no_fault(library, tmp_path):
 
 
 def test_a_stage_of_somebody_elses_may_find_none(library, tmp_path):
-    """It put its name into the header, and no span into the stream."""
+    """Another project's stage put its name into the header, and no span into the stream."""
     listed = run("gpt-extract", "--json", library).out.decode()
     data = listed.replace('"via": []', '"via": ["my-locate"]').encode()
     done = run("gpt-patch", "--from-json", "-o", tmp_path, data=data)

@@ -96,7 +96,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
 
 @pytest.mark.parametrize("name", [*PACKAGES, *LARGE])
 def test_slimmed_inside_of_elements(name, tmp_path):
-    """Code of kernels that are not used is zeros, or gone; the code of the others is what it was."""
+    """Code of unused kernels is zero or removed; the code of the others is unchanged."""
     if name in LARGE and not os.environ.get("GPT_TEST_LARGE"):
         pytest.skip("large: set GPT_TEST_LARGE=1")
     package = {**PACKAGES, **LARGE}[name]

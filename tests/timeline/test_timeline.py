@@ -330,7 +330,7 @@ def test_perfetto_has_its_own_records_of_work():
 
 
 def test_perfetto_has_arrows():
-    """Calls name the records of work (TrackEvent's extension gpu_correlation, which the package does not know)."""
+    """Calls name the records of work (TrackEvent's extension gpu_correlation, which the package doesn't know)."""
     packets = perfetto(small())
     names = {one.iid: one.name for one in packets[0].interned_data.event_names}
     works = [p.gpu_render_stage_event for p in packets if p.HasField("gpu_render_stage_event")]
@@ -368,7 +368,7 @@ def test_perfetto_marks_what_is_incomplete():
 
 
 def test_perfetto_gets_texts_that_it_reads_whole():
-    """It takes NUL for their end."""
+    """Perfetto ends texts at NUL."""
     packets = perfetto(segment(*pushed(1, "a\0b", 0, 9), argv=["c\0d"]))
     assert [span[2] for span in spans_of(packets)["thread 1"]] == ["a\ufffdb"]
     assert any(p.track_descriptor.process.process_name.startswith("c\ufffdd, ") for p in packets)

@@ -179,7 +179,7 @@ def test_the_stage_chooses_kernels_and_reports_faults():
 
 
 def test_nothing_knows_of_it():
-    """No file of the package mentions it, and it needs nothing of the back end for PTX."""
+    """No file of the package mentions it, and it needs nothing from the PTX back end."""
     for path in (ROOT / "gpt").rglob("*.py"):
         assert "EchoWeaving" not in path.read_text()
     tree = ast.parse((Path(__file__).parent / "echo.py").read_text())

@@ -69,7 +69,7 @@ def parts(text, probes):
 
 
 def test_every_feature(tmp_path):
-    """All features at once in two kernels, which are woven; others are left alone for a true reason."""
+    """All features at once in two kernels, which are woven; the other kernels are left alone for a correct reason."""
     names = [name for name in modules.FEATURES if name not in {*POINTERS, "shadows"}]
     uses = {"kernel1": names[::2], "kernel2": names[1::2], "kernel3": sorted(POINTERS), "kernel4": ["shadows"]}
     found, left = parts(modules.module(uses, random.Random(2)).encode(), ["block_sched", "gmem_bytes"])

@@ -254,7 +254,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 6), PIECES), min_size=1, max_size=4))
 def test_torn_modules(edits):
-    """Whatever the module looks like: it is refused or left alone, or comes back."""
+    """The module is rejected, left alone, or restored."""
     text = TEXT
     for at, length, piece in edits:
         text = text[:at] + piece + text[at + length :]
@@ -266,7 +266,7 @@ def test_torn_modules(edits):
 
 
 def test_relocatable_kernels_have_tables_of_their_own(tmp_path):
-    """Two of them, of two modules, are linked."""
+    """Two kernels from two modules are linked."""
     cubins = []
     for name in ("first", "second"):
         data = kernel(f"ld.global.u32 %r1, [{name}];", f".global .u32 {name};")

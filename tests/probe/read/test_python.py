@@ -108,7 +108,7 @@ def test_an_operand_is_saved_as_what_it_is():
 
 
 def test_registers_may_have_any_name():
-    """`clock`, as the special register, and `p_1`, as a temporary of p might be called."""
+    """`clock` is also a special register, and `p_1` might be a temporary of p."""
     text = HEAD.replace("a: nl.u32", "clock: nl.u64 = 0\np_q: nl.u64 = 0\np_1: nl.u32 = 0\na: nl.u32")
     text += "    q = a + 1\n    clock = nl.clock()\n    p_q = 7\n    p_1 = (q * 3 + p_1) >> 1\n"
     file = compile_python(text + "    record.save(clock, p_1, q + p_q)\n", "p.py")
