@@ -235,7 +235,10 @@ def test_a_stack_of_64_kib(tmp_path):
         limited = ["prlimit", f"--stack={kib << 10}", *line]
         return subprocess.run(limited, capture_output=True, text=True, check=False)
 
-    done = run(64, "--stacks", "all")
+    deep = tmp_path / "slim" / "d" / "/".join(map(str, range(25)))
+    deep.mkdir(parents=True)
+    shutil.copy(hooked.runtime() / "libgptreplace.so", deep)
+    done = run(64, "--stacks", "all", "--replace", tmp_path / "slim")
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
     assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 1
     done = run(40, "-p", "gmem_bytes")  # Python crashes
