@@ -141,6 +141,20 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
             raise OSError(0, "is a symbolic link that another user may have made")
 
 
+def make_open_folder(path: Path) -> int:
+    """Make a folder and open it, so that it can be filled through the descriptor whatever its name means by then.
+
+    Raises OSError, whose `filename` is `path`, also if somebody has put another folder in its place already.
+    """
+    with _named(path):
+        path.mkdir()
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if os.fstat(folder).st_uid != os.geteuid() or os.listdir(folder):
+            os.close(folder)
+            raise OSError(0, "somebody else renames folders there")
+    return folder
+
+
 def check_free(path: Path, folder: bool = False) -> None:
     """Raise OSError, whose `filename` is `path`, if `take_name` couldn't give a file, or a `folder`, that name."""
     with _named(path):
