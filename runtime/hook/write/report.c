@@ -118,10 +118,11 @@ static void say_totals(const struct trace_totals *found) {
         hook_say_coverage(found->probed, found->unprobed, found->launches);
     if (found->dropped)
         say_logs(found);
-    if (found->stopped) {
+    uint64_t counted = hook_limit_stopped(), stopped = counted > found->stopped ? counted : found->stopped;
+    if (stopped) {
         snprintf(line, sizeof(line),
                  "gpt-hook: warning: --max-disk was reached: %lu process%s went on without being recorded",
-                 found->stopped, found->stopped == 1 ? "" : "es");
+                 stopped, stopped == 1 ? "" : "es");
         gpt_write_line(line);
     }
     if (found->quick) {
