@@ -203,7 +203,7 @@ def test_who_asked_and_what_pytorch_does_not_see():
     assert picked(libraries["libc10_cuda.so"], *keys) == (1, 1, 1000, 1000, 0)
     assert picked(libraries["libcublas.so.12"], *keys) == (1, 0, 500, 500, 500)
     assert found.rows["sites"][0]["library"] == "libc10_cuda.so"
-    verdict = "at the peak PyTorch's allocator had 0.977 KiB, and does not see 500 B that others asked for"
+    verdict = "at the peak PyTorch's allocator had 1,000 B, and does not see 500 B that others asked for"
     assert found.verdicts["memory"][1:] == [verdict]
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
 
