@@ -254,8 +254,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
 
     kernels = totals.kernels.values()
     if loaded := [kernel.loaded for kernel in kernels if kernel.loaded]:
-        took = human_time(sum(loaded))
-        yield f"not in the GPU time: {took} for loading {amount(len(loaded), 'kernel')} in a first launch"
+        code = f"the code of {amount(len(loaded), 'kernel')}"
+        yield f"not in the GPU time: {human_time(sum(loaded))} in which first launches loaded {code}"
     much = MUCH * sum(kernel.gpu.total for kernel in kernels)
     if (unsure := sum(kernel.unsure for kernel in kernels)) > much:
         once = amount(sum(kernel.unsure > 0 for kernel in kernels), "kernel")

@@ -41,7 +41,7 @@ def launches(*at):
 def test_gaps_between_launches_of_a_thread():
     found = ask("gaps", made(*launches((1, 1), (4, 2), (5, 1)), ("cuMemAlloc", 7, 2, 64), *launches((11, 3))))
     (row,) = found.rows["gaps"]
-    assert row == {"gap": "launch, launch", "pid": 10, "thread": 1, "count": 3, "total": 7 * MS, "mean": 7 * MS // 3,
+    assert row == {"gap": "launch", "pid": 10, "thread": 1, "count": 3, "total": 7 * MS, "mean": 7 * MS // 3,
                    "p50": 2 * MS, "p99": 5 * MS, "longest": 5 * MS, "share": pytest.approx(700 / 11)}  # fmt: skip
     rows = found.rows["longest"]
     longest = [(r["after"], r["before"], r["reason"], r["share"], r["start"] - ZERO, r["gap"]) for r in rows]
@@ -77,16 +77,16 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
     calls = [*launches((0, 1), (2, 1)), ("cuStreamSynchronize", 4, 1), *launches((502, 1))]
     found = ask("gaps", made(*calls, more=[counts]))
     assert [(row["gap"], row["total"]) for row in found.rows["gaps"]] == [
-        ("launch, launch", 500 * MS), ("wait, launch", 497 * MS),
+        ("launch", 500 * MS), ("wait", 497 * MS),
     ]  # fmt: skip
     told = "process 10, of the 503ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
     assert found.verdicts["gaps"][:4] == [
         told
         + "0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), 0.0 % after the last "
         "one",
-        "98.8 % of this time is between the end of a wait for all work and the next launch: the process had no kernel "
-        "then",
-        "'wait, launch' may be time that 'launch, launch' counts too: don't add them up",
+        "98.8 % of this time is between the end of a wait for all work and the next launch: the GPU had no kernel "
+        "of it to run",
+        "gaps after waits may lie inside gaps after launches: don't add them up",
         "300 calls counted but not timed: their time counts as host code",
     ]
     assert [row["reason"] for row in found.rows["longest"]] == ["host code", "host code"]
@@ -115,9 +115,16 @@ def test_gaps_say_that_recording_was_off():
     found = ask("gaps", made(*launches((0, 1), (96, 1)), more=[times, *recording((0, True), (20, False), (80, True))]))
     assert found.rows["gaps"][0]["total"] == 35 * MS
     assert "process 10, of the 37.0ms recorded from its first call to its last" in found.verdicts["gaps"][0]
-    told = "process 10 was not recorded for 60.0ms: no gap includes that time, and launches in it are missing"
-    assert told in found.verdicts["gaps"]
+    assert (found.rows["gaps"][0]["count"], found.rows["gaps"][0].get("longest")) == (0, None)
+    assert found.verdicts["gaps"][1:3] == [
+        "recording of process 10 was off for 60.0ms: launches in that time are missing",
+        "1 gap (1 after launches) around that is not counted or listed, but the recorded time is in 'total' and "
+        "'share'",
+    ]
+    assert "longest" not in found.rows and "periods" not in found.rows
     assert found.verdicts["idle"][0].endswith(", without 60.0ms in which recording was off")
+    told = "1 idle period around that is not counted or listed, but the recorded time is in 'idle' and 'share'"
+    assert found.verdicts["idle"][1] == told
 
 
 def gpu_times(*rows):
@@ -138,17 +145,20 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     off = recording((0.5, True), (10, False), (50, True))
     found = ask("gaps", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     (row,) = found.rows["gaps"]
-    assert (row["count"], row["total"], row["longest"]) == (3, (3 + 7 + 3) * MS, 7 * MS)
+    assert (row["count"], row["total"], row["longest"], row["mean"]) == (2, (3 + 7 + 3) * MS, 3 * MS, 3 * MS)
     assert row["share"] == pytest.approx(100 * 13 / (57 - 40))
     (idle,) = found.rows["idle"]
-    assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 3, 6 * MS)
-    assert [row["gap"] for row in found.rows["longest"]] == [7 * MS, 3 * MS, 3 * MS]
+    assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 2, 2 * MS)
+    assert [row["gap"] for row in found.rows["longest"]] == [3 * MS, 3 * MS]
     periods = [(row["start"], row["took"]) for row in found.rows["periods"]]
-    wanted = [(1007 * MS, 6 * MS), (1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from the end of the earlier work
-    assert periods == wanted
+    assert periods == [(1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from the end of the earlier work
     summary = ask("summary", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     questions = {row["question"]: row for row in summary.rows["questions"]}
     assert questions["idle periods of the GPU"]["value"] == pytest.approx(100 * 10 / 18)
+    assert (
+        "10.0ms of 18.0ms from its first work to its last, 2 times; 2.00ms at most"
+        in (questions["idle periods of the GPU"]["evidence"])
+    )
     stages = ask("stages", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     assert {row["category"]: row["time"] for row in stages.rows["stages"]}["Total"] == 17 * MS
     assert "recording was off for 1.04s, which are in no stage" in stages.verdicts["stages"]
@@ -221,8 +231,8 @@ def test_gaps_after_waiting():
     calls = [*launches((1, 1)), *waits, *launches((10, 1), (12, 1)), ("cuStreamSynchronize", 14, 6)]
     rows = ask("gaps", made(*calls)).rows["gaps"]
     assert [(r["gap"], r["count"], r["total"]) for r in rows] == [
-        ("launch, launch", 2, 9 * MS),
-        ("wait, launch", 1, 5 * MS),  # from the first of two waits
+        ("launch", 2, 9 * MS),
+        ("wait", 1, 5 * MS),  # from the first of two waits
     ]
 
 
@@ -253,7 +263,7 @@ def test_a_wait_while_another_thread_launches_does_not_leave_the_gpu_idle():
     calls = [*launches((1, 1)), ("cuInit", 2, 1), ("cuStreamSynchronize", 4, 6), *launches((6, 1)), ("cuInit", 19, 1),
              *launches((20, 1))]  # fmt: skip
     rows = ask("gaps", made(*calls, threads=2)).rows["gaps"]
-    assert [row for row in rows if row["gap"] == "wait, launch"] == []
+    assert [row for row in rows if row["gap"] == "wait"] == []
 
 
 def test_the_gpu_is_idle_where_no_stream_has_work():
@@ -592,12 +602,14 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     (kernel,) = found.rows["kernels"]
     ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: the rest of the call is the launch
     assert kernel["gpu_total"] / MS == pytest.approx(ran, abs=0.02)
-    assert found.verdicts["kernels"] == ["not in the GPU time: 80.0ms for loading 1 kernel in a first launch"]
+    assert found.verdicts["kernels"] == [
+        "not in the GPU time: 80.0ms in which first launches loaded the code of 1 kernel"
+    ]
     (idle,) = (row for row in found.rows["questions"] if row["question"].startswith("idle"))
     gaps = ask("gaps", segment)
     (gpu,) = gaps.rows["idle"]
     assert gpu["busy"] / MS == pytest.approx(ran, abs=0.02)
-    assert gaps.verdicts["idle"][1] == "not busy: 80.0ms for loading 1 kernel in a first launch"
+    assert gaps.verdicts["idle"][1] == "idle includes 80.0ms in which first launches loaded the code of 1 kernel"
     assert gpu["share"] == pytest.approx(idle["value"], abs=0.01)
     (row,) = (row for row in found.rows["functions"] if row.get("name") == "cuLaunchKernel")
     assert row["total"] / MS == pytest.approx(80.03)  # on the host it is what it was

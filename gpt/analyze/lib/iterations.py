@@ -290,15 +290,19 @@ class BusyTimes:
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
-        at = int(gaps.argmax())
-        number = int((gaps > 0).sum())
+        whole = np.where(unknown > 0, 0, gaps)  # how long an idle time lasted in which recording was off isn't known
+        at = int(whole.argmax())
+        number = int((whole > 0).sum())
         last = int(ends[: at + 1].argmax())  # the work that ended last may have begun before the rest
         around = [(int(function[work]), int(api[work])) for work in (last, at + 1)]
-        return IdleShare(total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), *around)
+        return IdleShare(total, int(gaps.sum()), number, int(whole[at]), int(end[at]), *around)
 
 
 class IdleShare(NamedTuple):
-    """The idle time of a GPU: `number` times, `idle` ns of `total`; the `longest` began `at` ns of CLOCK_MONOTONIC."""
+    """The idle time of a GPU: `idle` ns of `total`; the `longest` of `number` began `at` ns of CLOCK_MONOTONIC.
+
+    Idle times in which recording was off are only in `idle` and `total`, without that time.
+    """
 
     total: int
     idle: int
