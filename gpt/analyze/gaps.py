@@ -85,7 +85,7 @@ TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
 MOST_OF = 0.5  # share of a gap that a call must cover to be named as its reason
 HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
 LAUNCH, WAIT = "launch", "wait"
-NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' records it"
+NO_TIMES = "no GPU times{}: 'gpt-hook run --gpu-time' records when kernels ran"
 OVERLAP = "gaps after waits may lie inside gaps after launches: don't add them up"
 AT_LEAST = (
     "{:.1f} % of {} is between the end of a wait for all work and the next launch: the GPU had no kernel of it to run"

@@ -93,7 +93,7 @@ def graphs(trace: TraceModel) -> Answers:
     for process in trace.processes:
         mine = ((graph.made, len(graph.calls)) for graph in found if graph.process is process)
         replays.merge(sum_replays(mine, process.graphs))
-    verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' records it"]
+    verdict = [] if times else ["no GPU times: 'gpt-hook run --gpu-time' records how long replays took"]
     if times and (untimed := sum(len(graph.calls) for graph in found) - sum(map(len, times.values()))):
         verdict.append(f"{amount(untimed, 'replay')} without a time on the GPU, not in the times")
     verdict += replays.verdict()
@@ -101,7 +101,7 @@ def graphs(trace: TraceModel) -> Answers:
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []
     if not spans:
-        verdict.append(f"how long kernels in replays took is not recorded: 'gpt-hook run -p {MAP}' records it")
+        verdict.append(f"no times of kernels in replays: 'gpt-hook run -p {MAP}' records them")
     elif missing := sum(1 for row in kernels if row[4] is None):
         verdict.append(f"{missing:,} of these kernels {'has' if missing == 1 else 'have'} no times of the probe {MAP}")
     if zero := sum(1 for row in kernels if row[2] == 0):

@@ -61,7 +61,7 @@ def test_live_peak_and_what_is_left_by_kind():
     verdict = found.verdicts["memory"]
     ended = "300 B in 1 allocation not freed before it ended, when the driver frees it"
     assert verdict[0] == f"process 10 had allocated up to 1.46 KiB of GPU memory at a time; {ended}"
-    assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
+    assert verdict[1].startswith("no call sites: 'gpt-hook run --stacks memory'")
     live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
     assert live == [(MS, 1000, 0), (3 * MS, 1500, 0), (4 * MS, 500, 0), (6 * MS, 500, 70), (7 * MS, 800, 70),
                     (8 * MS, 300, 70), (10 * MS, 300, 4166)]  # fmt: skip

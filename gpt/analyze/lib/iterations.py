@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.periods import Codes, Period, Places, find_steps, split_units
-from gpt.analyze.lib.rounds import begin_at_break, find_after
+from gpt.analyze.lib.rounds import begin_at_break, count_in_threads, find_after
 from gpt.screen.units import amount
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
@@ -47,7 +47,8 @@ class Unit(NamedTuple):
     """A unit that repeats in the launches of a `scope`: `covered` are in whole ones; times are time stamps or ticks.
 
     `codes` are the launches of one iteration, which occurs `times` times; `first` is the index of the launch that
-    begins it. `role` is WHOLE, INSIDE or OTHER.
+    begins it. `role` is WHOLE, INSIDE or OTHER. `in_threads` is how often the unit occurs if each thread's
+    launches are counted alone.
     """
 
     role: str
@@ -60,6 +61,7 @@ class Unit(NamedTuple):
     start: int
     end: int
     took: float
+    in_threads: int = 0
 
 
 class LaunchSequence:
@@ -169,7 +171,10 @@ class LaunchSequence:
         off = unrecorded.before(times)
         times = times - off
         units = list(_iter_units("all", starts, times, off, codes))
-        if any(unit.role == WHOLE for unit in units):
+        if units and units[0].role == WHOLE:
+            if len(self._threads) > 1:
+                who = column(2) if order is None else column(2)[order]
+                units[0] = units[0]._replace(in_threads=count_in_threads(codes, who, units[0].codes))
             return units
         found: list[Unit] = []
         threads = [*self._threads]

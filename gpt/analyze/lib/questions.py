@@ -42,6 +42,7 @@ ITERATIONS = (
     Column("first", "u64", "id", "from launch"),
     Column("begin", "u64", "ns", shown="never"),
     Column("covered", "f64", "%", "of all"),
+    Column("in_threads", "u64?", shown="never"),  # if several threads launch
 )
 PHASES = (
     Column("phase", "text", title="calls of"),
@@ -174,7 +175,7 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
     share = 100 * unit.covered / unit.launches
     told = unit.role + ("" if unit.scope == "all" else f", {unit.scope}")
     return told, unit.scope, name, size, kernels, unit.times, took, \
-        unit.first + 1, begin, share  # fmt: skip
+        unit.first + 1, begin, share, unit.in_threads or None  # fmt: skip
 
 
 def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers:
@@ -257,11 +258,12 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
 def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     from gpt.analyze.lib.iterations import INSIDE, OTHER, WHOLE
     from gpt.analyze.lib.periods import REPEATS
+    from gpt.analyze.lib.rounds import INTERLEAVED
 
     question, main = "kernels an iteration", facts[0]
     units = [row for row in main.units if row[0].startswith(WHOLE)]
     if units:
-        _, scope, name, launches, kernels, count, took, first, _, share = units[0]
+        _, scope, name, launches, kernels, count, took, first, _, share, in_threads = units[0]
         begins = f" ({brief_name(name)})" if name else ""
         parts = [names[id(main)] + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
         graphs = kernels != launches
@@ -271,6 +273,8 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
         parts.append(f"{human_share(share)} of the launches" + (", where a graph counts as one" if graphs else ""))
         lasts = f"each takes {human_time(took)}, the median from its first launch to the one after its last"
         told = [", ".join(parts), lasts]
+        if in_threads and in_threads > count:
+            told.append(INTERLEAVED.format(f"{in_threads:,} times"))
         same = [row for row in main.units if row[1] == scope]
         if inside := [f"{amount(row[3], 'launch')}" for row in same if row[0].startswith(INSIDE)]:
             verb = "repeats itself" if inside == ["1 launch"] else "repeat themselves"
