@@ -155,10 +155,8 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     summary = ask("summary", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     questions = {row["question"]: row for row in summary.rows["questions"]}
     assert questions["idle periods of the GPU"]["value"] == pytest.approx(100 * 10 / 18)
-    assert (
-        "10.0ms of 18.0ms from its first work to its last, 2 times; 2.00ms at most"
-        in (questions["idle periods of the GPU"]["evidence"])
-    )
+    idle = "10.0ms of the 18.0ms from its first work to its last, in 2 periods; the longest, 2.00ms, began "
+    assert idle in questions["idle periods of the GPU"]["evidence"]
     stages = ask("stages", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     assert {row["category"]: row["time"] for row in stages.rows["stages"]}["Total"] == 17 * MS
     assert "recording was off for 1.04s, which are in no stage" in stages.verdicts["stages"]
