@@ -179,7 +179,7 @@ def _make_functions(totals: Totals) -> Record:
     verdict = []
     if counted:
         verdict.append(
-            f"{amount(counted, 'call')} counted but not timed: times and means are those of the calls in 'timed'"
+            f"{amount(counted, 'call')} counted but not timed: times and means cover only the calls in 'timed'"
         )
     if late:
         verdict.append(

@@ -11,7 +11,7 @@ from gpt.analyze.lib.numbers import Numbers, Whole, add_up
 
 
 class GapLengths(Numbers):
-    """Lengths in ns; count, most and percentiles are those of whole gaps."""
+    """Lengths in ns; only whole gaps make up count, most and percentiles."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,8 +11,8 @@ than the one where the sequence begins to repeat, unless there would be fewer ro
 M, the round is M F, twice.
 
 From the first round on, every place counts where all launches of a round follow each other, so that a reader who counts
-them finds as many. If threads launch at the same time, launches of one come between those of another, which breaks
-rounds: count_in_threads counts them in each thread.
+them finds as many. If threads launch at the same time, a launch of one may come inside a round of another, which then
+doesn't count: count_in_threads looks at each thread alone.
 """
 
 from __future__ import annotations
