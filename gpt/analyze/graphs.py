@@ -67,7 +67,7 @@ class Replayed(NamedTuple):
 
 
 def graphs(trace: TraceModel) -> Answers:
-    """Yield the graphs that were launched, most launches of kernels first, and their kernels."""
+    """Yield the graphs that were launched, in order of their first launches, and their kernels by name."""
     found = _find_graphs(trace)
     if not found:
         return
@@ -82,18 +82,21 @@ def graphs(trace: TraceModel) -> Answers:
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
                      len(graph.calls), *gpu, _median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
-        own = {function: spans.get((graph.number, function), (0, 0, 0.0)) for function in made.kernels}
-        whole = sum(span for _, _, span in own.values())
+        own: dict[str, tuple[int, int, int, float]] = {}  # nodes, and what spans has; functions may share a name
         for function, count in made.kernels.items():
-            probed, timed, span = own[function]
+            probed, timed, span = spans.get((graph.number, function), (0, 0, 0.0))
+            name = names.get(function, f"#{function}")
+            before = own.get(name, (0, 0, 0, 0.0))
+            own[name] = before[0] + count, before[1] + probed, before[2] + timed, before[3] + span
+        whole = sum(span for *_, span in own.values())
+        for name, (count, probed, timed, span) in own.items():
             known = (span, span / timed, 100 * span / (whole or 1)) if timed else (None,) * 3
-            kernels.append((names.get(function, f"#{function}"), graph.number, count, count * len(graph.calls),
-                            probed or None, *known))  # fmt: skip
+            kernels.append((name, graph.number, count, count * len(graph.calls), probed or None, *known))
     replays = Replays()
     for process in trace.processes:
         mine = ((graph.made, len(graph.calls)) for graph in found if graph.process is process)
         replays.merge(sum_replays(mine, process.graphs))
-    verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
+    verdict = [] if times else ["no GPU times: 'gpt-hook run --gpu-time' records how long replays took"]
     if times and (untimed := sum(len(graph.calls) for graph in found) - sum(map(len, times.values()))):
         verdict.append(f"{amount(untimed, 'replay')} without a time on the GPU, not in the times")
     verdict += replays.verdict()
@@ -101,7 +104,7 @@ def graphs(trace: TraceModel) -> Answers:
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []
     if not spans:
-        verdict.append(f"how long kernels in replays took is not recorded: 'gpt-hook run -p {MAP}' does")
+        verdict.append(f"no times of kernels in replays: 'gpt-hook run -p {MAP}' records them")
     elif missing := sum(1 for row in kernels if row[4] is None):
         verdict.append(f"{missing:,} of these kernels {'has' if missing == 1 else 'have'} no times of the probe {MAP}")
     if zero := sum(1 for row in kernels if row[2] == 0):

@@ -92,7 +92,7 @@ SPANS = (
 TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
 GPU, HOST = "GPU memory", "host memory"
 PYTORCH, UNKNOWN = "libc10_cuda.", "not known"
-NO_SITES = "where calls came from is not recorded: 'gpt-hook run --stacks memory' does"
+NO_SITES = "no call sites: 'gpt-hook run --stacks memory' records where calls came from"
 NONE = "no call allocates memory: 'gpt-hook run' records them, unless --calls leaves out 'memory'"
 
 

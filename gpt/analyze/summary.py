@@ -178,7 +178,9 @@ def _make_functions(totals: Totals) -> Record:
     late = sum(function.at_exit for function in types.values())
     verdict = []
     if counted:
-        verdict.append(f"{amount(counted, 'call')} counted but not timed; times and means cover the others, 'timed'")
+        verdict.append(
+            f"{amount(counted, 'call')} counted but not timed: times and means cover only the calls in 'timed'"
+        )
     if late:
         verdict.append(
             f"{amount(late, 'call')} came after the driver had shut down at the program's exit, which is usual: "
@@ -245,7 +247,7 @@ def _describe_graphs(totals: Totals) -> Iterator[str]:
         whole = inside + sum(kernel.gpu.total for kernel in totals.kernels.values())
         share = f"{human_time(inside)}, {100 * inside / whole:.1f} % of the GPU time"
         launches = amount(sum(one.gpu.count for api, one in totals.functions.items() if api[:2] == GRAPHS), "launch")
-        yield f"in {launches} of graphs, and not in the times of kernels: {share}; 'gpt-analyze graphs' lists them"
+        yield f"not in the times of kernels: {share}, in {launches} of graphs, which 'gpt-analyze graphs' lists"
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
@@ -254,8 +256,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
 
     kernels = totals.kernels.values()
     if loaded := [kernel.loaded for kernel in kernels if kernel.loaded]:
-        took = human_time(sum(loaded))
-        yield f"not in the GPU time: {took} for loading {amount(len(loaded), 'kernel')} in a first launch"
+        code = f"the code of {amount(len(loaded), 'kernel')}"
+        yield f"not in the GPU time: {human_time(sum(loaded))} in which first launches loaded {code}"
     much = MUCH * sum(kernel.gpu.total for kernel in kernels)
     if (unsure := sum(kernel.unsure for kernel in kernels)) > much:
         once = amount(sum(kernel.unsure > 0 for kernel in kernels), "kernel")
@@ -264,8 +266,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
     loads, time = sum(kernel.loads for kernel in kernels), sum(kernel.loading for kernel in kernels)
     if time > much:
         launches = f"{amount(loads, 'launch')} that took over {FAR} times as long as the others of the same kernel"
-        fact = "a first launch may contain the loading of its code"
-        yield f"{human_time(time)} of the GPU time are of {launches}: {fact}"
+        fact = "a first launch may include the loading of its code"
+        yield f"{human_time(time)} of the GPU time went to {launches}: {fact}"
 
 
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)

@@ -45,6 +45,8 @@ class Unrecorded:
 
     def within(self, begins: Whole, ends: Whole) -> Whole:
         """Return how many ns from each of `begins` to its end weren't recorded; 0 where that comes before it."""
+        if not len(self):
+            return np.zeros(len(begins), np.int64)
         found: Whole = np.maximum(self.before(ends) - self.before(begins), 0)
         return found
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.periods import Codes, Period, Places, find_steps, split_units
-from gpt.analyze.lib.rounds import begin_at_break, find_after
+from gpt.analyze.lib.rounds import begin_at_break, count_in_threads, find_after
 from gpt.screen.units import amount
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
@@ -47,7 +47,8 @@ class Unit(NamedTuple):
     """A unit that repeats in the launches of a `scope`: `covered` are in whole ones; times are time stamps or ticks.
 
     `codes` are the launches of one iteration, which occurs `times` times; `first` is the index of the launch that
-    begins it. `role` is WHOLE, INSIDE or OTHER.
+    begins it. `role` is WHOLE, INSIDE or OTHER. `in_threads` is how often the unit occurs if each thread's
+    launches are counted alone.
     """
 
     role: str
@@ -60,6 +61,7 @@ class Unit(NamedTuple):
     start: int
     end: int
     took: float
+    in_threads: int = 0
 
 
 class LaunchSequence:
@@ -169,7 +171,10 @@ class LaunchSequence:
         off = unrecorded.before(times)
         times = times - off
         units = list(_iter_units("all", starts, times, off, codes))
-        if any(unit.role == WHOLE for unit in units):
+        if units and units[0].role == WHOLE:
+            if len(self._threads) > 1:
+                who = column(2) if order is None else column(2)[order]
+                units[0] = units[0]._replace(in_threads=count_in_threads(codes, who, units[0].codes))
             return units
         found: list[Unit] = []
         threads = [*self._threads]
@@ -290,15 +295,19 @@ class BusyTimes:
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
-        at = int(gaps.argmax())
-        number = int((gaps > 0).sum())
+        whole = np.where(unknown > 0, 0, gaps)  # how long an idle time lasted in which recording was off isn't known
+        at = int(whole.argmax())
+        number = int((whole > 0).sum())
         last = int(ends[: at + 1].argmax())  # the work that ended last may have begun before the rest
         around = [(int(function[work]), int(api[work])) for work in (last, at + 1)]
-        return IdleShare(total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), *around)
+        return IdleShare(total, int(gaps.sum()), number, int(whole[at]), int(end[at]), *around)
 
 
 class IdleShare(NamedTuple):
-    """The idle time of a GPU: `number` times, `idle` ns of `total`; the `longest` began `at` ns of CLOCK_MONOTONIC."""
+    """The idle time of a GPU: `idle` ns of `total`; the `longest` of `number` began `at` ns of CLOCK_MONOTONIC.
+
+    Idle times in which recording was off are only in `idle` and `total`, without that time.
+    """
 
     total: int
     idle: int

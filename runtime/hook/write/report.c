@@ -41,7 +41,7 @@ static struct quantity quantity_of(uint64_t bytes) {
     static const char *const units[] = {"KiB", "MiB", "GiB"};
     double size = (double)bytes / 1024;
     unsigned unit = 0;
-    for (; size >= 1000 && unit < 2; unit++)
+    for (; size >= 1023.5 && unit < 2; unit++)
         size /= 1024;
     return (struct quantity){size, units[unit]};
 }
