@@ -26,6 +26,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "roofline",
     "memusage",
     "memory",
+    "idle",
     "gaps",
     "stages",
     "nvtx",
