@@ -81,7 +81,6 @@ TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
 NO_RANGE = "(no range)"
 LEAST = 1  # % of the time from which on a cause is worth a verdict
 UNUSED = 50  # % of the SMs, on average over the kernels' time
-FAST = 20_000  # ns: queued work that begins sooner waits for nothing but the GPU
 COPIES, SMALL = "only copies", "few blocks"
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
@@ -282,9 +281,12 @@ class _Answer:
                     f"the host runs its own code {count}, {mean}{each}, between calls{where}{hint}: do that in another "
                     "thread while the GPU works"
                 )
-            case causes.QUEUED if times.total < FAST * times.count:
-                return f"work that was launched in time begins {mean} after other work, {count}: launch fewer kernels"
-            case causes.QUEUED:
+            case causes.BETWEEN:
+                return (
+                    f"work that was launched in time begins {mean} after other work, {count}, part of which is the cost"
+                    " of --gpu-time: fewer and larger kernels would help"
+                )
+            case causes.LATE:
                 return (
                     f"work begins late, {count}, although it was launched before{where}: its stream waits for another "
                     "one, or the GPU serves another process; 'gpt-analyze timeline' shows the streams"

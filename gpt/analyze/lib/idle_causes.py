@@ -5,8 +5,8 @@ the thread did in it. From the call that launches the next work to its beginning
 call, and once it has returned the work is *queued*. Then each idle time gets one cause, by the first rule that holds:
 
 - UNKNOWN: the trace doesn't say which call launched the next work.
-- QUEUED: half of the time or more passed after that call returned. The GPU had work and didn't begin: it waited for
-  another stream, say.
+- BETWEEN, LATE: half of the time or more passed after that call returned. The GPU had work and didn't begin. Up to FAST
+  that's what it takes from one piece of work to the next; beyond that it waited for another stream, say.
 - WAIT: when the GPU ran out of work the thread waited for it, and had waited for at least as long as the GPU was then
   idle. Without this wait the host could have launched the next work in that time.
 - PACE: at most SHORT, and no call but launches fills half of it. Kernels are shorter than what the host needs to launch
@@ -29,16 +29,18 @@ from gpt.analyze.lib.innermost import iter_innermost
 from gpt.analyze.lib.overlay import NOTHING, PIECE, cut_out, overlay
 from gpt.analyze.lib.sequence import LAUNCH, OUT, Acts
 from gpt.analyze.lib.sequence import WAIT as WAITS
-from gpt.trace.spill import Array, Aside, Sorted, Tape
+from gpt.trace.rows import take
+from gpt.trace.spill import Array, Aside, Sorted, Tape, join
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
 HOST, QUEUED_WORK, NOT_SAID = NOTHING, -2, -3  # in `what` of a piece; other values are ids of functions
-UNKNOWN, QUEUED, WAIT, PACE, CALL, HOST_CODE = CAUSES = (
-    "not known", "begun late", "after a wait", "launch pace", "in a call", "host code",
+UNKNOWN, BETWEEN, LATE, WAIT, PACE, CALL, HOST_CODE = CAUSES = (
+    "not known", "between work", "begun late", "after a wait", "launch pace", "in a call", "host code",
 )  # fmt: skip
-SHORT = 100_000  # ns
+SHORT, FAST = 100_000, 20_000  # ns
+QUEUED = "launched, not begun"
 ITEM = 64  # bytes: a copy of at most so many is a value that the program looks at
 LISTED = 1000  # of the longest
 GROUP = [("number", "<i8"), ("what", "<i8"), ("range", "<i8"), ("ns", "<i8")]
@@ -141,9 +143,8 @@ def _iter_pieces(trace: TraceModel, number: int, idle: Sorted, tape: Tape) -> It
         late["what"], late["first"] = QUEUED_WORK, late["call"] <= pieces["begin"][called]
         pieces["end"][called] = np.maximum(np.minimum(pieces["end"][called], pieces["call"][called]),
                                            pieces["begin"][called])  # fmt: skip
-        both = np.concatenate((pieces, late))
-        both = both[both["end"] > both["begin"]]
-        found.add(cut_out(both, unrecorded))
+        both = join([pieces, late])
+        found.add(cut_out(take(both, np.flatnonzero(both["end"] > both["begin"])), unrecorded))
     return iter(found)
 
 
@@ -174,7 +175,7 @@ class _Sums:
         for name in ("number", "what", "range"):
             groups[name] = pieces[name]
         groups["ns"] = pieces["end"] - pieces["begin"]
-        self._groups = _unite(np.concatenate((self._groups, groups)))
+        self._groups = _unite(join([self._groups, groups]))
         begun = pieces[pieces["first"]]
         firsts = np.zeros(len(begun), FIRST)
         for name in ("number", "before", "before_since", "note"):
@@ -218,7 +219,8 @@ class _Sums:
             (CALL, calls > host),
             (PACE, (total <= SHORT) & light),
             (WAIT, waits & (waited >= total)),
-            (QUEUED, 2 * queued >= total),
+            (LATE, 2 * queued >= total),
+            (BETWEEN, (2 * queued >= total) & (total <= FAST)),
             (UNKNOWN, unknown > 0),
         ):
             cause[mask] = CAUSES.index(name)
@@ -233,8 +235,9 @@ class _Sums:
         for key, times in _sum_by(*_by(numbers, which, (groups["range"], cause[which], named[which]), groups["ns"])):
             causes = self.reasons.ranges.setdefault(self._texts[key[0]] if key[0] >= 0 else None, {})
             self._add(causes, (CAUSES[key[1]], self._name(key[2])), times)
-        part = {QUEUED: queued, PACE: total, WAIT: total, CALL: top_time, HOST_CODE: host, UNKNOWN: total}
-        self._keep_longest(rows, total, cause, named, np.choose(cause, [part[name] for name in CAUSES]), groups, which)
+        part = {BETWEEN: queued, LATE: queued, CALL: top_time, HOST_CODE: host}
+        parts = np.choose(cause, [part.get(name, total) for name in CAUSES])
+        self._keep_longest(rows, total, cause, named, parts, groups, which)
 
     def _blocks(self, apis: Array) -> npt.NDArray[np.bool_]:
         """Return which functions copy or set memory and wait for that."""
@@ -300,10 +303,13 @@ def _unite(groups: Array) -> Array:
     """Add up the ns of equal keys."""
     if not len(groups):
         return groups
-    groups = groups[np.lexsort((groups["range"], groups["what"], groups["number"]))]
-    keys = groups[["number", "what", "range"]]
-    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    found = groups[first]
+    groups = take(groups, np.lexsort((groups["range"], groups["what"], groups["number"])))
+    new = np.ones(len(groups), bool)
+    new[1:] = False
+    for name in ("number", "what", "range"):
+        new[1:] |= groups[name][1:] != groups[name][:-1]
+    first = np.flatnonzero(new)
+    found = take(groups, first)
     found["ns"] = np.add.reduceat(groups["ns"], first)
     return found
 

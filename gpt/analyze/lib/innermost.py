@@ -10,6 +10,7 @@ import numpy as np
 
 from gpt.analyze.lib.overlay import LAYER
 from gpt.trace.spill import Array, Aside, Sorted
+from gpt.trace.unrecorded import FOREVER
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -20,7 +21,8 @@ BATCH = 1 << 14  # rows of Python numbers before they become an array
 def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
     """Yield the parts of pushed ranges that are in no inner range of their thread, as LAYER, sorted by begin.
 
-    `what` is an index into the texts of the process's ranges. An inner range ends with the outer one at the latest.
+    `what` is an index into the texts of the process's ranges. An inner range ends with the outer one at the latest, and
+    one that never ended lasts FOREVER.
     """
     found = Sorted(Aside(), LAYER, "begin")
     parts: list[tuple[int, int, int, int, float]] = []
@@ -36,7 +38,7 @@ def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
                 parts.append((since[thread], end, thread, name, 0.0))
                 since[thread] = end
 
-    for rows in trace.iter_ranges(number, _find_last(trace, number) if trace.ranges(number).has_open() else 0):
+    for rows in trace.iter_ranges(number, FOREVER):
         pushed = rows[rows["pushed"]]
         columns = (pushed[name].tolist() for name in ("begin", "end", "thread", "name"))
         for begin, end, thread, name in zip(*columns, strict=True):
@@ -54,9 +56,3 @@ def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
     if parts:
         found.add(np.array(parts, LAYER))
     return iter(found)
-
-
-def _find_last(trace: TraceModel, number: int) -> int:
-    """Return when the last call ended."""
-    chunks = trace.iter_calls(process=number)
-    return max((int((rows["start"] + rows["duration"].astype(np.int64)).max()) for rows in chunks), default=0)

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.sequence import Groups
-from gpt.trace.spill import Array, iter_windows
+from gpt.trace.rows import take
+from gpt.trace.spill import Array, iter_windows, join, sort
 from gpt.trace.unrecorded import Unrecorded
 
 Whole = npt.NDArray[np.int64]
@@ -66,10 +67,10 @@ def cut_out(pieces: Array, unrecorded: Unrecorded) -> Array:
     if not len(unrecorded) or not len(pieces):
         return pieces
     parts = split(pieces["begin"], pieces["end"], unrecorded.begins, unrecorded.ends)
-    found = pieces[parts.outside]
+    found = take(pieces, parts.outside)
     found["begin"], found["end"] = parts.outside_begin, parts.outside_end
     found["first"] &= np.append(True, np.diff(parts.outside) != 0)[: len(found)]
-    return _order(found)
+    return sort(found, "begin")
 
 
 def iter_alone(layer: Iterator[Array]) -> Iterator[Array]:
@@ -96,12 +97,10 @@ def overlay(pieces: Iterator[Array], layer: Iterator[Array], field: str) -> Iter
     places, groups = Groups(), Groups()
     for own, rows in iter_windows((pieces, PIECE, "begin"), (layer, LAYER, "begin")):
         bound = 1 + max(int(part["begin"][-1]) for part in (own, rows) if len(part))  # the layer is known before it
-        rows = np.concatenate((open_, rows)) if len(open_) else rows
-        own = np.concatenate((rest, own)) if len(rest) else own
+        rows = join([open_, rows]) if len(open_) else rows
+        own = join([rest, own]) if len(rest) else own.copy()
         rest = own[own["end"] > bound]
-        rest["begin"] = np.maximum(rest["begin"], bound)
-        rest["first"] &= own["begin"][own["end"] > bound] >= bound
-        own = own[own["begin"] < bound]
+        rest["begin"], rest["first"] = bound, False
         own["end"] = np.minimum(own["end"], bound)
         mine = dict(groups.iter(rows["thread"]))
         if len(own):
@@ -115,24 +114,24 @@ def _lay(pieces: Array, rows: Array, known: dict[int, Places], places: Groups, f
     """Return the parts of pieces, for which all rows of the layer that matter are there."""
     found = []
     for thread, at in places.iter(pieces["thread"]):
-        own = pieces[at]
+        own = take(pieces, at)
         if thread not in known:
             found.append(own)
             continue
-        layer = rows[known[thread]]
+        layer = take(rows, known[thread])
         parts = split(own["begin"], own["end"], layer["begin"], layer["end"])
         if field == "what":
             _note_before(own, layer)
-        inside, outside = own[parts.inside], own[parts.outside]
-        inside["begin"], inside["end"] = parts.inside_begin, parts.inside_end
-        outside["begin"], outside["end"] = parts.outside_begin, parts.outside_end
-        inside[field] = layer["what"][parts.rows]
+        of, count = np.concatenate((parts.inside, parts.outside)), len(parts.inside)
+        both = take(own, of)
+        both["begin"] = np.concatenate((parts.inside_begin, parts.outside_begin))
+        both["end"] = np.concatenate((parts.inside_end, parts.outside_end))
+        both["first"] &= both["begin"] == own["begin"][of]
+        both[field][:count] = layer["what"][parts.rows]
         if field == "what":
-            inside["since"] = layer["begin"][parts.rows]
-        both = np.concatenate((inside, outside))
-        both["first"] &= both["begin"] == own["begin"][np.concatenate((parts.inside, parts.outside))]
+            both["since"][:count] = layer["begin"][parts.rows]
         found.append(both)
-    return _order(np.concatenate(found))
+    return sort(join(found), "begin")
 
 
 def _note_before(pieces: Array, layer: Array) -> None:
@@ -143,7 +142,3 @@ def _note_before(pieces: Array, layer: Array) -> None:
     at = at[good]
     pieces["before"][good], pieces["before_since"][good] = layer["what"][at], layer["begin"][at]
     pieces["note"][good] = layer["note"][at]
-
-
-def _order(pieces: Array) -> Array:
-    return pieces[np.argsort(pieces["begin"], kind="stable")]
