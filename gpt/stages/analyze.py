@@ -28,6 +28,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "memory",
     "idle",
     "gaps",
+    "startup",
     "stages",
     "nvtx",
     "ioctl",

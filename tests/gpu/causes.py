@@ -316,7 +316,7 @@ def ask(name: str, traces: list[Path]) -> tuple[str, str, bool]:
     """Return the command that summary names, what it says of the cause, and whether that was planted."""
     pattern = re.compile(PROGRAMS[name].pattern)
     summary = analyze("summary", traces).splitlines()
-    named = re.search(r"'gpt-analyze (\w+)", summary[-1] if summary else "")
+    named = re.match(r"gpt-analyze (\w+)", summary[-1] if summary else "")
     answers = [("summary", summary)]
     if named:
         answers.append((named[1], analyze(named[1], traces).splitlines()))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
-Addresses = npt.NDArray[np.uint64]
+Pointers = npt.NDArray[np.uint64]
 
 NAMES = ("function", "bytes", "to", "from", "grid_x", "grid_y", "grid_z")
 PINNING = ("cuMemAllocHost", "cuMemHostAlloc", "cuMemAllocManaged", "cuMemHostRegister")
@@ -53,7 +53,7 @@ class HostCalls:
         self.copied: dict[str, Copied] = {}
         self.blocks: dict[int, tuple[int, float]] = {}
         self._sms = min((card["sms"] for card in self._process.cards.values() if card.get("sms")), default=0)
-        self._pinned = _Addresses()
+        self._pinned = Addresses()
         self._pins = np.array(sorted(_find_apis(self._process)), np.uint32)
         self._groups, self._out = Groups(), dict[int, float]()
 
@@ -120,13 +120,13 @@ def _find_apis(process: Process) -> list[int]:
     return [id_ for id_, api in process.apis.items() if api.name in PINNING]
 
 
-class _Addresses:
+class Addresses:
     """The union of ranges of addresses."""
 
     def __init__(self) -> None:
         self._begins = self._ends = np.zeros(0, np.uint64)
 
-    def add(self, begins: Addresses, sizes: Addresses) -> None:
+    def add(self, begins: Pointers, sizes: Pointers) -> None:
         """Add ranges, whose addresses don't wrap around."""
         begins, sizes = begins.astype(np.uint64), sizes.astype(np.uint64)
         ends = begins + sizes
@@ -139,7 +139,7 @@ class _Addresses:
         first = np.append(True, begins[1:] > ends[:-1])
         self._begins, self._ends = begins[first], ends[np.append(first[1:], True)]
 
-    def have(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
+    def have(self, addresses: Pointers) -> npt.NDArray[np.bool_]:
         """Return which addresses are in a range."""
         if not len(self._begins):
             return np.zeros(len(addresses), bool)

@@ -4,7 +4,7 @@ The first of these that holds decides:
 
 - collectives: several ranks, and collectives take MUCH of the GPU time.
 - memory: once the program repeats a unit, it allocates more than it frees.
-- startup: until the program first repeats a unit it takes longer than all units, and at least LONG; or the time from
+- startup: until the program steadily repeats a unit it takes longer than all units, and at least LONG; or the time from
   the first launch to there does, and at least WARM.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
 - idle: it's known when kernels ran.
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.questions import InferenceFacts
     from gpt.analyze.lib.totals import ProcessTotals, Totals
 
-NEXT = (Column("analysis", "text"), Column("why", "text"), Column("option", "text?"))
+NEXT = (
+    Column("command", "text", title="next"),
+    Column("why", "text", title="to see"),
+    Column("option", "text?", shown="never"),
+)
 MUCH, MOST = 0.2, 0.5  # shares of the GPU time
 LONG, WARM = 10_000_000_000, 1_000_000_000  # ns
 GROWING = 5  # allocations that are not followed by a free
@@ -55,7 +59,7 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
     process = totals.process
     header, clock = process.header, process.clock
     launched = int(clock.times(_array(first))[0]) - clock.monotonic
-    begin = units[0][8]  # ns since the process began
+    begin = units[0][8] + _find_slow(totals, *units[0][3:8])  # ns since the process began
     last = totals.last - clock.monotonic
     since = header.get("tsc", 0) if "tsc_hz" in header else clock.monotonic
     stamp = since + round((begin + (last - begin) / 4) / clock.ns_per_tick)
@@ -66,6 +70,19 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
         if api.type == "memory" and api.op in made:
             made[api.op] += count
     return Hints(launched, max(0, begin - launched), max(0, last - begin), made["alloc"], made["free"])
+
+
+def _find_slow(totals: ProcessTotals, length: int, _: int, times: int, usual: float, first: int) -> int:
+    """Return how many ns pass until a repetition takes at most USUAL times what they take usually."""
+    import numpy as np
+
+    from gpt.analyze.lib.steady import USUAL
+
+    places = first - 1 + length * np.arange(times + 1)
+    starts = totals.launches.starts()
+    times_of = totals.process.clock.times(starts[places[places < len(starts)]])
+    good = np.flatnonzero(np.diff(times_of) <= USUAL * usual)
+    return int(times_of[good[0]] - times_of[0]) if len(good) else 0
 
 
 def _array(stamp: int) -> Any:
@@ -79,8 +96,7 @@ def name_next(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[H
     if not any(fact.launches for fact in facts):
         return None
     named, why, option = _choose(totals, facts, [one for one in hints if one])
-    more = f"; '{option}' records more for it" if option else ""
-    return make_answer("next", NEXT, [(named, why, option)], [f"next: 'gpt-analyze {named}' {why}{more}"], top=0)
+    return make_answer("next", NEXT, [(f"gpt-analyze {named}", why, option)])
 
 
 def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints]) -> tuple[str, str, str | None]:
@@ -97,21 +113,17 @@ def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hin
     ranks = {fact.header.get("rank") for fact in facts} - {None}
     if len(ranks) > 1 and collectives > MUCH * whole:
         part = human_share(100 * collectives / whole)
-        return "collectives", f"says which rank the others wait for: collectives take {part} of the GPU time", None
+        return "collectives", f"whom the ranks wait for in {part} of the GPU time", None
     if any(one.allocations - one.frees >= GROWING and one.allocations >= 2 * one.frees for one in hints):
-        return "memory", "says what isn't freed: memory grows while the program repeats itself", None
+        return "memory", "what isn't freed: memory grows with each iteration", None
     for one in sorted(hints, key=lambda one: -one.loading - one.warm)[:1]:
         before = one.loading + one.warm
         if (before > one.steady and before >= LONG) or (one.warm > one.steady and one.warm >= WARM):
-            told = f"{human_time(before)} pass before the program repeats itself, which takes {human_time(one.steady)}"
-            return "startup", f"says where they go: {told}", None
+            return "startup", f"where {human_time(before)} go before it's steady, for {human_time(one.steady)}", None
     if graphs > MOST * whole and share < BUSY:
-        option = None if totals.coverage.probed else "gpt-hook run -p block_sched"
-        return (
-            "graphs",
-            f"says which kernels take {human_share(100 * graphs / whole)} of the GPU time in graphs",
-            option,
-        )
+        option = None if totals.coverage.probed else "-p block_sched"
+        part = human_share(100 * graphs / whole)
+        return "graphs", f"which kernels take {part} of the GPU time in graphs", option
     if idle:
-        return "idle", f"says why the GPU is idle {human_share(share)} of the time, and what would help", None
-    return "gaps", "says when nothing was launched; when the GPU was idle isn't recorded", "gpt-hook run --gpu-time"
+        return "idle", f"why the GPU is idle {human_share(share)} of the time", None
+    return "gaps", "when nothing was launched (--gpu-time says more)", "--gpu-time"
