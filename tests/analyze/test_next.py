@@ -63,13 +63,16 @@ def test_a_long_start():
     assert named(made(at=12_000 * MS)) == ("startup", "where 12.0s go before it's steady, for 90.0ms")
     assert named(made(at=9_000 * MS))[0] == "idle"
     assert named(made(first=2_000 * MS)) == ("startup", "where 2.11s go before it's steady, for 80.0ms")
-    assert named(made(first=900 * MS))[0] == "idle"
+    assert named(made(first=80 * MS))[0] == "idle"
     assert named(made(first=2_000 * MS, steps=400))[0] == "idle"
 
 
 def test_graphs_that_keep_the_gpu_busy():
     assert named(made(graph=True, busy=0.9)) == ("graphs", "which kernels take 100.0 % of the GPU time in graphs")
     assert named(made(graph=True, busy=0.5))[0] == "idle"
+    probed = forge.probed(1, 9, 1, 1, 32)
+    slow = made(graph=True, busy=0.5, first=2_000 * MS)
+    assert named(slow)[0] == "startup" and named([*slow[:-1], probed, slow[-1]])[0] == "graphs"
 
 
 def test_ranks_that_wait():

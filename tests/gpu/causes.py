@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu")) / "causes"
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 LINES = 10  # of an answer, in which the cause must be
@@ -237,8 +239,8 @@ PROGRAMS = {
     "lazy": Planted(lazy, r"loading GPU code"),
     "loader": Planted(loader, r"host runs its own code \d+ times.*in the range 'load batch'"),
     "batch": Planted(batch, r"launches have fewer blocks than the GPU has SMs.* larger batch"),
-    "graph": Planted(graph, r"(scan|cum)\w*.* [6-9]\d\.\d %", ("--gpu-time", "-p", "block_sched")),
-    "growth": Planted(growth, r"GPU memory grows"),
+    "graph": Planted(graph, r"DeviceScan\w*.* [5-9]\d\.\d %", ("--gpu-time", "-p", "block_sched")),
+    "growth": Planted(growth, r"GPU memory grows all the time"),
 }
 
 
@@ -288,10 +290,25 @@ def record(name: str, folder: Path) -> list[Path]:
 
 
 def pack(path: Path) -> Path:
-    """Pack a trace, or the file beside it with buffers of probes."""
-    packed = OUT / f"{path.name}.xz"
-    packed.write_bytes(lzma.compress(path.read_bytes(), preset=9))
+    """Pack a trace, or the file beside it with buffers of probes, without the names of folders and of the machine."""
+    from gpt.stream import wire
+
+    packed, data = OUT / f"{path.name}.xz", path.read_bytes()
+    if path.suffix == ".mp":
+        with path.open("rb") as file:
+            data = b"".join(wire.pack(_tidy(record)) for record in wire.read_records(file, str(path)))
+    packed.write_bytes(lzma.compress(data, preset=9))
     return packed
+
+
+def _tidy(record: dict[str, Any]) -> dict[str, Any]:
+    match record["kind"]:
+        case "header":
+            return record | {"argv": ["python3", *map(os.path.basename, record["argv"][1:])], "host": "gpu"}
+        case "library" | "module":
+            paths = {key: f"/lib/{os.path.basename(record[key])}" for key in ("path", "loader") if key in record}
+            return record | paths
+    return record
 
 
 def unpack(name: str, source: Path, folder: Path) -> list[Path]:
@@ -312,7 +329,7 @@ def analyze(command: str, traces: list[Path]) -> str:
     return done.stdout + done.stderr
 
 
-def ask(name: str, traces: list[Path]) -> tuple[str, str, bool]:
+def ask(name: str, traces: list[Path], analyze: Callable[[str, list[Path]], str] = analyze) -> tuple[str, str, bool]:
     """Return the command that summary names, what it says of the cause, and whether that was planted."""
     pattern = re.compile(PROGRAMS[name].pattern)
     summary = analyze("summary", traces).splitlines()

@@ -41,6 +41,7 @@ UNKNOWN, BETWEEN, LATE, WAIT, PACE, CALL, HOST_CODE = CAUSES = (
 )  # fmt: skip
 SHORT, FAST = 100_000, 20_000  # ns
 QUEUED = "launched, not begun"
+IO, ASYNC = ("memcpy", "memset"), "Async"
 ITEM = 64  # bytes: a copy of at most so many is a value that the program looks at
 LISTED = 1000  # of the longest
 GROUP = [("number", "<i8"), ("what", "<i8"), ("range", "<i8"), ("ns", "<i8")]
@@ -209,7 +210,7 @@ class _Sums:
         before[at], note[at] = firsts["before"], firsts["note"]
         waited[at] = np.where(firsts["before"] >= 0, rows["begin"][at] - firsts["before_since"], 0)
         act = self._acts.of_ids(before.astype(np.uint32))
-        waits = (before >= 0) & (((act & WAITS) != 0) | self._blocks(before))
+        waits = (before >= 0) & (((act & WAITS) != 0) | self._block(before, waited))
         waited[~waits] = 0
         light = (
             (top < 0) | (2 * top_time < total) | ((self._acts.of_ids(top.astype(np.uint32)) & (LAUNCH | WAITS)) != 0)
@@ -239,11 +240,13 @@ class _Sums:
         parts = np.choose(cause, [part.get(name, total) for name in CAUSES])
         self._keep_longest(rows, total, cause, named, parts, groups, which)
 
-    def _blocks(self, apis: Array) -> npt.NDArray[np.bool_]:
-        """Return which functions copy or set memory and wait for that."""
+    def _block(self, apis: Array, waited: Array) -> npt.NDArray[np.bool_]:
+        """Return which calls copy or set memory and wait for that: an asynchronous copy does if it took over FAST."""
         known = self._process.apis
-        ids = [id_ for id_ in np.unique(apis).tolist() if id_ in known and known[id_].type in ("memcpy", "memset")]
-        return np.isin(apis, ids)
+        copies = {id_: known[id_] for id_ in np.unique(apis).tolist() if id_ in known}
+        blocks = [id_ for id_, api in copies.items() if api.type in IO and not api.name.endswith(ASYNC)]
+        may = [id_ for id_, api in copies.items() if api.type == "memcpy" and api.name.endswith(ASYNC)]
+        return np.isin(apis, blocks) | (np.isin(apis, may) & (waited > FAST))
 
     def _copied_out(self, rows: Array) -> npt.NDArray[np.bool_]:
         """Return after which idle times a copy from the device was the last work."""

@@ -4,6 +4,7 @@ The first of these that holds decides:
 
 - collectives: several ranks, and collectives take MUCH of the GPU time.
 - memory: once the program repeats a unit, it allocates more than it frees.
+- graphs: graphs take most of the GPU time, and their kernels were probed.
 - startup: until the program steadily repeats a unit it takes longer than all units, and at least LONG; or the time from
   the first launch to there does, and at least WARM.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
@@ -30,13 +31,13 @@ NEXT = (
     Column("option", "text?", shown="never"),
 )
 MUCH, MOST = 0.2, 0.5  # shares of the GPU time
-LONG, WARM = 10_000_000_000, 1_000_000_000  # ns
+LONG, WARM = 10_000_000_000, 100_000_000  # ns
 GROWING = 5  # allocations that are not followed by a free
 BUSY = 25  # % of the time that a GPU may be idle
 
 
 class Hints(NamedTuple):
-    """Facts of a process that has a repeating unit, in ns: until its first launch, from there to the unit, and since.
+    """Facts of a process that has a repeating unit, in ns: until its first launch, until it's steady, until its last.
 
     `allocations` and `frees` are calls of the last three quarters of that time.
     """
@@ -60,7 +61,7 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
     header, clock = process.header, process.clock
     launched = int(clock.times(_array(first))[0]) - clock.monotonic
     begin = units[0][8] + _find_slow(totals, *units[0][3:8])  # ns since the process began
-    last = totals.last - clock.monotonic
+    last = int(clock.times(totals.launches.starts()[-1:])[0]) - clock.monotonic
     since = header.get("tsc", 0) if "tsc_hz" in header else clock.monotonic
     stamp = since + round((begin + (last - begin) / 4) / clock.ns_per_tick)
     calls = totals.call_times.count(max(0, stamp), totals.last_stamp + 1)
@@ -116,14 +117,15 @@ def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hin
         return "collectives", f"whom the ranks wait for in {part} of the GPU time", None
     if any(one.allocations - one.frees >= GROWING and one.allocations >= 2 * one.frees for one in hints):
         return "memory", "what isn't freed: memory grows with each iteration", None
+    in_graphs = "graphs", f"which kernels take {human_share(100 * graphs / (whole or 1))} of the GPU time in graphs"
+    if graphs > MOST * whole and totals.coverage.probed:
+        return *in_graphs, None
     for one in sorted(hints, key=lambda one: -one.loading - one.warm)[:1]:
         before = one.loading + one.warm
         if (before > one.steady and before >= LONG) or (one.warm > one.steady and one.warm >= WARM):
             return "startup", f"where {human_time(before)} go before it's steady, for {human_time(one.steady)}", None
     if graphs > MOST * whole and share < BUSY:
-        option = None if totals.coverage.probed else "-p block_sched"
-        part = human_share(100 * graphs / whole)
-        return "graphs", f"which kernels take {part} of the GPU time in graphs", option
+        return *in_graphs, "-p block_sched"
     if idle:
         return "idle", f"why the GPU is idle {human_share(share)} of the time", None
     return "gaps", "when nothing was launched (--gpu-time says more)", "--gpu-time"

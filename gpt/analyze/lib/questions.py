@@ -364,7 +364,7 @@ def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said
         told += f" its beginning, after {around[0]} and before {around[1]}"
     told += "" if main.idle_all else "; of the first of its kernels and copies"
     told += "; what other processes run does not count" if len(facts) > 1 else ""
-    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
+    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze idle' says why")
 
 
 def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
