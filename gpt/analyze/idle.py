@@ -87,7 +87,7 @@ BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
 SHARED = "{} is in several traces that were read apart: what other processes ran on it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # by the type of the function that a cause names
-    "memory": "allocate before the loop, or from a pool that keeps what is freed",
+    "memory": "allocate before the loop, or from a pool that keeps freed memory",
     "module": "load code before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "memcpy": "copy from pinned memory, which lets the host go on",
@@ -101,7 +101,7 @@ PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can
 
 @dataclass
 class IdlePart:
-    """What is known of some traces; lists are by process."""
+    """Facts about some traces; lists are by process."""
 
     headers: list[Header]
     uses: list[Use]
@@ -113,7 +113,7 @@ class IdlePart:
 
 
 class Idle(Parts[IdlePart]):
-    """Why GPUs ran nothing."""
+    """Explain why GPUs ran nothing."""
 
     drains = True
     kinds = CALLS | COUNTED | GPU_TIMES | RANGES | {"device"}
@@ -141,7 +141,7 @@ class Idle(Parts[IdlePart]):
         return part
 
     def find_need(self, parts: list[IdlePart]) -> str | None:
-        """Return how to record GPU times if there are none."""
+        """Return how to record GPU times if the traces lack them."""
         return None if any(part.uses for part in parts) else NO_TIMES
 
     def answer_parts(self, parts: list[IdlePart]) -> Answers:
@@ -228,7 +228,7 @@ class _Answer:
         return times.total, 100 * times.total / (self._whole or 1), times.count, mean, times.longest
 
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns VERDICT: for each cause, and for what a busy GPU could do faster."""
+        """Yield the columns VERDICT: each cause, and ways in which a busy GPU could be faster."""
         for (cause, name), times in self._sums.causes.items():
             share = 100 * times.total / (self._whole or 1)
             yield cause, name, times.total, share, self._advise(cause, name, times)
@@ -316,7 +316,7 @@ class _Answer:
         return f"for {human_share(100 * copies / (self._whole or 1))} of the time the GPU only copies{told}"
 
     def _iter_lines(self) -> Iterator[str]:
-        yield "the share is of the time from the first work of the GPU to its last; copies are not idle"
+        yield "share: of the time from the GPU's first work to its last; copies are not idle"
         if self._untimed:
             more = f" and {len(self._untimed) - 1:,} more" if len(self._untimed) > 1 else ""
             yield f"when work of {self._untimed[0]}{more} ran is not recorded: it counts as idle"

@@ -68,7 +68,7 @@ class StartupPart:
 
 
 class StartupFold(Parts[StartupPart]):
-    """Where the time goes until programs are steady."""
+    """Show where the time goes until programs are steady."""
 
     kinds = CALLS | COUNTED | LOADS
 
@@ -176,7 +176,7 @@ def _advise(startup: Startup, what: str) -> str:
         case kinds.MEMORY:
             return f"{amount(kind.calls, 'call')}: allocate less often, in larger pieces"
         case kinds.PINNED:
-            return f"{amount(kind.calls, 'call')}: pin less, or reuse what is pinned"
+            return f"{amount(kind.calls, 'call')}: pin less, or reuse pinned memory"
         case kinds.INPUT:
             rate = human(kind.bytes / kind.time * 1e9) if kind.time else "-"
             told = f"{human(kind.bytes)} at {rate} a second"

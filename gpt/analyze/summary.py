@@ -82,7 +82,7 @@ class Summary:
         self.kinds = RUNS | COVERED
         self._done = Totals()  # processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
-        self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # of ended processes
+        self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # ended processes
         self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
 
     def take(self, process: Process) -> None:

@@ -308,7 +308,7 @@ def plainly(segments):
                         what = "launched, not begun"
                     done[what] += high - low
                     open_ = [one for one in around if one["begin"] <= low]
-                    stack = []  # as a thread leaves the ranges within one that it leaves
+                    stack = []  # a thread that leaves a range leaves the ranges within it
                     for one in open_:
                         while stack and stack[-1][0] <= one["begin"]:
                             stack.pop()

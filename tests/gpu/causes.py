@@ -29,7 +29,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu")) / "causes"
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
-LINES = 10  # of an answer, in which the cause must be
+LINES = 10  # the cause must be in the first ones of an answer
 LIMIT = 300 << 10  # bytes of a packed trace
 SECONDS = 300  # that a program may take
 PROGRAM = "--program"
@@ -221,7 +221,7 @@ def graph() -> None:
 
 
 def growth() -> None:
-    """Keep something of each step, so memory grows until there is none."""
+    """Keep something of each step, so memory grows and grows."""
     import torch
 
     work = _work(torch, 2)

@@ -17,7 +17,7 @@ LONG = 0.2  # least share of the time from there to the last call
 
 
 class Growth(NamedTuple):
-    """How memory grew: from which bytes to which, in allocations that weren't freed in that time, of `time` ns."""
+    """Memory that grew from `start` to `end` bytes in `time` ns, in `pieces` that weren't freed in that time."""
 
     start: float
     end: float

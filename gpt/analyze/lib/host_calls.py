@@ -1,4 +1,4 @@
-"""What the threads of a process did, as a layer (overlay.py): its calls, and what they say about copies and kernels."""
+"""Make a layer (overlay.py) of the calls of a process, and sum up its copies and the blocks of its kernels."""
 
 from __future__ import annotations
 

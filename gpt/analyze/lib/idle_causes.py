@@ -1,8 +1,9 @@
 """Say why a GPU was idle: what the host did meanwhile, in the thread that launched what the GPU ran next.
 
-Each idle time is cut where a call of that thread or its NVTX range begins or ends, so each nanosecond counts for what
-the thread did in it. From the call that launches the next work to its beginning, the thread counts as being in that
-call, and once it has returned the work is *queued*. Then each idle time gets one cause, by the first rule that holds:
+Each idle time is cut where a call of that thread or its NVTX range begins or ends: a nanosecond counts for the call
+or the code that the thread was in. From the call that launches the next work to its beginning, the thread counts as
+being in that call, and once it has returned the work is *queued*. Then each idle time gets one cause, by the first rule
+that holds:
 
 - UNKNOWN: the trace doesn't say which call launched the next work.
 - BETWEEN, LATE: half of the time or more passed after that call returned. The GPU had work and didn't begin. Up to FAST
@@ -11,7 +12,7 @@ call, and once it has returned the work is *queued*. Then each idle time gets on
   idle. Without this wait the host could have launched the next work in that time.
 - PACE: at most SHORT, and no call but launches fills half of it. Kernels are shorter than what the host needs to launch
   the next one.
-- CALL: calls fill more of it than host code does; the one that fills most gives the name.
+- CALL: calls fill more of it than host code does. The function that fills most gives the name.
 - HOST: the rest. The thread ran code of its own between calls.
 """
 
@@ -42,8 +43,8 @@ UNKNOWN, BETWEEN, LATE, WAIT, PACE, CALL, HOST_CODE = CAUSES = (
 SHORT, FAST = 100_000, 20_000  # ns
 QUEUED = "launched, not begun"
 IO, ASYNC = ("memcpy", "memset"), "Async"
-ITEM = 64  # bytes: a copy of at most so many is a value that the program looks at
-LISTED = 1000  # of the longest
+ITEM = 64  # bytes: the program looks at a value if it copies no more than that
+LISTED = 1000
 GROUP = [("number", "<i8"), ("what", "<i8"), ("range", "<i8"), ("ns", "<i8")]
 FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8")]
 
@@ -80,7 +81,7 @@ class Longest(NamedTuple):
     before: str
     cause: str
     name: str | None
-    share: float  # of it, in %, that passed in what the cause names
+    share: float  # percentage that passed in the cause's call or code
     range: str | None
     thread: int
 
@@ -97,7 +98,7 @@ class Reasons:
     doing: dict[tuple[str, str | None], Times] = field(default_factory=dict)
     ranges: dict[str | None, dict[tuple[str, str | None], Times]] = field(default_factory=dict)
     longest: list[Longest] = field(default_factory=list)
-    types: dict[str, str] = field(default_factory=dict)  # of the functions that causes name
+    types: dict[str, str] = field(default_factory=dict)  # types of functions, by name
 
     def merge(self, other: Reasons) -> None:
         """Add the idle times of another process, except the longest ones."""

@@ -30,9 +30,9 @@ IDLE = [("begin", "<i8"), ("end", "<i8"), ("gpu", "<u4"), ("thread", "<u8"), ("c
 
 
 class Use(NamedTuple):
-    """How a GPU was used from its first work to its last, in ns: with kernels or graphs, with copies alone, not."""
+    """The use of a GPU from its first work to its last, in ns: by kernels or graphs, by copies alone, by nothing."""
 
-    key: Hashable  # of the GPU, which other processes may use
+    key: Hashable  # identifies the GPU among all processes
     processes: list[int]
     whole: int
     kernels: int

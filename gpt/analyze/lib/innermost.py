@@ -22,7 +22,7 @@ def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
     """Yield the parts of pushed ranges that are in no inner range of their thread, as LAYER, sorted by begin.
 
     `what` is an index into the texts of the process's ranges. An inner range ends with the outer one at the latest, and
-    one that never ended lasts FOREVER.
+    a range that never ended lasts FOREVER.
     """
     found = Sorted(Aside(), LAYER, "begin")
     parts: list[tuple[int, int, int, int, float]] = []

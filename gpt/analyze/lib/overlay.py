@@ -3,7 +3,7 @@
 A *piece* is a time of a thread: part of a time in which a GPU was idle, for instance. A *layer* says what the threads
 did: rows that don't overlap on a thread, such as its calls, or the innermost ranges that it was in. `overlay` cuts each
 piece at the edges of the layer and notes what each part lies in. Both are read once, in step, and neither is kept: a
-piece that reaches beyond what was read of the layer is cut there, and its rest waits for more.
+piece that reaches beyond the rows of the layer that were read is cut there, and its rest waits for more rows.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Parts(Generic[Part]):
         from gpt.trace.model import TraceModel
 
         self._found: list[Part] = []
-        self._here: Part | None = None  # what was found in the traces that were read, until more of them come
+        self._here: Part | None = None  # found in the traces so far, until more of them come
         self._model: TraceModel | None = TraceModel(drains=self.drains)
 
     def take(self, process: Process) -> None:
@@ -45,7 +45,7 @@ class Parts(Generic[Part]):
         self._model.end(process)
 
     def find(self, trace: TraceModel) -> Part:
-        """Return what is found in these traces."""
+        """Return the part of these traces."""
         raise NotImplementedError
 
     def find_need(self, parts: list[Part]) -> str | None:
@@ -57,7 +57,7 @@ class Parts(Generic[Part]):
         raise NotImplementedError
 
     def parts(self) -> list[Part]:
-        """Return the parts so far: what earlier traces had, then what was read here."""
+        """Return the parts of merged folds, then our own."""
         if self._here is None and self._model and self._model.processes:
             self._here = self.find(self._model)
         return self._found if self._here is None else [*self._found, self._here]

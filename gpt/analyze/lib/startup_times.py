@@ -1,4 +1,4 @@
-"""What a process does until it first repeats itself: the time of the thread that launches, by kind of call.
+"""Divide the time until a process is steady by kind of call, as its launching thread spends it.
 
 Each moment counts once, for the call that the thread is in, or else for host code. A launch counts as loading code if
 it is the first one of its kernel and took FAR times as long as the kernel's other launches, or, for a kernel that was
@@ -126,9 +126,7 @@ class _Calls:
         self._trace, self._number, self._process = trace, number, trace.processes[number]
         self._end, self._found = end, found
         self._began = trace.began(self._process)
-        self._firsts: dict[
-            int, tuple[int, float]
-        ] = {}  # of each kernel: when it was launched first, and ns of the call
+        self._firsts: dict[int, tuple[int, float]] = {}  # by kernel: start and ns of its first launch
         counts, totals, threads = Counter[int](), Counter[int](), Counter[int]()
         first_calls: dict[int, int] = {}
         self.thread = -1

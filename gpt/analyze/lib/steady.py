@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpt.analyze.lib.short_calls import Tapes
 
-USUAL = 2  # a steady unit takes at most so many times the median
+USUAL = 2  # the most that a steady unit may take, in medians
 STEPS = "steps"
 
 
