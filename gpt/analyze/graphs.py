@@ -179,11 +179,20 @@ def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tu
             schedule = make_schedule(buffer.read(), launch.process.cards.get(launch.device, {}))
         except (MissingError, TruncatedError):
             schedule = None
-        key = max(meant, key=lambda graph: graph.made.since).number, launch.launch.function
+        graph = max(meant, key=lambda graph: graph.made.since)
+        key = graph.number, _find_node(graph, launch.launch.function)
         probed, timed, span = spans.get(key, (0, 0, 0.0))
         known = schedule is not None and schedule.ns_per_clock is not None
         spans[key] = probed + 1, timed + known, span + (float(schedule.ended.max()) if schedule and known else 0.0)
     return spans
+
+
+def _find_node(graph: Replayed, function: int) -> int:
+    """Return the function by which a graph knows a kernel: a capture may have looked it up once more, by a new id."""
+    if function in graph.made.kernels:
+        return function
+    names = graph.process.kernels()
+    return next((one for one in graph.made.kernels if names.get(one) == names.get(function)), function)
 
 
 def _find_need(trace: TraceModel) -> str | None:

@@ -13,6 +13,7 @@ from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
+    from gpt.analyze.lib.next_step import Hints
     from gpt.analyze.lib.questions import InferenceFacts
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
@@ -81,7 +82,7 @@ class Summary:
         self.kinds = RUNS | COVERED
         self._done = Totals()  # processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
-        self._facts: list[InferenceFacts] = []  # facts about ended processes
+        self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # ended processes
         self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
 
     def take(self, process: Process) -> None:
@@ -94,10 +95,8 @@ class Summary:
 
     def end(self, process: Process) -> None:
         """Add the sums of a process that has ended."""
-        from gpt.analyze.lib.questions import make_facts
-
         if current := self._open.pop(process, None):
-            self._facts.append(make_facts(current))
+            self._facts.append(_find_facts(current))
             self._done.merge(current.named())
             self._processes.append(_process_row(current))
 
@@ -113,7 +112,8 @@ class Summary:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Yield the sums."""
-        from gpt.analyze.lib.questions import answer_questions, make_facts
+        from gpt.analyze.lib.next_step import name_next
+        from gpt.analyze.lib.questions import answer_questions
         from gpt.analyze.lib.totals import Totals
 
         totals, processes = Totals(), [*self._processes]
@@ -139,8 +139,19 @@ class Summary:
             shown = [one._replace(shown="any") if partly and one.name == "gpu_launches" else one for one in KERNELS]
             yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
         yield from totals.coverage.answer()
-        if facts := [*self._facts, *map(make_facts, self._open.values())]:
+        if found := [*self._facts, *map(_find_facts, self._open.values())]:
+            facts = [one for one, _ in found]
             yield from answer_questions(totals, facts)
+            if last := name_next(totals, facts, [hints for _, hints in found]):
+                yield last
+
+
+def _find_facts(totals: ProcessTotals) -> tuple[InferenceFacts, Hints | None]:
+    from gpt.analyze.lib.next_step import find_hints
+    from gpt.analyze.lib.questions import make_facts
+
+    facts = make_facts(totals)
+    return facts, find_hints(totals, facts)
 
 
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:

@@ -80,6 +80,10 @@ class LaunchSequence:
         starts = [int(columns[0].min()) for _, columns in self._named() if len(columns[0])]
         return min(starts, default=None)
 
+    def starts(self) -> Stamps:
+        """Return the time stamps of all launches, in order."""
+        return np.sort(np.concatenate([np.zeros(0, np.uint64), *(starts for _, (starts, *_) in self._named())]))
+
     def count(self, begin: int, end: int) -> int:
         """Return the number of launches that began in a time."""
         return sum(int(((starts >= begin) & (starts < end)).sum()) for _, (starts, *_) in self._named())

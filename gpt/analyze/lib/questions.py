@@ -372,7 +372,7 @@ def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said
         told += f"{human_time(idle.at)} after the process, between {around[0]} and {around[1]}"
     told += "" if main.idle_all else "; only the first of its kernels and copies were looked at"
     told += "; work of other processes does not count" if len(facts) > 1 else ""
-    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
+    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze idle' says why")
 
 
 def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
