@@ -53,7 +53,7 @@ static struct {
     char text[1024];
 } loss;
 
-// Reports the worst loss, if it's at least `least`. Returns false if there's none. `trace` is a file that
+// Report the worst loss, if it's at least `least`. Returns false if there's none. `trace` is a file that
 // wasn't written, or NULL.
 static bool say_loss(const char *trace, enum loss least) {
     static char line[PATH_MAX + sizeof(loss.text) + 64];
