@@ -85,7 +85,7 @@ TOP, TOP_SPANS = 16, 8  # rows that tables show
 AROUND = 10  # collectives drawn before and after the one with the most waiting
 WAITING, TRANSFER = "waiting", "transfer"
 NONE = "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"
-NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' or '-p block_sched' does"
+NO_TIMES = "no times of kernels: 'gpt-hook run --gpu-time' or '-p block_sched' records when they ran"
 ALONE = "collectives of one rank only: name the traces of the others too"
 
 

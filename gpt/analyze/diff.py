@@ -35,7 +35,7 @@ from gpt.analyze.lib.differences import (
     pair_names,
     tell_difference,
 )
-from gpt.analyze.lib.runs import RunSummary, answer_sides
+from gpt.analyze.lib.runs import RunSummary, answer_sides, describe_change
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human_count, human_time
 
@@ -69,7 +69,7 @@ WHOLE = (
     Column("runs_a", "u64", title="runs A"),
     Column("runs_b", "u64", title="runs B"),
 )
-WALL, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "outside of calls", "CUDA calls", "on the GPU"
+WALL, OFF, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "not recorded", "outside of calls", "CUDA calls", "on the GPU"
 ONE_THREAD = "in the thread that spends most time in calls, "
 SEVERAL = (
     f"'{OUTSIDE}' is about the thread that spends most time in calls, and '{IN_CALLS}' about all threads of all "
@@ -79,7 +79,7 @@ NOT_KNOWN = "not known"  # too few runs to tell a difference from noise
 MEANS = {  # meaning of the words in the column 'differs in'
     COUNT: "count: how often it was called or launched",
     UNSURE: "unsure: changed by over 1 % of the sum of this table, but no more than its calls vary: it may be noise",
-    FEW_TIMES: f"few times: fewer than {FEW} times on a side, which can't tell a difference from noise",
+    FEW_TIMES: f"few times: fewer than {FEW} have a time on a side, which can't tell a difference from noise",
     NOISE_ONLY: f"noise: means within {NOISE:.0f} standard errors of {{}}, or within {100 * LITTLE:.0f} %",
     SLOWEST: "slowest: p99 or the longest is over twice the other side's, and the time changed by over 1 % of the "
     "sum of this table",
@@ -202,6 +202,7 @@ def _answer_whole(
     sides = a, b
     values = {
         WALL: [[run.wall for run in runs] for runs in sides],
+        OFF: [[float(run.unrecorded) for run in runs] for runs in sides],
         OUTSIDE: [[run.outside for run in runs] for runs in sides],
         IN_CALLS: [[run.in_calls for run in runs] for runs in sides],
         ON_GPU: [[run.on_gpu for run in runs] for runs in sides],
@@ -209,15 +210,18 @@ def _answer_whole(
     rows = [
         (what, *_compare_means(*both), len(a), len(b))
         for what, both in values.items()
-        if what != ON_GPU or all(map(any, both))
+        if (what != ON_GPU or all(map(any, both))) and (what != OFF or any(map(any, both)))
     ]
     changes = {row[0]: row[4] for row in rows}
     verdict = [_sum_up("", *rows[0][1:6])]
+    if changes[WALL] and (why := describe_change(a, b)):
+        verdict.append(why)
     if max(len(run.commands) for run in (*a, *b)) > 1:
         verdict.append(SEVERAL)
     else:
         threads = max(run.threads for run in (*a, *b))
-        verdict += _break_down(changes[WALL], changes[OUTSIDE], ONE_THREAD if threads > 1 else "")
+        parts = changes[OUTSIDE], changes.get(OFF, 0.0)
+        verdict += _break_down(changes[WALL], *parts, ONE_THREAD if threads > 1 else "")
     if any(run.counted for run in (*a, *b)):
         verdict.append("calls that were not timed count as outside of calls")
     verdict += filter(None, (
@@ -271,13 +275,21 @@ def _tell_outlier(name: str, run: RunSummary, others: list[RunSummary], runs: in
     return told
 
 
-def _break_down(whole: float, outside: float, where_from: str) -> Iterator[str]:
-    """Say how much of a difference is inside calls and how much is outside, larger part first.
+def _break_down(whole: float, outside: float, off: float, where_from: str) -> Iterator[str]:
+    """Say how much of a difference is time outside of calls, in them, and not recorded: the largest part first.
 
     `where_from` says which thread this refers to.
     """
-    parts = {"outside of CUDA calls, in host code": outside, "in CUDA calls": whole - outside}
+    parts = {
+        "outside of CUDA calls, in host code": outside,
+        "in CUDA calls": whole - outside - off,
+        "while recording was off": off,
+    }
+    parts = {where: part for where, part in parts.items() if abs(part) >= 1}
     if not whole:
+        return
+    if len(parts) == 1:
+        yield f"{where_from}all of that is {next(iter(parts))}"
         return
     alike = all(part * whole >= 0 for part in parts.values())
     told = [
@@ -286,7 +298,7 @@ def _break_down(whole: float, outside: float, where_from: str) -> Iterator[str]:
         + f" {where}"
         for where, part in sorted(parts.items(), key=lambda one: -abs(one[1]))
     ]
-    yield f"of that, {where_from}{', and '.join(told)}"
+    yield f"of that, {where_from}{', '.join(told[:-1])}, and {told[-1]}"
 
 
 def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: float | None) -> str:
@@ -317,7 +329,10 @@ def _find_most(where: str, what: str, compared: list[Compared], whole: float) ->
     if found.differs == UNSURE:
         told += ", which may be noise: its calls vary by as much"
     if found.differs == FEW_TIMES:
-        told += f", in {amount(round(found.b.number), 'call')}: too few to tell whether that's noise"
+        timed = round(min(side.timed for side in (found.a, found.b) if side.number))
+        told += (
+            f", with times of only {amount(timed, 'launch' if what else 'call')}: too few to tell whether that's noise"
+        )
     return told
 
 

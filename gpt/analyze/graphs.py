@@ -66,7 +66,7 @@ class Replayed(NamedTuple):
 
 
 def graphs(trace: TraceModel) -> Answers:
-    """Yield the launched graphs, sorted by number of kernel launches, descending, and their kernels."""
+    """Yield the graphs that were launched, in order of their first launches, and their kernels by name."""
     found = _find_graphs(trace)
     if not found:
         return
@@ -81,18 +81,21 @@ def graphs(trace: TraceModel) -> Answers:
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
                      len(graph.calls), *gpu, _median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
-        own = {function: spans.get((graph.number, function), (0, 0, 0.0)) for function in made.kernels}
-        whole = sum(span for _, _, span in own.values())
+        own: dict[str, tuple[int, int, int, float]] = {}  # nodes, and what spans has; functions may share a name
         for function, count in made.kernels.items():
-            probed, timed, span = own[function]
+            probed, timed, span = spans.get((graph.number, function), (0, 0, 0.0))
+            name = names.get(function, f"#{function}")
+            before = own.get(name, (0, 0, 0, 0.0))
+            own[name] = before[0] + count, before[1] + probed, before[2] + timed, before[3] + span
+        whole = sum(span for *_, span in own.values())
+        for name, (count, probed, timed, span) in own.items():
             known = (span, span / timed, 100 * span / (whole or 1)) if timed else (None,) * 3
-            kernels.append((names.get(function, f"#{function}"), graph.number, count, count * len(graph.calls),
-                            probed or None, *known))  # fmt: skip
+            kernels.append((name, graph.number, count, count * len(graph.calls), probed or None, *known))
     replays = Replays()
     for process in trace.processes:
         mine = ((graph.made, len(graph.calls)) for graph in found if graph.process is process)
         replays.merge(sum_replays(mine, process.graphs))
-    verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
+    verdict = [] if times else ["no GPU times: 'gpt-hook run --gpu-time' records how long replays took"]
     if times and (untimed := sum(len(graph.calls) for graph in found) - sum(map(len, times.values()))):
         verdict.append(f"{amount(untimed, 'replay')} without a time on the GPU, not in the times")
     verdict += replays.verdict()
@@ -100,7 +103,7 @@ def graphs(trace: TraceModel) -> Answers:
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []
     if not spans:
-        verdict.append(f"how long kernels in replays took is not recorded: 'gpt-hook run -p {MAP}' does")
+        verdict.append(f"no times of kernels in replays: 'gpt-hook run -p {MAP}' records them")
     elif missing := sum(1 for row in kernels if row[4] is None):
         verdict.append(f"{missing:,} of these kernels {'has' if missing == 1 else 'have'} no times of the probe {MAP}")
     if zero := sum(1 for row in kernels if row[2] == 0):
@@ -175,11 +178,20 @@ def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tu
             schedule = make_schedule(buffer.read(), launch.process.cards.get(launch.device, {}))
         except (MissingError, TruncatedError):
             schedule = None
-        key = max(meant, key=lambda graph: graph.made.since).number, launch.launch.function
+        graph = max(meant, key=lambda graph: graph.made.since)
+        key = graph.number, _find_node(graph, launch.launch.function)
         probed, timed, span = spans.get(key, (0, 0, 0.0))
         known = schedule is not None and schedule.ns_per_clock is not None
         spans[key] = probed + 1, timed + known, span + (float(schedule.ended.max()) if schedule and known else 0.0)
     return spans
+
+
+def _find_node(graph: Replayed, function: int) -> int:
+    """Return the function by which a graph knows a kernel: a capture may have looked it up once more, by a new id."""
+    if function in graph.made.kernels:
+        return function
+    names = graph.process.kernels()
+    return next((one for one in graph.made.kernels if names.get(one) == names.get(function)), function)
 
 
 def _find_need(trace: TraceModel) -> str | None:

@@ -91,7 +91,7 @@ SPANS = (
 TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
 GPU, HOST = "GPU memory", "host memory"
 PYTORCH, UNKNOWN = "libc10_cuda.", "not known"
-NO_SITES = "where calls came from is not recorded: 'gpt-hook run --stacks memory' does"
+NO_SITES = "no call sites: 'gpt-hook run --stacks memory' records where calls came from"
 NONE = "no call allocates memory: 'gpt-hook run' records them, unless --calls leaves out 'memory'"
 
 
@@ -104,7 +104,7 @@ def memory(trace: TraceModel) -> Answers:
     found = sorted(make_pieces(trace), key=lambda pieces: -pieces.peak(pieces.on_gpu))
     who = tell_apart(pieces.process.header for pieces in found)
     rows = [row for pieces, one in zip(found, who, strict=True) for row in _rows(pieces, one)]
-    yield make_answer("memory", MEMORY, rows, list(_verdict(found)))
+    yield make_answer("memory", MEMORY, rows, [*_describe_growth(found[:1], trace), *_verdict(found)])
     if not found:
         return
     names = [_Names(pieces.process) for pieces in found]
@@ -143,6 +143,20 @@ def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tu
 def _add(sizes: npt.NDArray[np.uint64]) -> float:
     """Add up sizes as a float: the sum of malformed rows may not fit."""
     return float(sizes.sum(dtype=float))
+
+
+def _describe_growth(found: list[Pieces], trace: TraceModel) -> Iterator[str]:
+    """Say that memory grows all the time, if it does."""
+    from gpt.analyze.lib.growth import find_growth
+    from gpt.screen.units import human, human_time
+
+    for pieces in found:
+        grown = find_growth(pieces, trace.last(trace.processes.index(pieces.process)))
+        if grown:
+            yield (
+                f"GPU memory grows all the time, from {human(grown.start)} to {human(grown.end)} in "
+                f"{human_time(grown.time)}: {grown.pieces:,} allocations are kept. Which results does the program keep?"
+            )
 
 
 def _verdict(found: list[Pieces]) -> Iterator[str]:

@@ -74,7 +74,7 @@ MARKS = (
 )
 TOP, TOP_LONGEST, LISTED = 30, 10, 20_000
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
-NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
+NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran"
 
 
 class _Key(NamedTuple):

@@ -13,6 +13,7 @@ from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
+    from gpt.analyze.lib.next_step import Hints
     from gpt.analyze.lib.questions import InferenceFacts
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
@@ -81,8 +82,8 @@ class Summary:
         self.kinds = RUNS | COVERED
         self._done = Totals()  # processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
-        self._facts: list[InferenceFacts] = []  # facts about processes that have ended
-        self._open: dict[Process, ProcessTotals] = {}  # processes being read: their records may interleave
+        self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # ended processes
+        self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
 
     def take(self, process: Process) -> None:
         """Add up the rows that a process has collected."""
@@ -94,10 +95,8 @@ class Summary:
 
     def end(self, process: Process) -> None:
         """Add the sums of a process that has ended."""
-        from gpt.analyze.lib.questions import make_facts
-
         if current := self._open.pop(process, None):
-            self._facts.append(make_facts(current))
+            self._facts.append(_find_facts(current))
             self._done.merge(current.named())
             self._processes.append(_process_row(current))
 
@@ -113,7 +112,8 @@ class Summary:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Yield the sums."""
-        from gpt.analyze.lib.questions import answer_questions, make_facts
+        from gpt.analyze.lib.next_step import name_next
+        from gpt.analyze.lib.questions import answer_questions
         from gpt.analyze.lib.totals import Totals
 
         totals, processes = Totals(), [*self._processes]
@@ -139,8 +139,19 @@ class Summary:
             shown = [one._replace(shown="any") if partly and one.name == "gpu_launches" else one for one in KERNELS]
             yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
         yield from totals.coverage.answer()
-        if facts := [*self._facts, *map(make_facts, self._open.values())]:
+        if found := [*self._facts, *map(_find_facts, self._open.values())]:
+            facts = [one for one, _ in found]
             yield from answer_questions(totals, facts)
+            if last := name_next(totals, facts, [hints for _, hints in found]):
+                yield last
+
+
+def _find_facts(totals: ProcessTotals) -> tuple[InferenceFacts, Hints | None]:
+    from gpt.analyze.lib.next_step import find_hints
+    from gpt.analyze.lib.questions import make_facts
+
+    facts = make_facts(totals)
+    return facts, find_hints(totals, facts)
 
 
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
@@ -178,7 +189,9 @@ def _make_functions(totals: Totals) -> Record:
     late = sum(function.at_exit for function in types.values())
     verdict = []
     if counted:
-        verdict.append(f"{amount(counted, 'call')} counted but not timed; times and means cover the others, 'timed'")
+        verdict.append(
+            f"{amount(counted, 'call')} counted but not timed: times and means cover only the calls in 'timed'"
+        )
     if late:
         verdict.append(
             f"{amount(late, 'call')} came after the driver had shut down at the program's exit, which is usual: "
@@ -245,7 +258,7 @@ def _describe_graphs(totals: Totals) -> Iterator[str]:
         whole = inside + sum(kernel.gpu.total for kernel in totals.kernels.values())
         share = f"{human_time(inside)}, {100 * inside / whole:.1f} % of the GPU time"
         launches = amount(sum(one.gpu.count for api, one in totals.functions.items() if api[:2] == GRAPHS), "launch")
-        yield f"in {launches} of graphs, and not in the times of kernels: {share}; 'gpt-analyze graphs' lists them"
+        yield f"not in the times of kernels: {share}, in {launches} of graphs, which 'gpt-analyze graphs' lists"
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
@@ -254,8 +267,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
 
     kernels = totals.kernels.values()
     if loaded := [kernel.loaded for kernel in kernels if kernel.loaded]:
-        took = human_time(sum(loaded))
-        yield f"not in the GPU time: {took} for loading {amount(len(loaded), 'kernel')} in a first launch"
+        code = f"the code of {amount(len(loaded), 'kernel')}"
+        yield f"not in the GPU time: {human_time(sum(loaded))} in which first launches loaded {code}"
     much = MUCH * sum(kernel.gpu.total for kernel in kernels)
     if (unsure := sum(kernel.unsure for kernel in kernels)) > much:
         once = amount(sum(kernel.unsure > 0 for kernel in kernels), "kernel")
@@ -264,8 +277,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
     loads, time = sum(kernel.loads for kernel in kernels), sum(kernel.loading for kernel in kernels)
     if time > much:
         launches = f"{amount(loads, 'launch')} that took over {FAR} times as long as the others of the same kernel"
-        fact = "a first launch may contain the loading of its code"
-        yield f"{human_time(time)} of the GPU time are of {launches}: {fact}"
+        fact = "a first launch may include the loading of its code"
+        yield f"{human_time(time)} of the GPU time went to {launches}: {fact}"
 
 
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)

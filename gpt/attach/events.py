@@ -119,7 +119,10 @@ def _of_map(data: dict[str, Any]) -> Iterator[Event]:
 
 def _of_text(line: str, tag: str | None) -> Iterator[Event]:
     if found := LOST.fullmatch(line):
-        yield Lost(int(found[1]))
+        try:
+            yield Lost(_count(int(found[1])))
+        except ValueError:
+            yield Strange(line)
     elif (found := ENTRY.fullmatch(line)) and (found[1] or "") == (tag or ""):
         start, *values = found[5].split(", ")
         try:

@@ -22,7 +22,7 @@ from gpt.stream import records
 from gpt.trace.apis import find_api
 
 KEPT = 1 << 15  # rows of all processes that are stored before they are written
-LIMIT = 1 << 63  # for times in ns
+LIMIT = 1 << 63  # for times in ns and counts
 BEAT = BEAT_MS * 1_000_000  # ns from one beat to the next
 MAX_NAMES = 1 << 16  # look-ups in progress
 BACKWARDS = 1 << 63  # longer durations are negative ones
@@ -78,7 +78,7 @@ class SegmentWriter:
             case Note():
                 yield from self._add_note(event)
             case Lost():
-                self.lost += event.events
+                self.lost = min(self.lost + event.events, LIMIT)
             case Strange():
                 self._add_strange(event.line)
 

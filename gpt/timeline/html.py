@@ -42,7 +42,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
             for place, process in by_rank(timeline.model)
         ],
         "rows": list(_iter_rows(timeline, spans, depths[order])),
-        "counters": [[one.process, one.name, len(one.times), one.unit] for one in timeline.counters],
+        "counters": [[one.process, printable(one.name), len(one.times), one.unit] for one in timeline.counters],
         "marks": [[numbers[mark.track], mark.time, printable(mark.name)] for mark in timeline.marks],
         "incomplete": [printable(line) for line in timeline.model.incomplete],
         "spans": len(spans),

@@ -44,7 +44,9 @@ class Unrecorded:
         return found
 
     def within(self, begins: Whole, ends: Whole) -> Whole:
-        """Return how many ns weren't recorded from each of `begins` to its end; 0 if the end comes first."""
+        """Return how many ns from each of `begins` to its end weren't recorded; 0 where that comes before it."""
+        if not len(self):
+            return np.zeros(len(begins), np.int64)
         found: Whole = np.maximum(self.before(ends) - self.before(begins), 0)
         return found
 

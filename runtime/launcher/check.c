@@ -121,7 +121,7 @@ static void check_ptxas(void) {
     if (status && *answer)
         row("ptxas", "none: %s", error ? error + 7 : answer);
     else
-        row("ptxas", "%s", status ? "unknown: no gpt-asm, which finds it" : answer);
+        row("ptxas", "%s", status ? "unknown: gpt-asm, which finds it, is missing or crashed" : answer);
 }
 
 // Exit status 0: a program on the real device can be watched.

@@ -15,7 +15,8 @@ static bool readable(const char *path) { return !access(path, R_OK); }
 // Find a file of the runtime in the Python package that this program was installed with. If several Pythons
 // have the package, the one with this program's version is taken.
 static bool find_packaged(const char *folder, const char *name, char path[PATH_MAX]) {
-    char pattern[3 * PATH_MAX], version[2 * PATH_MAX], *at = pattern;
+    static char pattern[3 * PATH_MAX], version[2 * PATH_MAX];
+    char *at = pattern;
     for (; *folder; *at++ = *folder++)
         if (strchr("*?[\\", *folder))
             *at++ = '\\';

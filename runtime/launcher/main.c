@@ -108,7 +108,7 @@ static void set_disk(const char *bytes) {
 
 // Fail if gpt-hook can't watch the program.
 static void check_command(const char *path) {
-    char program[PATH_MAX];
+    static char program[PATH_MAX];
     strcpy(program, path);
     const char *found = gpt_find_unwatchable(program);
     if (found)
@@ -146,8 +146,8 @@ static int run(int argc, char **argv) {
     struct request request = {.output = "trace.mp", .device = "real"};
     read_options(&request, argc, argv);
 
-    char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX];
-    char tensors[PATH_MAX];
+    // Static, as is each large buffer that lives long: the command may be given a stack of 64 KiB.
+    static char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX], tensors[PATH_MAX];
     need_runtime("libgpthook.so", library);
     if (request.simulated)
         need_runtime("sim/libcuda.so.1", driver);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +19,10 @@
 #include "launcher.h"
 #include "probe.h"
 
-enum { MOST_TOOL = 64 << 20 }; // bytes of an executable to digest
+enum {
+    MOST_TOOL = 64 << 20,     // bytes of an executable that is digested
+    PYTHON_STACK = 256 << 10, // bytes; 3.11 starts with 80 KiB
+};
 
 struct gpt_bytes probe_callbacks;
 
@@ -61,6 +65,11 @@ static void read_output(FILE *stream, struct gpt_bytes *output) {
     int status = stream ? pclose(stream) : -1;
     if (status < 0)
         fail(BAD, "-p", "%s", strerror(errno));
+    struct rlimit stack;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV && !getrlimit(RLIMIT_STACK, &stack) &&
+        stack.rlim_cur < PYTHON_STACK)
+        fail(BAD, "-p", "Python needs a larger stack than %llu KiB (ulimit -s)",
+             (unsigned long long)stack.rlim_cur >> 10);
     if (WIFSIGNALED(status))
         fail(BAD, "-p", "gpt-ptx-probe, which reads the probes, was ended by signal %d", WTERMSIG(status));
     if (status)

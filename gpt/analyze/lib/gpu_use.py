@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.lib.gap_lengths import GapLengths
 from gpt.analyze.lib.locations import Gpus, Who
-from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.sequence import CONTEXTS, POP, PUSH, CallTable, Groups, iter_calls
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.unrecorded import Unrecorded, unite
@@ -82,7 +82,7 @@ class Work(NamedTuple):
 
 
 class IdlePeriod(NamedTuple):
-    """An idle period of a GPU, and the work before and after it; in ns, without unrecorded time."""
+    """An idle period of a GPU in ns, and the work before and after it."""
 
     begin: int
     took: int
@@ -93,8 +93,8 @@ class IdlePeriod(NamedTuple):
 class GpuUse:
     """The work on a GPU, and the idle time of each group.
 
-    A group is the whole GPU (ALL), a process, or a process's stream. `gaps` has the lengths of its idle periods,
-    without unrecorded time. `longest` has the longest idle periods of the whole GPU.
+    A group is the whole GPU (ALL), a process, or a stream of a process. `gaps` has the lengths of its idle periods.
+    `longest` has the longest idle periods of the whole GPU, without those in which recording was off.
     """
 
     def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded]) -> None:
@@ -102,7 +102,7 @@ class GpuUse:
         self.name = name
         self.places = places
         self.processes = sorted({process for process, _ in places})
-        self.gaps = Numbers()
+        self.gaps = GapLengths()
         self.streams: dict[int, set[int]] = defaultdict(set)  # the streams of each process
         self._began: dict[Hashable, int] = {}
         self._reach: dict[Hashable, int] = {}  # when all earlier work had ended
@@ -126,21 +126,21 @@ class GpuUse:
     def add(self, rows: Array, names: list[str], switches: Switches) -> None:
         """Add GPU times that follow the ones already added; `names` are the processes' names."""
         if len(self.processes) > 1:
-            gaps = self._add(ALL, rows)
-            self._keep_longest(ALL, rows, gaps)
+            gaps, off = self._add(ALL, rows)
+            self._keep_longest(ALL, rows, np.where(off > 0, 0, gaps))
             self._add_switches(rows, gaps, names, switches)
         for process in self.processes:
             mine = rows if len(self.processes) == 1 else rows[rows["process"] == process]
             if len(mine):
-                gaps = self._add(process, mine)
+                gaps, off = self._add(process, mine)
                 if len(self.processes) == 1:
-                    self._keep_longest(process, mine, gaps)
+                    self._keep_longest(process, mine, np.where(off > 0, 0, gaps))
                 for stream, order in self._groups.iter(mine["stream"]):
                     self.streams[process].add(stream)
                     self._add((process, stream), mine[order])
 
-    def _add(self, group: Hashable, rows: Array) -> npt.NDArray[np.int64]:
-        """Return how long the group was idle before each row, 0 before the first of all."""
+    def _add(self, group: Hashable, rows: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the recorded ns for which the group was idle before each row, and how long recording was off then."""
         begins = rows["begin"]
         first = group not in self._reach
         if first:
@@ -149,13 +149,11 @@ class GpuUse:
         reach = np.maximum.accumulate(np.concatenate(([self._reach[group]], ends)))
         self._reach[group] = int(reach[-1])
         gaps: npt.NDArray[np.int64] = np.maximum(begins - reach[:-1], 0)
-        unrecorded = self._unrecorded[group[0] if isinstance(group, tuple) else group]
-        if len(unrecorded):
-            unknown = unrecorded.within(reach[:-1], begins)
-            self._unknown[group] += int(unknown.sum())
-            gaps -= unknown
-        self.gaps.add(group, gaps[gaps > 0])
-        return gaps
+        off = self._unrecorded[group[0] if isinstance(group, tuple) else group].within(reach[:-1], begins)
+        self._unknown[group] += int(off.sum())
+        gaps -= off
+        self.gaps.add_gaps(group, gaps[gaps > 0], off[gaps > 0])
+        return gaps, off
 
     def _keep_longest(self, group: Hashable, rows: Array, gaps: npt.NDArray[np.int64]) -> None:
         """Keep the LISTED longest idle periods, among them those before the rows just added."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.periods import Codes, Period, Places, find_steps, split_units
-from gpt.analyze.lib.rounds import begin_at_break, find_after
+from gpt.analyze.lib.rounds import begin_at_break, count_in_threads, find_after
 from gpt.screen.units import amount
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
@@ -48,7 +48,8 @@ class Unit(NamedTuple):
     or ticks.
 
     `codes` are the launches of one iteration, which occurs `times` times; `first` is the index of the launch that
-    begins it. `role` is WHOLE, INSIDE or OTHER.
+    begins it. `role` is WHOLE, INSIDE or OTHER. `in_threads` is how often the unit occurs if each thread's
+    launches are counted alone.
     """
 
     role: str
@@ -61,6 +62,7 @@ class Unit(NamedTuple):
     start: int
     end: int
     took: float
+    in_threads: int = 0
 
 
 class LaunchSequence:
@@ -78,6 +80,10 @@ class LaunchSequence:
         """Return the time stamp of the first launch, or None."""
         starts = [int(columns[0].min()) for _, columns in self._named() if len(columns[0])]
         return min(starts, default=None)
+
+    def starts(self) -> Stamps:
+        """Return the time stamps of all launches, in order."""
+        return np.sort(np.concatenate([np.zeros(0, np.uint64), *(starts for _, (starts, *_) in self._named())]))
 
     def count(self, begin: int, end: int) -> int:
         """Return the number of launches that began in an interval."""
@@ -170,7 +176,10 @@ class LaunchSequence:
         off = unrecorded.before(times)
         times = times - off
         units = list(_iter_units("all", starts, times, off, codes))
-        if any(unit.role == WHOLE for unit in units):
+        if units and units[0].role == WHOLE:
+            if len(self._threads) > 1:
+                who = column(2) if order is None else column(2)[order]
+                units[0] = units[0]._replace(in_threads=count_in_threads(codes, who, units[0].codes))
             return units
         found: list[Unit] = []
         threads = [*self._threads]
@@ -292,15 +301,19 @@ class BusyTimes:
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
-        at = int(gaps.argmax())
-        number = int((gaps > 0).sum())
-        last = int(ends[: at + 1].argmax())  # the work that ended last may have begun before others
+        whole = np.where(unknown > 0, 0, gaps)  # how long an idle time lasted in which recording was off isn't known
+        at = int(whole.argmax())
+        number = int((whole > 0).sum())
+        last = int(ends[: at + 1].argmax())  # the work that ended last may have begun before the rest
         around = [(int(function[work]), int(api[work])) for work in (last, at + 1)]
-        return IdleShare(total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), *around)
+        return IdleShare(total, int(gaps.sum()), number, int(whole[at]), int(end[at]), *around)
 
 
 class IdleShare(NamedTuple):
-    """A GPU's idle time: `number` periods, `idle` ns of `total`; the `longest` began `at` ns of CLOCK_MONOTONIC."""
+    """The idle time of a GPU: `idle` ns of `total`; the `longest` of `number` began `at` ns of CLOCK_MONOTONIC.
+
+    Idle times in which recording was off are only in `idle` and `total`, without that time.
+    """
 
     total: int
     idle: int

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.numbers import Numbers
+from gpt.analyze.lib.gap_lengths import GapLengths
 from gpt.analyze.lib.sequence import LAUNCH, CallTable, Groups, IdleWaits, NextLaunches
 from gpt.trace.unrecorded import Unrecorded
 
@@ -48,15 +48,15 @@ class _Last(NamedTuple):
 class Between:
     """The `gaps` between a process's launches, by thread and after waits, and the `longest` by thread.
 
-    `long` has the number and the ns of a thread's LONG gaps; `edges` has when its first launch began and its last one
-    ended. Unrecorded time in a gap doesn't count.
+    `long` has the number and the ns of a thread's LONG gaps, `edges` when its first launch began and its last one
+    ended. Gaps in which recording was off are in neither `longest` nor `long`.
     """
 
     def __init__(self, unrecorded: Unrecorded) -> None:
         self.unrecorded = unrecorded
         self.launches = 0
         self.first, self.last = 0, 0  # when the first call began, and the last one ended
-        self.gaps = Numbers()
+        self.gaps = GapLengths()
         self.longest: dict[int, list[Gap]] = {}
         self.long: dict[int, tuple[int, int]] = {}
         self.edges: dict[int, tuple[int, int]] = {}
@@ -75,8 +75,9 @@ class Between:
             self._add_thread(thread, calls, mine, np.flatnonzero(launch[mine]))
         idle = self._idle.find(calls)
         begins, ends = self._next.find(start[launch], calls.end[launch], start[idle], calls.end[idle])
-        found = ends - begins - self.unrecorded.within(begins, ends)
-        self.gaps.add(WAITS, found[found > 0])
+        off = self.unrecorded.within(begins, ends)
+        found = ends - begins - off
+        self.gaps.add_gaps(WAITS, found[found > 0], off[found > 0])
 
     @property
     def whole(self) -> int:
@@ -98,13 +99,14 @@ class Between:
             own = mine[places]
             starts, ends = calls.rows["start"][own], calls.end[own]
             begins = np.concatenate(([last.end if last else starts[0]], ends[:-1]))
-            between = np.maximum(starts - begins, 0) - self.unrecorded.within(begins, starts)
-            known = int(not last)  # nothing precedes the very first launch
+            off = self.unrecorded.within(begins, starts)
+            between = np.maximum(starts - begins, 0) - off
+            known = int(not last)  # nothing comes before the first launch of all
             if len(between) > known:
-                self.gaps.add(thread, between[known:])
-                long, (count, time) = between[known:][between[known:] > LONG], self.long.get(thread, (0, 0))
+                whole = self.gaps.add_gaps(thread, between[known:], off[known:])
+                long, (count, time) = whole[whole > LONG], self.long.get(thread, (0, 0))
                 self.long[thread] = count + len(long), time + int(long.sum())
-            self._keep_longest(thread, calls, mine, places, between, known)
+            self._keep_longest(thread, calls, mine, places, np.where(off > 0, 0, between), known)
             rest = mine[places[-1] + 1 :]
             self.edges[thread] = self.edges.get(thread, (int(starts[0]), 0))[0], int(ends[-1])
             function = int(calls.rows["function"][own[-1]])

@@ -10,16 +10,18 @@ A round could begin at any of its launches. It begins where the host takes its l
 than the break where the sequence begins to repeat, and unless that would make fewer rounds: in M F M F with a break
 after each M, the round is M F, twice.
 
-From the first round on, every place counts at which all launches of a round follow each other, so that readers who
-count them find the same number.
+From the first round on, every place counts where all launches of a round follow each other, so that a reader who counts
+them finds as many. If threads launch at the same time, a launch of one may come inside a round of another, which then
+doesn't count: count_in_threads looks at each thread alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from gpt.analyze.lib.periods import (
     BLOCKS,
@@ -32,10 +34,12 @@ from gpt.analyze.lib.periods import (
     hash_prefixes,
     split_units,
 )
+from gpt.trace.rows import iter_groups
 
-ALL = 0.98  # share of the launches that a unit must cover if it occurs only twice
-SAMPLE = 1000  # rounds searched for breaks
-MOST = 1 << 22  # launches searched for breaks
+ALL = 0.98  # share of the launches that a unit which comes only twice must cover
+SAMPLE = 1000  # rounds that are searched for breaks
+MOST = 1 << 22  # launches that are searched for breaks
+INTERLEAVED = "{} if the launches of each thread are counted alone, as threads interleave"
 
 
 class Times(Protocol):
@@ -129,6 +133,11 @@ def find_all(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
         begins += begin.tolist()
         ends += end.tolist()
     return Period(len(unit), np.array(begins, np.int64), np.array(ends, np.int64))
+
+
+def count_in_threads(codes: Codes, threads: npt.NDArray[Any], unit: Codes) -> int:
+    """Return how often a unit is found if the launches of each thread are looked at on their own."""
+    return sum(find_all(codes[own], unit, 0).times for _, own in iter_groups(threads))
 
 
 def _iter_places(codes: Codes | Sliced, unit: Codes, first: int) -> Iterator[Places]:

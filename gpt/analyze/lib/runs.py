@@ -29,11 +29,11 @@ SIDES = (
     Column("launches", "u64"),
     Column("probed", "u64", title="with probes", shown="any"),
 )
-CONDITIONS = (  # the name of each, and what to say if A and B don't share it
-    ("commands", "A and B ran different commands, which may do different work"),
-    ("probes", "A and B ran with different probes, which take time of their own"),
-    ("GPUs", "A and B ran on different GPUs"),
-    ("hosts", "A and B ran on different hosts"),
+CONDITIONS = (  # what each is called, what's said if A and B don't share it, and how B ran then
+    ("commands", "A and B ran different commands, which may do different work", "another command"),
+    ("probes", "A and B ran with different probes, which take time of their own", "with different probes"),
+    ("GPUs", "A and B ran on different GPUs", "on another GPU"),
+    ("hosts", "A and B ran on different hosts", "on another host"),
 )
 
 
@@ -67,7 +67,8 @@ class RunSummary:
         self.probed += totals.coverage.probed
         self.threads += len(found.in_threads)
         self.in_thread = max(self.in_thread, *found.in_threads.values(), 0.0)
-        self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
+        self._begin = min(self._begin, clock.monotonic)
+        self._end = max(self._end, found.process.find_end(found.last))
         self.unrecorded = max(self.unrecorded, found.process.unrecorded_until(found.last))
         self._add_totals(totals)
 
@@ -93,13 +94,13 @@ class RunSummary:
 
     @property
     def wall(self) -> float:
-        """Return the ns from the first process's start to the end of the last call."""
-        return max(0.0, self._end - self._begin - self.unrecorded)
+        """Return the ns from the start of the first process to the end of the last call, with time not recorded."""
+        return max(0.0, self._end - self._begin)
 
     @property
     def outside(self) -> float:
-        """Return the rest of that time, outside calls of the thread that spends most time in them."""
-        return max(0.0, self.wall - self.in_thread)
+        """Return the rest of the recorded time, without calls of the thread that spends most time in them."""
+        return max(0.0, self.wall - self.unrecorded - self.in_thread)
 
     @property
     def in_calls(self) -> float:
@@ -128,8 +129,8 @@ def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
 
 def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
     """Say which conditions aren't the same in all runs."""
-    for at, (what, different) in enumerate(CONDITIONS):
-        sides = [{run.conditions[at] for run in runs} for runs in (a, b)]
+    for at, (what, different, _) in enumerate(CONDITIONS):
+        sides = _find_conditions(at, a, b)
         if sides[0] == sides[1]:
             if len(sides[0]) > 1:
                 yield f"runs of the same side differ in their {what}"
@@ -138,10 +139,20 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
         yield different + told
     for name, runs in (("A", a), ("B", b)):
         if off := mean_of(run.unrecorded for run in runs).mean:
-            missing = "the times below lack that, and its calls and launches"
-            yield f"in {name} recording was off for {human_time(off)}: {missing}"
+            yield f"in {name} recording was off for {human_time(off)}: its calls and launches are missing"
     if max(len(a), len(b)) > 1:
         yield "numbers of calls and launches are the means of the runs"
+
+
+def describe_change(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> str | None:
+    """Say what other conditions B ran under, or None if they were the same."""
+    sides = ((_find_conditions(at, a, b), how) for at, (_, _, how) in enumerate(CONDITIONS))
+    found = [how for (one, other), how in sides if one != other]
+    return f"B ran {', '.join(found)}: that may be why" if found else None
+
+
+def _find_conditions(at: int, *sides: Sequence[RunSummary]) -> list[set[tuple[str, ...]]]:
+    return [{run.conditions[at] for run in runs} for runs in sides]
 
 
 def _name(found: set[tuple[str, ...]]) -> str:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.periods import Period, iter_units
+from gpt.analyze.lib.rounds import MOST, count_in_threads
 from gpt.analyze.lib.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, CallTable, IdleWaits, Whole, iter_calls
 from gpt.trace.replays import count_copied
 from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("api", "<u4"), ("thread", "<u8")]
 COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a call that copies, and when earlier work ended
-WAITED = 1 << 15  # an act: the part of a copy's call that waited for earlier work
-LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: how many waits, and copies from the device, began earlier
+WAITED = 1 << 15  # an act: the part of a copy's call in which it waited for earlier work
+LAUNCHED = [("start", "<i8"), ("waits", "<u8"), ("thread", "<u8")]  # waits: how many of WAIT | OUT began before
 STEPS = "steps"
 BROKEN = "broken"  # steps in which recording was off
 
@@ -115,6 +116,7 @@ class Tapes:
         rows = np.zeros(int(launch.sum()), LAUNCHED)
         rows["start"] = start[launch]
         rows["waits"] = self._waits + np.searchsorted(waits, rows["start"])
+        rows["thread"] = calls.rows["thread"][launch]
         self._waits += len(waits)
         own, ends = calls.rows[launch], end[launch]
         kernels = np.where(own["function"] != 0, own["function"], own["object"])
@@ -176,6 +178,15 @@ class Tapes:
     def count_graphs(self, first: int, end: int) -> int:
         """Return how many launches from one up to another are graph launches."""
         return int(np.isin(self._codes[first:end], [*self._graph_numbers]).sum())
+
+    def count_in_threads(self, period: Period, first: int) -> int:
+        """Return how often the unit of a period occurs in the launches of each thread alone, from a launch on.
+
+        Only the first MOST of these launches are looked at.
+        """
+        begin = int(period.begins[0])
+        unit, codes = self._codes[begin : begin + period.length], self._codes[first : first + MOST]
+        return count_in_threads(codes, self.launches[first : first + MOST]["thread"], unit)
 
     def starts(self, first: int) -> Starts:
         """Return when the launches from one on began."""
@@ -260,11 +271,11 @@ def _split_copies(calls: Tape, copied: Sorted) -> Tape:
     return made
 
 
-def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | None:
+def find_loaded(tapes: Tapes, begin: int, little: float, least: int) -> tuple[int, int] | None:
     """Return from when to when data was copied to the device before a time, without the last copies, `little` of the
     bytes.
 
-    None if nothing was copied.
+    None if fewer than the `least` bytes were copied.
     """
     first, total = None, 0.0
     for start, _, sizes, _ in _iter_early(tapes, begin):
@@ -276,7 +287,7 @@ def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | No
         large = np.flatnonzero(left > little * total)
         last = int(end[large[-1]]) if len(large) else last
         before += float(sizes.sum())
-    return None if first is None or last is None else (first, last)
+    return None if first is None or last is None or total < least else (first, last)
 
 
 def _iter_early(tapes: Tapes, begin: int) -> Iterator[tuple[Whole, Whole, Array, Array]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpt.base.errors import GptError
-from gpt.base.outputs import replacing
+from gpt.base.outputs import make_open_folder, replacing
 from gpt.compat.neutrino import events
 from gpt.compat.neutrino.kernels import KernelFolders, Settings
 from gpt.compat.neutrino.results import ResultSection, make_section, write_result
@@ -64,7 +64,9 @@ class TraceFolder:
         analyze: Analyze,
     ) -> None:
         self.process = Process(header, KINDS)
-        self.path: Path | None = None
+        self.path: Path | None = None  # what it's called
+        self._inside = Path()  # the folder itself, in a parent where others may rename it
+        self._fd = -1  # of that
         self.fault: str | None = None
         self._stopped = False
         self._parent = parent
@@ -130,6 +132,7 @@ class TraceFolder:
         if log := self._log:
             self._log = None
             self._guarded(log.close)
+            os.close(self._fd)
 
     def _guarded(self, write: Callable[[], object]) -> None:
         """Call a function that writes, unless writing failed before."""
@@ -148,19 +151,20 @@ class TraceFolder:
         for number in range(1, 1000):  # after exec(3) the pid is still the same
             path = Path(os.path.join(self._parent, name if number == 1 else f"{name}_{number}"))
             try:
-                path.mkdir()
+                self._fd = make_open_folder(path)
                 break
             except FileExistsError:
                 continue
         self.path = path
+        self._inside = Path(f"/proc/self/fd/{self._fd}")
         for folder in ("result", "kernel"):
-            (path / folder).mkdir()
+            (self._inside / folder).mkdir()
         for file, data in self._probe.items():
-            with replacing(path / file) as out:
+            with replacing(self._inside / file) as out:
                 out.write(data)
-        self._log = open(path / "event.log", "xb")
+        self._log = open(self._inside / "event.log", "xb")
         self._write(events.iter_head(header))
-        self._folders = KernelFolders(path / "kernel", header["pid"], self._settings)
+        self._folders = KernelFolders(self._inside / "kernel", header["pid"], self._settings)
 
     def _write(self, lines: Iterator[str] | list[str]) -> None:
         if self._log:
@@ -193,7 +197,7 @@ class TraceFolder:
             self._analyze(path)
         if self._tensors and self.path:
             found, self._tensors = self._tensors, []
-            with open(self.path / "tensor.trace", "ab") as file:
+            with open(self._inside / "tensor.trace", "ab") as file:
                 for record in found:
                     line = events.tensor_line(record, self.process.clock.realtime_at(record["at"]))
                     file.write(f"{line}\n".encode(errors="surrogateescape"))
@@ -270,22 +274,23 @@ class TraceFolder:
             except GptError as error:
                 entry.lines.append(f"[exec] lost {buffer.map.name}: {error.fact}")
         if found:
-            path = self._name_result(probed["start"])
-            with replacing(path) as file:
+            assert self.path
+            name = self._name_result(probed["start"])
+            path = self.path / "result" / name
+            with replacing(self._inside / "result" / name) as file:
                 written = write_result(file, probed, found, self._settings.second)
             entry.lines += events.iter_buffers(math.prod(probed["grid"]), [section for section, _ in found])
             entry.lines += [self._needed_line(probed, grown), "[exec] succeed 0", f"[exec] save {path} size {written}"]
             entry.result = path
         entry.done = True
 
-    def _name_result(self, start: int) -> Path:
+    def _name_result(self, start: int) -> str:
         """Name a result by the seconds since the process began, or by the next free time after that."""
-        assert self.path
         header = self.process.header
         micro = max(0, self.process.clock.realtime_at(start) - int(header["realtime"])) // 1000
-        while (path := self.path / "result" / f"{micro // 10**6}.{micro % 10**6:06d}.bin").exists():
+        while (self._inside / "result" / (name := f"{micro // 10**6}.{micro % 10**6:06d}.bin")).exists():
             micro += 1
-        return path
+        return name
 
     def _function(self, number: int, kernel: int | None) -> LoadedFunction:
         name = self._kernels[kernel]["name"] if kernel in self._kernels else f"#{number}"
