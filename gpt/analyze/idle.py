@@ -84,7 +84,7 @@ UNUSED = 50  # % of the SMs, on average over the kernels' time
 COPIES, SMALL = "only copies", "few blocks"
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
-SHARED = "{} is in several traces that were read apart: what other processes ran on it counts as idle"
+SHARED = "{} is in several traces that were read separately: what other processes ran on it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # by the type of the function that a cause names
     "memory": "allocate before the loop, or from a pool that keeps freed memory",

@@ -61,14 +61,14 @@ class Replays:
             yield f"captured into graphs, not run by these calls: {amount(self.captured.total(), 'call')} ({said})"
         launches = amount(self.conditional, "launch")
         if self.conditional:
-            yield f"{launches} of graphs ran nodes as often as a condition said: those are not counted"
+            yield f"{launches} of graphs ran conditional nodes, which are not counted"
         if self.for_device:
             yield f"{amount(self.for_device, 'graph')} can be launched by kernels, too: that is not counted"
         if self.unseen:
             graphs = amount(self.unseen, "graph")
             yield f"launches of {graphs} are not recorded: 'gpt-hook run --calls graph' records them"
         if self.untold:
-            yield f"what else than kernels {amount(self.untold, 'launch')} of graphs ran is not in this trace"
+            yield f"what {amount(self.untold, 'launch')} of graphs ran besides kernels is not in this trace"
         if self.blind:
             fact = f"what {amount(self.blind, 'launch')} of graphs ran is not recorded"
             yield f"{fact}: the graphs were made before recording began"

@@ -118,12 +118,12 @@ def test_gaps_say_that_recording_was_off():
     assert (found.rows["gaps"][0]["count"], found.rows["gaps"][0].get("longest")) == (0, None)
     assert found.verdicts["gaps"][1:3] == [
         "recording of process 10 was off for 60.0ms: launches in that time are missing",
-        "1 gap (1 after launches) around that is not counted or listed, but the recorded time is in 'total' and "
+        "1 gap (1 after launches) around that time is not counted or listed, but the recorded time is in 'total' and "
         "'share'",
     ]
     assert "longest" not in found.rows and "periods" not in found.rows
     assert found.verdicts["idle"][0].endswith(", without 60.0ms in which recording was off")
-    told = "1 idle period around that is not counted or listed, but the recorded time is in 'idle' and 'share'"
+    told = "1 idle period around that time is not counted or listed, but the recorded time is in 'idle' and 'share'"
     assert found.verdicts["idle"][1] == told
 
 

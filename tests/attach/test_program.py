@@ -103,7 +103,7 @@ def test_no_function_of_another_gpt_hook_is_in_the_program(answer, tmp_path, mon
     (tmp_path / "hook").write_text(f"#!/bin/sh\ncat <<'E'\n{answer}\nE\n")
     (tmp_path / "hook").chmod(0o755)
     monkeypatch.setenv("GPT_HOOK", str(tmp_path / "hook"))
-    with pytest.raises(MissingError, match="which is no function"):
+    with pytest.raises(MissingError, match="which is not a function"):
         driver.read_functions("all")
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_file_is_not_opened(kind, tmp_path):
             path = "/dev/tty"
         case "socket":
             socket.socket(socket.AF_UNIX).bind(str(path))
-    with pytest.raises(MissingError, match="no regular file"):
+    with pytest.raises(MissingError, match="not a readable regular file"):
         driver.open_library(str(path))
 
 

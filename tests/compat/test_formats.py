@@ -45,7 +45,7 @@ def test_a_text_that_nobody_knows_is_a_list_of_names(tmp_path):
 
 
 def test_a_folder_is_asked_about_once_it_is_a_trace(tmp_path):
-    with pytest.raises(GptError, match="no trace folder of Neutrino, nor a folder of such"):
+    with pytest.raises(GptError, match="neither a Neutrino trace folder nor a folder of them"):
         expand([tmp_path])
     (tmp_path / "event.log").touch()
     assert expand([tmp_path]) == [tmp_path]

@@ -245,7 +245,7 @@ def test_a_terminal_gets_no_database():
     done = subprocess.run(command, input=forge.pack(small()), stdout=theirs, stderr=subprocess.PIPE, check=False)
     os.close(theirs)
     os.close(ours)
-    assert (done.returncode, done.stderr) == (2, b"gpt-analyze: error: -o: a database does not go to a terminal\n")
+    assert (done.returncode, done.stderr) == (2, b"gpt-analyze: error: -o: a database can't be written to a terminal\n")
 
 
 def test_what_is_missing_is_said(tmp_path):

@@ -246,7 +246,7 @@ REFUSED = {
     "Java": (b"\xca\xfe\xba\xbe\0\0\0\x34" + bytes(56), "not an ELF file, archive, fatbin, cubin or PTX"),
     "HIP": (b"__CLANG_OFFLOAD_BUNDLE__" + bytes(40), "code for AMD GPUs (a clang offload bundle): only NVIDIA's"),
     "HIP, packed": (b"CCOB" + bytes(40), "code for AMD GPUs (a packed clang offload bundle): only NVIDIA's is read"),
-    "an AMD GPU's": (elf_header(machine=224), "code for AMD GPUs (an ELF file of theirs): only NVIDIA's is read"),
+    "an AMD GPU's": (elf_header(machine=224), "code for AMD GPUs (an AMD ELF file): only NVIDIA's is read"),
     "comments": (b"/**/" * 5000 + b"// c\n" * 1000 + b"int x;", "not an ELF file, archive, fatbin, cubin or PTX"),
 }  # fmt: skip
 

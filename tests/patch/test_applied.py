@@ -136,8 +136,8 @@ def test_links_of_an_environment(sample, tmp_path):
     assert done.returncode == 0
     assert said == [
         f"gpt-patch: warning: {site}/libhard.so: has 1 more name (hard links), which keep the original",
-        f"gpt-patch: warning: {site}/libshared.so: is a link: '{cache}/libshared.so' is replaced, for whatever else"
-        " uses it too",
+        f"gpt-patch: warning: {site}/libshared.so: is a link: '{cache}/libshared.so' is replaced, also for everything"
+        " else that uses it",
     ]
     after = digests(tmp_path)
     assert {path for path in before if before[path] != after[path]} == {

@@ -245,7 +245,7 @@ def test_a_member_comes_once(wheel, tmp_path):
     twice = [made[0], *made[1:-1], *made[1:-1], made[-1]]
     done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, twice)))
     assert done.status == 1
-    assert "libone.so: comes twice in this stream" in done.err
+    assert "libone.so: is in this stream twice" in done.err
 
 
 def test_a_folder_that_takes_the_place_of_ours_is_left_alone(wheel, tmp_path):
@@ -410,7 +410,7 @@ def test_odd_wheels_with_a_label(wheel, tmp_path):
     refused = {
         "'1_cu130' isn't a version: rename the file": ("pkg-1_cu130-py3-none-any.whl", same),
         "a wheel without RECORD": (wheel.name, lambda name, data: (not name.endswith("RECORD") and name, data)),
-        "two members of one name": (wheel.name, lambda name, data: (name.replace("b.txt", "/../__init__.py"), data)),
+        "two members with one name": (wheel.name, lambda name, data: (name.replace("b.txt", "/../__init__.py"), data)),
     }
     for fact, (name, change) in refused.items():
         done, names = repacked_as(wheel, tmp_path / fact.replace(" ", ""), name, change)

@@ -304,9 +304,9 @@ def test_a_kernel_that_is_looked_up_while_it_is_on(tmp_path):
     ("words", "status", "fault"),
     [
         (("probe", "nothere"), 4, "gpt-ptx-probe: error: nothere: no such probe file"),
-        (("probe", "-k", "foo"), 2, "gpt-hook: error: probe: kernels, and no probes"),
+        (("probe", "-k", "foo"), 2, "gpt-hook: error: probe: -k or --filter without probes"),
         (("enable", "gmem_bytes"), 2, "gpt-hook: error: enable: takes no probes"),
-        (("probe", "gmem_bytes", "--jit", "cat"), 2, "gpt-hook: error: --jit: names its probes itself"),
+        (("probe", "gmem_bytes", "--jit", "cat"), 2, "gpt-hook: error: --jit: names its own probes"),
     ],
 )
 def test_wrong_words(words, status, fault):

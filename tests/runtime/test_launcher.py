@@ -195,7 +195,7 @@ def test_programs_of_musl(tmp_path):
     (tmp_path / "musl.c").write_text(source)
     subprocess.run(["musl-gcc", tmp_path / "musl.c", "-o", tmp_path / "musl"], check=True)
     done = hooked.run(tmp_path / "t.mp", tmp_path / "musl")
-    fact = "a program of musl: it cannot be watched"
+    fact = "a program linked to musl: it cannot be watched"
     assert (done.returncode, done.stderr) == (4, f"gpt-hook: error: {tmp_path}/musl: {fact}\n")
     done = hooked.run(tmp_path / "t.mp", "sh", "-c", f"{tmp_path}/musl; exit $?")
     assert (done.returncode, done.stdout, done.stderr) == (3, "runs\n", "")

@@ -146,7 +146,7 @@ def test_a_program_of_musl_has_a_trace_without_calls(tmp_path, folder):
     subprocess.run(["musl-gcc", folder / "plain.c", "-o", tmp_path / "musl"], check=True)
     status, lines = said(tmp_path, "sh", "-c", f"{tmp_path}/musl; exit 3")
     assert status == 3 and lines[0].startswith("0 calls, 0 launches, 1 process")
-    assert lines[1].endswith(f"from {tmp_path}/musl, which sh started: a program of musl cannot be watched")
+    assert lines[1].endswith(f"from {tmp_path}/musl, which sh started: a program linked to musl cannot be watched")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")

@@ -332,7 +332,7 @@ def test_programs_of_musl_are_refused(tmp_path):
     (tmp_path / "musl").write_bytes(data.replace(b"/lib64/ld-linux-x86-64.so.2", b"/lib/ld-musl-x86_64.so.1\0\0\0"))
     (tmp_path / "musl").chmod(0o755)
     done = run(tmp_path, tmp_path / "musl")
-    fact = "a program of musl: it cannot be watched"
+    fact = "a program linked to musl: it cannot be watched"
     assert (done.returncode, done.stderr) == (4, f"gpt-hook: error: {tmp_path}/musl: {fact}\n")
 
 

@@ -144,7 +144,7 @@ def test_faults_end_the_launch_and_break_the_context(play_kernels):
     )
     stuck = "'11: shfl.sync.bfly.b32;': deadlock: of 32 threads 20 wait here, 12 elsewhere, 0 have exited"
     assert said[14] == f"kernel 'stuck': block (0,0,0), thread (0,0,0): {stuck}"
-    assert said[15].endswith("'12: bra L;': no thread has got on for 1 seconds (GPT_SIM_TIMEOUT)")
+    assert said[15].endswith("'12: bra L;': no thread has made progress for 1 seconds (GPT_SIM_TIMEOUT)")
     assert said[16] == "file.cu:42: f(): block: [0,0,0], thread: [1,0,0] Assertion `i < n` failed."
     assert "free of 0x" in said[18] and len(said) == 19
 

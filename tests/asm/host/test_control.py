@@ -242,7 +242,7 @@ def test_what_is_not_supported_is_refused_with_its_line():
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("{HEAD}.entry k() {{ A: ret; A: ret; }}", "m:4: label 'A' stands here twice"),
+        ("{HEAD}.entry k() {{ A: ret; A: ret; }}", "m:4: label 'A' is defined twice"),
         ("{HEAD}.entry k() {{ .reg .u32 a; .reg .u64 a; }}", "m:4: 'a' is declared twice"),
         ("{HEAD}.entry k() {{ .local .u32 a; .local .u64 a; }}", "m:4: 'a' is declared twice"),
         (

@@ -103,5 +103,5 @@ def test_a_conversion_of_what_is_no_float_of_that_size():
     """cvt takes integers of any size; of a float all bits are kept."""
     reads = "cvt.rn.f32.f64 %a, OUT;"
     text = f'[x]\nposition = "add.f32"\ndatamodel = "thread:8"\nafter = ".reg .f32 %a; {reads} SAVE.f32 {{%a}};"\n'
-    with pytest.raises(LeftAlone, match="OUT has 32 bits, and line 4 wants 64"):
+    with pytest.raises(LeftAlone, match="OUT has 32 bits, and line 4 expects 64"):
         weave(kernel("add.f32 %f1, %f1, %f2;\nret;"), "k", [probe(text)])
