@@ -1,4 +1,4 @@
-"""What all tests share: the executables first on PATH, and files that are built once for all workers."""
+"""Shared by all tests: the executables first on PATH, and files that are built once for all workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was assembled is kept, whatever happens to the folder."""
+"""The cache of assembled code, and everything that may happen to its folder."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What stages share: exit status, messages, signals, and the reading and writing of segments."""
+"""Features shared by stages: exit status, messages, signals, and reading and writing segments."""
 
 import io
 import json

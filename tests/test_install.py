@@ -1,4 +1,4 @@
-"""What messages name to install a missing package: a command for the Python that runs, and for where GPT is."""
+"""Messages about a missing package name the command to install it for the running Python and for GPT's location."""
 
 import os
 import re

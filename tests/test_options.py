@@ -1,4 +1,4 @@
-"""Plain command lines: read as typer reads them, and without it."""
+"""Plain command lines are read as typer would, but without importing it."""
 
 import json
 import subprocess

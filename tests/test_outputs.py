@@ -1,4 +1,4 @@
-"""Files appear under their name whole, or not at all, whatever others put into the folder."""
+"""Files appear under their name when complete, or not at all, whatever others put into the folder."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Packed rows: every type comes back from where its field is, and what lies about itself is refused."""
+"""Packed rows: every type is read from its field's place, and false sizes are rejected."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Names that others chose never move a cursor, hide text or reorder it, whichever way they reach a terminal."""
+"""Untrusted names never move the cursor, hide text or reorder it, however they reach a terminal."""
 
 import json
 import os

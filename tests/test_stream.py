@@ -1,4 +1,4 @@
-"""Reading the wire: what a stream is, what is not a stream, and that nothing is lost in silence."""
+"""Reading the wire format: valid and invalid streams, and that nothing is lost silently."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What gpt.tensors takes for a tensor and where it sees one; its records are in tests/runtime/test_tensors.py."""
+"""Values that gpt.tensors takes for tensors, and where it sees them; tests/runtime/test_tensors.py has its records."""
 
 from __future__ import annotations
 

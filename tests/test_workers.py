@@ -1,4 +1,4 @@
-"""Forked workers: order, faults, deaths, and what is left behind."""
+"""Forked workers: order, faults, deaths, and leftovers."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Blocks of known times, and traces of launches of them."""
+"""Blocks with known times, and traces of launches with such blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-analyze bank_conflict: on accesses whose passes are known, and against a walk over lanes."""
+"""gpt-analyze bank_conflict on accesses with known passes, compared with a count lane by lane."""
 
 import struct
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""gpt-analyze block_sched: schedules of known blocks, against a scheduler that walks through them one by one."""
+"""gpt-analyze block_sched on known blocks, compared with a scheduler that goes through them one by one."""
 
 import heapq
 import os

@@ -1,4 +1,4 @@
-"""gpt-analyze collectives: which rank waits for which, on hand-made ranks."""
+"""gpt-analyze collectives on hand-made ranks: which rank waits for which."""
 
 import numpy as np
 import pytest

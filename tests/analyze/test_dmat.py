@@ -1,4 +1,4 @@
-"""gpt-analyze dmat: on accesses of known pages at known clocks."""
+"""gpt-analyze dmat on accesses to known pages at known clocks."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""gpt-analyze events: one line per call, in order of time; all recipes in the eBPF tracer's guide work on them."""
+"""gpt-analyze events: one line per call, ordered by time, to which all recipes in the eBPF tracer's guide apply."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""gpt-analyze exposed_latency: launches of known times, and another tool's figures."""
+"""gpt-analyze exposed_latency on launches with known times, and with another tool's figures."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""gpt-analyze graphs: replays of hand-made graphs, and of one on the simulated device."""
+"""gpt-analyze graphs on replays of hand-made graphs, and of a graph on the simulated device."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""gpt-analyze idle: on timelines that were made by hand, and against a plain way to say the same."""
+"""gpt-analyze idle on hand-made timelines, compared with a simpler implementation."""
 
 import io
 from collections import Counter, defaultdict

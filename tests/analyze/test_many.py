@@ -1,4 +1,4 @@
-"""Traces of several processes at once: other hosts, equal pids, one GPU or several, files that are not whole."""
+"""Several traces at once: other hosts, equal pids, one GPU or several, incomplete files."""
 
 import json
 

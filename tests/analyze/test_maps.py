@@ -1,4 +1,4 @@
-"""gpt-analyze maps: the fields of any map, on numbers that are known."""
+"""gpt-analyze maps: the fields of any map, on known numbers."""
 
 import struct
 

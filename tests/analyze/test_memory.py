@@ -1,4 +1,4 @@
-"""gpt-analyze memory: on allocations that were made by hand."""
+"""gpt-analyze memory on hand-made allocations."""
 
 import numpy as np
 import pytest

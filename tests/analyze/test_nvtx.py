@@ -1,4 +1,4 @@
-"""gpt-analyze nvtx: on ranges and calls that were made by hand."""
+"""gpt-analyze nvtx on hand-made ranges and calls."""
 
 import pytest
 

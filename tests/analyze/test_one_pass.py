@@ -1,4 +1,4 @@
-"""gaps, stages, nvtx, idle and startup read calls in batches: the answer doesn't depend on the size of a batch."""
+"""gaps, stages, nvtx, idle and startup read calls in batches; batch size doesn't change the answer."""
 
 import random
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""gpt-analyze program_progress: on steps of warps that are known; warp_progress has what both share."""
+"""gpt-analyze program_progress on known steps of warps; warp_progress tests the code that both share."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""gpt-analyze branch_divergence, sync_wait and inst_latency: on sums of warps that are known."""
+"""gpt-analyze branch_divergence, sync_wait and inst_latency on known sums of warps."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""gpt-analyze roofline: kernels of known bytes, operations and times under known roofs."""
+"""gpt-analyze roofline on kernels with known bytes, operations and times, under known roofs."""
 
 import struct
 

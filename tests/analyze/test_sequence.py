@@ -1,4 +1,4 @@
-"""gpt-analyze gaps and stages: on timelines that were made by hand."""
+"""gpt-analyze gaps and stages on hand-made timelines."""
 
 import numpy as np
 import pytest

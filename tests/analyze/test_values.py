@@ -1,4 +1,4 @@
-"""Distributions of numbers against numpy, which has all of them."""
+"""Distributions compared with numpy's, which keeps all numbers."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""gpt-analyze warp_sched and tensorop_count: on known warps."""
+"""gpt-analyze warp_sched and tensorop_count on known warps."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""A ptxas that misbehaves: a script that says what it is asked to, and then does something."""
+"""A fake ptxas: a script that prints what it's told to, and then misbehaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PTX for the tests: modules with what a kernel can need."""
+"""PTX modules for the tests, with everything that a kernel can need."""
 
 from __future__ import annotations
 

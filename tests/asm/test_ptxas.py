@@ -1,4 +1,4 @@
-"""Questions to ptxas, its answers, and its misbehavior."""
+"""ptxas's options, its answers, and its faults."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""gpt-hook attach on a program that runs, with the simulated driver: skipped where the kernel lets no bpftrace in."""
+"""gpt-hook attach on a running program with the simulated driver; skipped if the kernel doesn't allow bpftrace."""
 
 import os
 import shutil

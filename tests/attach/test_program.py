@@ -1,4 +1,4 @@
-"""The bpftrace program: what it has for each way in which arguments are read, and that bpftrace takes it."""
+"""The bpftrace program: its code for each way to read arguments, and that bpftrace accepts it."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""gpt-attach on what bpftrace printed: the trace, and what it does with lines that are not what they should be."""
+"""gpt-attach on bpftrace's output: the trace, and its handling of faulty lines."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Negativa-ML's LIB.json: written, read, and refused."""
+"""Negativa-ML's LIB.json: written, read, and rejected."""
 
 import io
 import json

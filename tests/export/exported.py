@@ -1,4 +1,4 @@
-"""Hand-made traces, their exports, and queries on these."""
+"""Hand-made traces, their exports, and queries on the exports."""
 
 import io
 import sqlite3

@@ -1,4 +1,4 @@
-"""gpt-analyze export: costs of probes, counts, and files that it doesn't replace."""
+"""gpt-analyze export: costs of probes, counts, and files that are never replaced."""
 
 import pytest
 from pyarrow import parquet

@@ -1,4 +1,4 @@
-"""The PTX of single kernels: which element, how much of it, and that an image is read once."""
+"""The PTX of single kernels: which element it's from, how much of it, and that an image is read once."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Forged files: each table written by hand, as no tool would write it."""
+"""Forged files, whose tables are written by hand as no tool would write them."""
 
 from __future__ import annotations
 

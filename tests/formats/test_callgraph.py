@@ -1,4 +1,4 @@
-"""The code that goes with unused kernels: compiled and linked cubins, nvdisasm as oracle, and hostile tables."""
+"""Code removed with unused kernels: compiled and linked cubins, nvdisasm as oracle, and hostile tables."""
 
 import io
 import re

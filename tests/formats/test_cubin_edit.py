@@ -1,4 +1,4 @@
-"""Edited cubins: nothing changes but what should, NVIDIA's tools read them, and ptxas writes the same."""
+"""Edited cubins: only the edited parts change, NVIDIA's tools read them, and ptxas writes the same."""
 
 import io
 import re

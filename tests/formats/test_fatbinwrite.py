@@ -1,4 +1,4 @@
-"""Fatbins that we write: as fatbinary writes them, and read back."""
+"""Fatbins written by us equal fatbinary's, and can be read back."""
 
 import pytest
 from hypothesis import given

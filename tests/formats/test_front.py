@@ -1,4 +1,4 @@
-"""Large cubins that are packed are named by their first bytes, where these leave no doubt."""
+"""The kernels of large packed cubins are read from their first bytes, if these are conclusive."""
 
 import random
 from contextlib import suppress

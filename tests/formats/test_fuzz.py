@@ -1,4 +1,4 @@
-"""Whatever the bytes, nothing but GptError comes out of gpt.formats, and little memory goes in."""
+"""For any input, gpt.formats raises only GptError, and uses little memory."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Paths that records name: pipes, folders, devices, sockets, NULs. The run says so of each, and goes on."""
+"""Paths in records: pipes, folders, devices, sockets, NULs. The run reports each, and goes on."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Every kind of file in every codec: what gpt-extract says of it, against cuobjdump and readelf."""
+"""gpt-extract's records for every kind of file in every codec, compared with cuobjdump and readelf."""
 
 import pytest
 

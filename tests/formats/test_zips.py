@@ -1,4 +1,4 @@
-"""Zip files that lie: looked at within bounds, a broken member costs itself alone, and none an internal error."""
+"""Zip files with false sizes: they're read within bounds, and a broken member affects only itself."""
 
 import io
 import struct

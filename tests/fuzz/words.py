@@ -1,4 +1,4 @@
-"""Words that text is changed with: of PTX, of probe files, of JSON."""
+"""Words for mutating text: from PTX, probe files and JSON."""
 
 from __future__ import annotations
 

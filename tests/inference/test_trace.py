@@ -1,4 +1,4 @@
-"""gpt-trace, of the two programs beside this file and of others."""
+"""gpt-trace on the two programs in this folder, and on others."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Names that a person listed: what they mean, and that a wrong one guts nothing."""
+"""Kernel names that a person listed: their meaning, and that a wrong name doesn't empty a library."""
 
 import json
 import subprocess

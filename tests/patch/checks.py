@@ -1,4 +1,4 @@
-"""Checks for every patched library, whatever the mode. Nothing here uses gpt/."""
+"""Checks for patched libraries in any mode. They don't use gpt/."""
 
 from __future__ import annotations
 

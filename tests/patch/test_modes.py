@@ -1,4 +1,4 @@
-"""Every mode on every layout that linkers make: the output is sound, loads, runs, and keeps what it had to."""
+"""Every mode on every layout that linkers make: the output is sound, loads, runs, and keeps the used code."""
 
 import shutil
 from pathlib import Path

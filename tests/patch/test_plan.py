@@ -1,4 +1,4 @@
-"""Spans: which are taken, which refused; and plans for files and spans that make no sense."""
+"""Spans: which are accepted and which rejected; and plans for files and spans that make no sense."""
 
 import os
 import random

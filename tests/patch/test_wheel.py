@@ -1,4 +1,4 @@
-"""Wheels: slimmed libraries inside, everything else as it was, and a RECORD that holds."""
+"""Wheels: slimmed libraries inside, everything else unchanged, and a valid RECORD."""
 
 import base64
 import csv

@@ -1,4 +1,4 @@
-"""A short reader that was written from gpt-stream(5) alone (summary_reader.py) finds what gpt-analyze finds."""
+"""A short reader written from gpt-stream(5) alone (summary_reader.py) finds the same as gpt-analyze."""
 
 import ast
 import json

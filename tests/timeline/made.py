@@ -1,4 +1,4 @@
-"""Traces with spans on threads and streams, made by hand; times are us."""
+"""Hand-made traces with spans on threads and streams; times are in us."""
 
 import io
 import tempfile

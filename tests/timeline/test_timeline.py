@@ -1,4 +1,4 @@
-"""gpt-analyze timeline: spans in rows, as text and as Chrome's JSON, of traces that were made by hand."""
+"""gpt-analyze timeline on hand-made traces: spans in rows, as text and as Chrome's JSON."""
 
 import gzip
 import json

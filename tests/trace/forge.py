@@ -1,4 +1,4 @@
-"""Traces as gpt-hook encodes them, with what a test says is in them."""
+"""Traces in gpt-hook's encoding, with contents chosen by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers of probed launches as arrays: their contents, the places of their bytes, and refused ones."""
+"""Buffers of probed launches as arrays: their contents, the places of their bytes, and rejected ones."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""Data packed by the hook unpacks to the original; columns that make no sense are refused before they take memory."""
+"""Data packed by the hook unpacks to the original; impossible columns are rejected before memory is allocated."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Buffers in several records, of some of their units, and packed: they come out as if they were whole and plain."""
+"""Buffers in several records, partial or packed: they're read as if they were complete and plain."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""The driver API through ctypes, of a real GPU or of the simulated device: enough to run PTX."""
+"""The driver API through ctypes, for a GPU or the simulated device: enough to run PTX."""
 
 from __future__ import annotations
 

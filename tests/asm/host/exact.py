@@ -1,4 +1,4 @@
-"""Floating point by the book, on exact rationals: what runtime/host is compared with."""
+"""Exact floating-point arithmetic on rationals, the reference for runtime/host."""
 
 from __future__ import annotations
 

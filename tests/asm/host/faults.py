@@ -1,4 +1,4 @@
-"""Kernels and calls that go wrong: `python faults.py CASE [LIBRARY]` prints the code that the driver answers."""
+"""Kernels and calls that fail: `python faults.py CASE [LIBRARY]` prints the driver's error code."""
 
 from __future__ import annotations
 

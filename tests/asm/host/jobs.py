@@ -1,4 +1,4 @@
-"""Launches that a process of its own makes, on a real GPU or on the simulated device: what a test wants run, as data.
+"""Launches described as data, which a separate process makes on a real GPU or the simulated device.
 
 A launch that breaks the context, or the process, gets an error as its answer; later launches run in a new process.
 """

@@ -1,4 +1,4 @@
-"""Instructions one at a time, at their boundaries: what a GPU made of them is what the simulated device makes.
+"""Single instructions at their boundaries, for comparing the simulated device with a GPU.
 
 A row is an instruction with the types of its result and operands; each is a kernel of one module, which reads operands
 from memory and stores the result, 64 bits each. `program` writes the PTX, `inputs` the operands.

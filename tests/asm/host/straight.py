@@ -1,4 +1,4 @@
-"""Random straight-line programs, and what they compute by exact arithmetic.
+"""Random straight-line programs, and their results in exact arithmetic.
 
 A program is a list of steps, each an opcode and choices of its registers, guard and constant; any list of them is one.
 The opcodes come from integers and floats, with their results, and from here: moves, predicates,

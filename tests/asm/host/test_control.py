@@ -1,4 +1,4 @@
-"""Branches, calls, and what threads do together, by one thread (thread.c)."""
+"""Branches, calls, and operations that threads do together, run by one thread (thread.c)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated device makes of instructions at their boundaries what an H200 does, bit for bit where PTX says so."""
+"""The simulated device gives an H200's results for instructions at their boundaries, to the bit if PTX defines it."""
 
 import ctypes
 import json

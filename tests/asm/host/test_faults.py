@@ -1,4 +1,4 @@
-"""The simulated device answers to kernels and calls that go wrong as an H200 does, or is stricter."""
+"""The simulated device reports faulty kernels and calls as an H200 does, or is stricter."""
 
 import json
 import os

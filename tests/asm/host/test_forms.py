@@ -1,4 +1,4 @@
-"""The simulated device refuses and takes the same instructions as the installed ptxas. forms.py makes them.
+"""The simulated device accepts and rejects the same instructions as the installed ptxas. forms.py makes them.
 
 Known differences are listed in KNOWN, each with its reason.
 """

@@ -1,4 +1,4 @@
-"""The package `neutrino` that programs and analyses import below gpt-neutrino."""
+"""The package `neutrino`, which programs and analyses import under gpt-neutrino."""
 
 import os
 import re

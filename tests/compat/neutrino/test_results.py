@@ -1,4 +1,4 @@
-"""The `.bin` of a launch, and the generated reader that reads it back."""
+"""The `.bin` file of a launch, and the generated reader for it."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""JSON lines of calls as traces: from tracers, from `events --json`, and from neither."""
+"""JSON lines of calls as traces: from tracers, from `events --json`, and from other sources."""
 
 import json
 import random
