@@ -1,4 +1,4 @@
-"""Snippets made into a kernel, and run on paper: what the tests of the verifier and of Python probes hold them against.
+"""Snippets turned into a kernel, and simulated: the reference for the verifier and for Python probes.
 
 `kernel_of` is not a weaver: helpers become registers of their types, SAVE stores to a parameter's address.
 """

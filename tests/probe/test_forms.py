@@ -1,4 +1,4 @@
-"""The table of instructions against ptxas: it takes each of them from the version and target on that the table says."""
+"""The instruction table, compared with ptxas: each instruction is accepted from the table's version and target on."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The quick way to read instructions, declarations and parameters against the grammar."""
+"""The fast readers of instructions, declarations and parameters, compared with the grammar."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The scanner: what it cuts, where it refuses, and that hostile text takes no more than its share of time."""
+"""The scanner: its cuts, its errors, and linear time on hostile text."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""PTX as tokens, by one pattern of its own: what the grammar prints is held against it."""
+"""Tokens of PTX from an independent pattern, to check what the grammar prints."""
 
 from __future__ import annotations
 

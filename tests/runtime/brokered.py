@@ -1,4 +1,4 @@
-"""Programs that ask stages through gpt-hook's supervisor, for tests/runtime/test_broker*.py."""
+"""Programs that send requests to stages through gpt-hook's supervisor, for tests/runtime/test_broker*.py."""
 
 from __future__ import annotations
 

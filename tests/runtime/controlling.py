@@ -1,4 +1,4 @@
-"""Programs that gpt-hook ctl reaches, and the orders that they take."""
+"""Programs controlled by gpt-hook ctl, and the commands sent to them."""
 
 from __future__ import annotations
 

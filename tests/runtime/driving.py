@@ -1,4 +1,4 @@
-"""The driver by ctypes, for scripts that run on the simulated device in a process of their own."""
+"""The driver through ctypes, for scripts that run on the simulated device in a process of their own."""
 
 from __future__ import annotations
 

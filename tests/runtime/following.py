@@ -1,4 +1,4 @@
-"""Live streams: starting a program with one, and what its records say."""
+"""Start programs with live streams, and read the streams' records."""
 
 import io
 import os

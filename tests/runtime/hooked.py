@@ -1,4 +1,4 @@
-"""Runs programs under gpt-hook and reads what it recorded."""
+"""Run programs under gpt-hook and read their traces."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def rows(record: dict) -> list[dict]:
 
 
 class Trace:
-    """The records of a trace: as they are, and calls as one dictionary each with the name of the function."""
+    """The records of a trace unchanged, and its calls as dictionaries with the function's name."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb") as file:

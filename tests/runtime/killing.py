@@ -1,4 +1,4 @@
-"""Programs with probes that are killed while they launch, on the simulated device or a real one."""
+"""Kill programs with probes while they launch, on the simulated device or a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speaks to the supervisor byte by byte, as an honest or hostile process would.
+"""Talk to the supervisor byte by byte, like an honest or hostile process.
 
 Scripts of tests run it under gpt-hook, from sandboxes too: it imports nothing of ours.
 """

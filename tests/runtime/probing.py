@@ -1,4 +1,4 @@
-"""Programs that run with probes on the simulated device, and what their traces hold."""
+"""Run programs with probes on the simulated device, and read their traces."""
 
 from __future__ import annotations
 

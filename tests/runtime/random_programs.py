@@ -1,4 +1,4 @@
-"""Random programs: scripts for random_program.c, which say the same however often they run, and what they launch.
+"""Random programs: scripts for random_program.c, which are deterministic, and their launches.
 
 A buffer is used in one stream. Variables that kernels read are written when nothing runs. So the order in which streams
 work makes no difference.

@@ -1,4 +1,4 @@
-"""Runs programs on the simulated device, without the hook."""
+"""Run programs on the simulated device, without the hook."""
 
 from __future__ import annotations
 

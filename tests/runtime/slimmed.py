@@ -1,4 +1,4 @@
-"""Libraries of a few kernels, slimmed, and a program that loads them."""
+"""Slimmed libraries with a few kernels, and a program that loads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""runtime/abi: driver.h and cuda.h against the real headers.
+"""runtime/abi: driver.h and cuda.h, compared with NVIDIA's headers.
 
 `python -m tests.runtime.test_abi` prints driver.h for other headers, cuda.h first.
 """

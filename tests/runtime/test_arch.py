@@ -1,4 +1,4 @@
-"""Another processor is another folder of runtime/arch: `none`, of C alone, is built and used as it stands."""
+"""Support for another processor is another folder of runtime/arch: `none`, in C alone, is built and tested."""
 
 import os
 import re

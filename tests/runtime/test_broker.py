@@ -1,4 +1,4 @@
-"""Asking stages through gpt-hook's supervisor: it changes nothing of the program, and nothing of it stays behind."""
+"""Requests through gpt-hook's supervisor don't change the program, and leave nothing behind."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The supervisor refuses sandboxed processes, and runs no command that it was not given. No other one is asked."""
+"""The supervisor rejects sandboxed processes and unknown commands, and clients ask no other process."""
 
 import os
 import subprocess

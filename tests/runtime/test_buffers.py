@@ -1,4 +1,4 @@
-"""Buffers without a driver: random programs, whose threads take turns as a seed says (buffers/program.c)."""
+"""Buffers without a driver: random programs with interleavings chosen by a seed (buffers/program.c)."""
 
 import os
 import shutil

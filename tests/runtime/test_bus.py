@@ -1,4 +1,4 @@
-"""A trace that is truncated while it is written, and what the program sees of the signal that this brings."""
+"""A trace that's truncated while it's written, and the resulting signal in the program."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""gpt-hook -p with a probe that has a callback: it runs on each launch, and the program does what it did."""
+"""gpt-hook -p with a probe that has a callback: it runs on each launch, and the program is unaffected."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The file of a trace: what a process and a thread cost, who may write to it, and what the program does to it."""
+"""The trace file: the cost of a process and a thread, permissions, and effects of the program on it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""gpt-hook -p: buffers get into files and streams, whatever their size, and come out as the kernel left them."""
+"""gpt-hook -p: buffers of any size are written to files and streams as the kernel left them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""gpt-hook ctl: probes are named, exchanged and left off while a program runs. On the simulated device."""
+"""gpt-hook ctl: probes are chosen, exchanged and removed while a program runs. On the simulated device."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""libcudart.so.13 of the simulated device: programs that nvcc made, and what they were promised by CUDA's headers."""
+"""libcudart.so.13 of the simulated device: programs compiled by nvcc, and the declarations in CUDA's headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first call of each function: every way to the driver in every mode gives what the bare program gives."""
+"""The first call of each function, by every way to the driver in every mode, returns the same as without the hook."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Other versions of glibc than this machine's, from Debian's packages: the hook loads and records the same."""
+"""Other versions of glibc, from Debian's packages: the hook loads and records the same."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Graphs: what their kernels and nodes are recorded as, and how often they ran."""
+"""Graphs: the records of their kernels and nodes, and how often they ran."""
 
 from tests.runtime import hooked
 

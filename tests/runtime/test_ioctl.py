@@ -1,4 +1,4 @@
-"""--ioctl: calls to /dev/nvidia*, here files that stand for the devices in a namespace of their own."""
+"""--ioctl: calls to /dev/nvidia*, here files that replace the devices in a separate namespace."""
 
 import errno
 import os

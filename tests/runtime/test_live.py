@@ -1,4 +1,4 @@
-"""Live streams: -o -, -o FIFO, -o '|command'. The helper follows the traces, whatever happens to the others."""
+"""Live streams: -o -, -o FIFO, -o "|command". The helper follows the traces, whatever happens to other processes."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""Programs that a run starts without the hook: nothing is recorded of them, and gpt-hook says so."""
+"""Programs in a run that start without the hook: nothing is recorded, and gpt-hook says so."""
 
 import os
 import re

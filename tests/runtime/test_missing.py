@@ -1,4 +1,4 @@
-"""GPU code that is missing after all: what the hook says of it, and what the simulated driver gives."""
+"""GPU code that's missing although it's needed: the hook's message, and the simulated driver's error."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The payload extension of NVTX, of a program that plays NVTX itself, and of NVIDIA's headers."""
+"""NVTX's payload extension, from a program that imitates NVTX, and from NVIDIA's headers."""
 
 from __future__ import annotations
 

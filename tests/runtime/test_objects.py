@@ -1,4 +1,4 @@
-"""Objects with lifetimes: a handle that the driver gives out again is another object."""
+"""Objects with lifetimes: when the driver reuses a handle, it's a new object."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""-o '|command': gpt-hook is the parent of the program and of the command, and acts as the program."""
+"""-o '|command': gpt-hook is the parent of the program and the command, and behaves like the program."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""gpt-hook -p: kernels run with probes in them, results stay, and buffers reach the trace. On the simulated device."""
+"""gpt-hook -p: kernels run with probes, results are unchanged, and buffers reach the trace. On the simulated device."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Launches with probes beside captures that begin while other threads wait. On the simulated device."""
+"""Launches with probes during captures that begin while other threads wait. On the simulated device."""
 
 import shutil
 

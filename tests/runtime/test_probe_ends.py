@@ -1,4 +1,4 @@
-"""gpt-hook -p: however a process ends, it ends at once, and its buffers are in the trace or said to be lost."""
+"""gpt-hook -p: a process ends at once in any way, and its buffers are in the trace or reported as lost."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""gpt-hook -p: where a kernel with probes does not fit as the program's does, it is assembled once more."""
+"""gpt-hook -p: if a kernel doesn't fit with probes, it's assembled again."""
 
 import sys
 

@@ -1,5 +1,4 @@
-"""gpt-hook -p: what programs do with CUDA graphs, beside launching them, goes as without probes. On the simulated
-device."""
+"""gpt-hook -p: uses of CUDA graphs other than launches work as without probes. On the simulated device."""
 
 import os
 import shutil

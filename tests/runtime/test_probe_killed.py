@@ -1,4 +1,4 @@
-"""A program that is killed: what its probes saved until 200 ms before is in the trace, and so are its calls."""
+"""A killed program: calls and probe data up to 200 ms before the kill are in the trace."""
 
 import random
 

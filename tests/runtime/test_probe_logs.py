@@ -1,4 +1,4 @@
-"""Logs that overflow: the launch counts on, and the next one of its kernel and grid gets a log that holds it."""
+"""Log overflow: the launch only counts further records; the next launch of its kernel and grid gets a larger log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-hook -p: random programs say the same with probes as without, and each launch is accounted for.
+"""gpt-hook -p: random programs print the same with probes and without, and each launch is accounted for.
 
 `python -m tests.runtime.random_programs SEED` prints the script of one."""
 

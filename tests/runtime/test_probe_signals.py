@@ -1,4 +1,4 @@
-"""gpt-hook -p: a signal handler that launches, or leaves, at any moment of another launch.
+"""gpt-hook -p: a signal handler that launches, or exits, at any moment of another launch.
 
 The simulated device doesn't bear that, so the handler does it where a signal meets code of the hook.
 """

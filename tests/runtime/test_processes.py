@@ -1,4 +1,4 @@
-"""Traces of several processes: children, exec, names with %p, and what processes add to each other's traces."""
+"""Traces of several processes: children, exec, names with %p, and records added to each other's traces."""
 
 import os
 import subprocess

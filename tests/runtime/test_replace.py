@@ -1,4 +1,4 @@
-"""`gpt-hook run --replace`: which libraries are loaded instead, and what the program sees of it."""
+"""`gpt-hook run --replace`: which libraries are loaded instead, and what the program notices."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The line that gpt-hook's process says at its end."""
+"""The last line that gpt-hook prints."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""The library built with sanitizers, and as it is under valgrind, with clients that use most of it."""
+"""The library, built with sanitizers and under valgrind, with clients that use most of it."""
 
 import os
 import shutil

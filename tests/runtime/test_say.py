@@ -1,4 +1,4 @@
-"""Messages of the C code: no name that others chose controls a terminal."""
+"""Messages from C code: untrusted names can't control a terminal."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Options that choose kernels and launches and leave nothing: what gpt-hook says there was instead."""
+"""Options that leave no kernels or launches: gpt-hook lists the available ones."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The simulated device runs PTX: what a pipeline of stages makes of it, and keeps."""
+"""The simulated device compiles PTX through a pipeline of stages, and caches the results."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""Programs that others wrote, on the simulated device: cuda.core, tinygrad, numba-cuda and Triton from PyPI."""
+"""Other people's programs on the simulated device: cuda.core, tinygrad, numba-cuda and Triton from PyPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that go wrong on the simulated device: the message, the error of the context; launches beyond limits."""
+"""Faulty kernels on the simulated device: the message, the context's error, and launches beyond limits."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Memory that graphs allocate, and what counts as memory of the simulated device: as an H200 answers (driver 580)."""
+"""Memory allocated by graphs, and the simulated device's memory counts, equal to an H200's answers (driver 580)."""
 
 from textwrap import dedent
 

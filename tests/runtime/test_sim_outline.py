@@ -1,4 +1,4 @@
-"""The simulated device believes nothing in an `outline` record that's missing or makes no sense."""
+"""The simulated device checks `outline` records: missing or impossible values are rejected."""
 
 from __future__ import annotations
 

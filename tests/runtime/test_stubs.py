@@ -1,4 +1,4 @@
-"""Calls go through stubs: functions that the hook has never heard of, and what unwinds through one."""
+"""Stubs: calls to functions unknown to the hook, and unwinding through a stub."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Tensors that a program names by gpt.tensors, in its trace; what it takes for one is in tests/test_tensors.py."""
+"""Tensors named through gpt.tensors, in the trace; tests/test_tensors.py tests which objects are tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-hook run --tensors: gpt.tensors in the environment of a program that has no GPT, whatever Python that is."""
+"""gpt-hook run --tensors: gpt.tensors in a program's environment without GPT, with any Python."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The checker's rules of time, applied to what ptxas itself wrote.
+"""The checker's timing rules, applied to ptxas's own code.
 
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
         python -m tests.sass.hazards [--every N] [--jobs N] [--most WORDS] [--json FILE]

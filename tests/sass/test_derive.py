@@ -1,4 +1,4 @@
-"""The tables and facts in the checkout are what the installed ptxas and nvdisasm say."""
+"""The committed tables and facts match the installed ptxas and nvdisasm."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Live registers and registers in flight: small programs, and nvdisasm's word on kernels of ours."""
+"""Live registers and registers in flight, in small programs and in kernels of ours compared with nvdisasm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of kernels for which there is little room."""
+"""Kernel names shortened to fit little room."""
 
 import pytest
 

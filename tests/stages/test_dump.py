@@ -1,4 +1,4 @@
-"""gpt-dump: launches of a stream become files, on which callbacks run, whatever these do."""
+"""gpt-dump: launches in a stream become files, on which callbacks run, however they behave."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Options that choose kernels by name: one rule for all tools that have them.
+"""Options that select kernels by name: the same rule in all tools.
 
 An empty one is wrong usage, as a script's variable may be empty; repeated ones add up; one of several that chooses
 nothing is named in a warning, and if nothing is left that is an error.

@@ -1,4 +1,4 @@
-"""Running the executables as a user does, and reading what they write."""
+"""Run the executables as a user does, and read their output."""
 
 from __future__ import annotations
 

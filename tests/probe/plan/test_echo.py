@@ -1,4 +1,4 @@
-"""A back end for a made-up machine: it gets by with what gpt/probe shares, and nothing there knows of it."""
+"""A back end for a made-up machine: the shared code in gpt/probe suffices for it, and doesn't know it."""
 
 import ast
 from pathlib import Path

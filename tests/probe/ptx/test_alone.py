@@ -1,4 +1,4 @@
-"""A kernel that is taken out of its module, with probes or without, assembles if ptxas takes the whole module."""
+"""A kernel taken out of its module, with or without probes, assembles if ptxas accepts the whole module."""
 
 from __future__ import annotations
 

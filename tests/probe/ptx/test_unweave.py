@@ -1,4 +1,4 @@
-"""Weaving and back: random and damaged programs come back as they were, or are refused with their place."""
+"""Weaving and unweaving: random and damaged programs are restored, or rejected with their place."""
 
 import re
 

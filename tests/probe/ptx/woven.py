@@ -1,4 +1,4 @@
-"""Kernels and probes in a few words, woven, assembled and looked at."""
+"""Short kernels and probes that are woven, assembled and examined."""
 
 from __future__ import annotations
 

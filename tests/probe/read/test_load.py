@@ -1,4 +1,4 @@
-"""Probe files: every form becomes the same objects; what contradicts itself is refused with its line."""
+"""Probe files: every form gives the same objects; contradictions are rejected with their line."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Probes in Python: what they compile to means what Python says, and ptxas takes it."""
+"""Probes in Python compile to code with Python's meaning, which ptxas accepts."""
 
 import re
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The same probe in the same kernel, woven into machine code and into PTX: buffers hold the same.
+"""The same probe in the same kernel, woven into machine code and into PTX, gives the same buffers.
 
 The machine code runs on the interpreter, the PTX on the simulated device. The kernels are ones in which ptxas makes one
 access of each, and drops none.

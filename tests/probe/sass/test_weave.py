@@ -1,4 +1,4 @@
-"""Probes in machine code, run by the interpreter: memory stays what it was, and buffers hold what they should."""
+"""Probes in machine code on the interpreter: the kernel's memory doesn't change, and buffers are right."""
 
 import os
 import subprocess
