@@ -18,6 +18,7 @@ from tests.analyze.asked import ask
 from tests.runtime import hooked, probing
 from tests.runtime.ends import CLIENT, PTX
 from tests.stream.totals_reader import read_maps
+from tests.tiers import full
 
 SHAPES = [(1, 1, 0), (3, 1, 1), (6, 70, 0), (6, 70, 3), (2, 32, 0), (2, 32, 5), (5, 8, 2), (1, 1024, 0), (2, 1000, 7)]
 MAP = """
@@ -221,8 +222,13 @@ def find_bins(values, starts):
     return [(start, after[start], counts[start]) for start in starts if counts[start]]
 
 
-@pytest.mark.parametrize("how", ["default", "graph"])
-def test_histograms_count_each_value(tmp_path, program, how):
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("default", "ptx"), ("graph", "ptx"), ("default", "sass"), full("graph", "sass")],
+    indirect=["code"],
+)
+def test_histograms_count_each_value(tmp_path, program, how, code):
+    """In machine code the save under a predicate is a branch of ptxas's that the weaver has to understand."""
     probe = tmp_path / "h.toml"
     probe.write_text(HISTOGRAMS)
     words = [str(number) for shape in SHAPES for number in shape]
