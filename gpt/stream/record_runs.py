@@ -186,6 +186,7 @@ RUNS: dict[str, Keys] = {
         "size": ("u64", "size of the whole buffer in bytes"),
         "at": ("u64?", "offset in the buffer of this record's part; absent for 0"),
         "length": ("u64?", "bytes of this record's part; absent for the whole buffer"),
+        "reduced": ("u64?", "size of the buffer whose sums this is, instead of its contents"),
         "units": ("u64?", "number of units written, each after its number; other units are zero"),
         "codec": ("str?", "how the bytes are packed: zstd, columns, columns+zstd or neutrino"),
         "row": ("u64?", "for columns: bytes of a row"),

@@ -474,6 +474,7 @@ void hook_furnish(void) {
         return;
     __atomic_store_n(&pool->zeros, hook_make_zeros(), __ATOMIC_RELEASE);
     __atomic_store_n(&pool->mover, hook_load_mover(), __ATOMIC_RELEASE);
+    hook_load_reducer(pool);
 }
 
 uint64_t hook_mover(void) {

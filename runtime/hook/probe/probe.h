@@ -23,6 +23,14 @@
 
 enum { MOST_MAPS = 64 };
 
+enum { MOST_FIELDS = 64 }; // reduce.c takes no map with more
+struct woven_field {
+    uint16_t offset;
+    uint8_t size;
+    enum { FIELD_UNSIGNED, FIELD_SIGNED, FIELD_FLOAT } kind;
+    uint64_t flip; // bits that are inverted in a total's least or greatest value
+};
+
 struct woven_map {
     uint64_t id;                     // in the answer
     uint64_t capacity, stride, head; // head: bytes of a unit before its slots
@@ -32,7 +40,10 @@ struct woven_map {
     bool log;
     bool knows_repeats; // the lowest bit of its address says that the launch may run several times
     bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
-    uint32_t number;    // in the trace
+    bool reducible;     // reduce.c can add up what it holds
+    struct woven_field *fields; // if it's reducible, and not a histogram
+    size_t field_count;
+    uint32_t number; // in the trace
 };
 
 struct woven_param {
@@ -295,6 +306,7 @@ static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256
 enum { BENCHMARK_EVENTS = 4 };
 struct replay;
 struct demand;
+struct pool;
 
 struct save { // a launch and the place of its buffers
     struct save *next;
@@ -317,6 +329,8 @@ struct save { // a launch and the place of its buffers
     uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
     uint8_t steps[MOST_MAPS];          // how far logs outgrow their maps' capacity
     struct demand *demand;             // NULL without a growing log
+    bool reduced;                      // only `sums` are written, which hook_reduce found
+    const uint64_t *sums;              // until the next call of it
     uint32_t grid[3];                  // blocks
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
@@ -371,6 +385,19 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step);
 // Size the logs of a launch by the claims of earlier launches, while all its buffers fit into `most` bytes. A
 // log never gets smaller than its map's capacity. Returns false if the total didn't shrink.
 bool hook_size_logs(struct save *save, uint64_t most);
+
+// -- reduce.c --------------------------------------------------------------
+
+// Launches after the first ones of --detail: the sums of their buffers.
+
+enum { SUM_COUNTS = 3, SUM_FIELD = 3 + 65 }; // words of sums: before the fields, and for each
+void hook_load_reducer(struct pool *pool);   // in the pool's context, which is current
+
+// For the thread that writes, in the slab's context. Count these launches, and reduce all that keep no
+// detail, as many as fit at once. Returns how many it looked at, at least 1.
+size_t hook_reduce(struct slab *slab, struct save **saves, size_t count);
+// Write the sums of a launch's map, from `sums` on. Returns how many words they are.
+uint64_t hook_write_sums(const struct save *save, const struct woven_map *map, const uint64_t *sums);
 
 // -- slabs.c ---------------------------------------------------------------
 
@@ -468,8 +495,9 @@ struct pool {
     uint64_t reserved;    // the most that the driver's pool has held
     uint64_t scratch, scratch_size;
     _Atomic bool furnished;
-    uint64_t mover; // the kernel that copies and clears
-    char *zeros;    // in pinned memory, or NULL
+    uint64_t mover;         // the kernel that copies and clears
+    uint64_t reducer, area; // with --detail: the kernel that adds up, and its memory
+    char *zeros;            // in pinned memory, or NULL
 
     // A claim searches in_use and ready only, not the thousands of slabs that may be draining or held.
     struct slab_list in_use;   // claimed
@@ -998,6 +1026,7 @@ bool hook_will_probe(const struct order *order, bool recording); // about to pro
 struct settings {
     uint64_t wait; // ms that a burst of look-ups may wait
     uint64_t skip, count, sample;
+    uint64_t detail; // launches of a kernel and grid that keep all that was saved
     uint64_t memory; // device memory for buffers, in bytes; 0: a tenth of what's free
     bool complete;
     bool keeps;     // stages keep their output (--keep): request everything
