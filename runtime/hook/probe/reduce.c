@@ -452,7 +452,7 @@ static uint64_t value_of(uint64_t key, const struct woven_field *field) {
     return field->kind == FIELD_SIGNED ? key ^ SIGN : key;
 }
 
-// Write bins from the first to the last one that counted anything.
+// Write bins from the first to the last that counted anything.
 static uint64_t write_field(uint64_t *to, const uint64_t *sums, bool any, const struct woven_field *field) {
     uint64_t first = 0, end = BINS;
     while (first < BINS && !sums[3 + first])
