@@ -31,7 +31,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
-from gpt.formats.nvinfo import ENTRY, REGISTERS, SIZED, iter_attributes
+from gpt.formats.nvinfo import ENTRY, REGISTERS, iter_attributes
 
 WORD = 16  # bytes of an instruction
 CODE_ALIGN = 128
@@ -39,7 +39,6 @@ NOP = bytes.fromhex("18790000000000000000000000c00f00")  # the NOP that ptxas pa
 MAX_REGISTERS = 255
 MAXREG_COUNT, LANGUAGE = 0x1B, 0x66  # attributes of `.nv.info.K`
 TILE = b"\7\0\0\0"  # the language of CUDA Tile; it's 3 for CUDA C++. Seen in what nvcc 13.5 makes
-COMPAT_TILE = 0x09  # an attribute of `.nv.compat`: 1 in what nvcc 13.5 makes of CUDA Tile, else 0
 
 
 class KernelEditor:
@@ -103,11 +102,7 @@ class KernelEditor:
     @property
     def is_tile(self) -> bool:
         """True for a kernel of CUDA Tile: its compiler chooses the threads of a block, not the launch."""
-        number = self.cubin.numbers.get(b".nv.compat")
-        compat = iter_attributes(self.cubin.content(number)) if number is not None else ()
-        return any(entry.kind == COMPAT_TILE and entry.form != SIZED and entry.value for entry in compat) or any(
-            entry.kind == LANGUAGE and bytes(entry.payload) == TILE for entry in iter_attributes(self.info)
-        )
+        return any(entry.kind == LANGUAGE and bytes(entry.payload) == TILE for entry in iter_attributes(self.info))
 
     @property
     def registers(self) -> int:

@@ -20,7 +20,8 @@ nothing, these hold:
    between parts, where ptxas computed no stalls, they're long enough for any reader (stalls.py).
 5. *Lanes*. Only a branch between a BSSY and a BSYNC of its own, on a barrier that the kernel doesn't name, splits
    lanes; nothing releases lanes that wait elsewhere (docs/sass-rules.md). Uniform registers and barriers are taken only
-   if the kernel never names them, since other lanes of the warp may be anywhere.
+   if the kernel never names them, since other lanes of the warp may be anywhere. Some uniform registers may be saved
+   and given back within one part, during which no other lane runs.
 6. *Facts*. Register count, list of exits, stack and number of barriers are what the words need (`_check_facts`).
 
 What it can't see: where snippets' loads and stores go (the probe language bounds that), and whether weaving at these

@@ -73,6 +73,13 @@ class Surroundings:
         """Registers that the lanes of a warp share and the kernel names."""
         return self.original.named & SHARED
 
+    def needed(self, index: int) -> int:
+        """Return the registers that have to be the kernel's own at one of its instructions: the live ones, and uniform
+        ones, since another lane may need them.
+        """
+        live = self.original.live
+        return (live[index] if index < len(live) else 0) | self.original.steady
+
 
 def registers_named(kernel: Kernel) -> int:
     """Return the registers that a kernel's instructions name, or the functions that it calls."""

@@ -1,10 +1,11 @@
 """Follow values of the kernel that a trampoline keeps elsewhere, and see them come back.
 
-Where a snippet needs more registers than are free, the weaver saves live ones. Three pairs of instructions are known:
+Where a snippet needs more registers than are free, the weaver saves live ones. Four pairs of instructions are known:
 
-    STL [R1-16], R4       LDL R4, [R1-16]      below the stack pointer, where neither the kernel nor what it calls is
-    MOV R9, R4            MOV R4, R9           in a register that's free
-    P2R R9, PR, RZ, 0x7f  R2P PR, R9, 0x7f     predicates, one for each bit of the number
+    STL [R1-16], R4          LDL R4, [R1-16]      below the stack pointer, where neither the kernel nor what it calls is
+    MOV R9, R4               MOV R4, R9           in a register that's free
+    P2R R9, PR, RZ, 0x7f     R2P PR, R9, 0x7f     predicates, one for each bit of the number
+    IADD3 R9, RZ, UR4, RZ    R2UR UR4, R9         a uniform register
 
 A copy is a place and the register whose value it has. It's lost when something else is written to the place, and what
 was saved under a guard isn't one. Loading a register's own copy gives it back; loading another's doesn't.
@@ -21,7 +22,7 @@ from gpt.sass.words import bits
 Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value is there
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
-_KEEPERS = {0x387, 0x202, 0x803}  # STL, MOV and P2R: what makes copies
+_KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # STL, MOV, P2R and IADD3 with a uniform register: what makes copies
 _WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # in the upper half of these: [R1+offset], with the usual cache policy or none
 
 
@@ -48,6 +49,8 @@ def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozense
             kept |= {("stack", offset + 4 * k, first + k) for k in range(size // 4) if own >> first + k & 1}
     elif _is_copy(one) and own >> bits(one.word, 32, 8) & 1:
         kept.add(("R", bits(one.word, 16, 8), bits(one.word, 32, 8)))
+    elif (uniform := _saved_uniform(one)) is not None and own >> uniform & 1:
+        kept.add(("R", bits(one.word, 16, 8), uniform))
     elif mask := _saved_predicates(one):
         kept |= {("R", bits(one.word, 16, 8), number) for number in _iter_predicates(mask) if own >> number & 1}
     return frozenset(kept)
@@ -63,6 +66,8 @@ def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
             found |= (("stack", offset + 4 * k, register + k) in copies) << register + k
     elif _is_copy(one):
         found |= (("R", bits(one.word, 32, 8), register) in copies) << register
+    elif (uniform := _restored_uniform(one)) is not None:
+        found |= (("R", bits(one.word, 24, 8), uniform) in copies) << uniform
     elif mask := _restored_predicates(one):
         for number in _iter_predicates(mask):
             found |= (("R", bits(one.word, 24, 8), number) in copies) << number
@@ -78,6 +83,29 @@ def _slot(word: int) -> tuple[int, int]:
 def _is_copy(one: Instruction) -> bool:
     """Return whether it's MOV R, R, of all lanes and all bytes."""
     return one.opcode == 0x202 and one.guard.always and one.word >> 64 & _MODIFIERS == 0xF00
+
+
+def _saved_uniform(one: Instruction) -> int | None:
+    """Return the uniform register that an IADD3 R, RZ, UR, RZ copies; None if it's something else."""
+    plain = one.guard.always and one.word >> 64 & _MODIFIERS == 0xFFFE0FF
+    is_sum = one.opcode == 0xC10 and plain and bits(one.word, 24, 8) == 255 and not bits(one.word, 38, 26)
+    return STARTS.UR + bits(one.word, 32, 6) if is_sum else None
+
+
+def _restored_uniform(one: Instruction) -> int | None:
+    """Return the uniform register that an R2UR UR, R sets; None if it's something else."""
+    plain = one.guard.always and one.word >> 64 & _MODIFIERS == 0xE0000
+    is_plain = one.opcode == 0x2CA and plain and not bits(one.word, 32, 32) and not bits(one.word, 22, 2)
+    return STARTS.UR + bits(one.word, 16, 6) if is_plain else None
+
+
+def is_saving(one: Instruction) -> bool:
+    """Return whether an instruction only keeps registers or gives them back."""
+    return (
+        one.name in {"STL", "LDL", "P2R", "R2P", "NOP", "MOV"}
+        or _saved_uniform(one) is not None
+        or _restored_uniform(one) is not None
+    )
 
 
 def _iter_predicates(mask: int) -> Iterator[int]:

@@ -7,7 +7,8 @@ For each instruction of it, on the way there, this is known (State):
 - `defined`: registers that snippets have written.
 - `copies`: where the kernel's values are kept meanwhile. A snippet may save a live register below the stack pointer
   (STL [R1-16], R4) or in another register (MOV, P2R), use it, and load it back; then it's `own` again. Nothing else
-  makes it so: that's how saving is proven instead of believed.
+  makes it so: that's how saving is proven instead of believed. A uniform register that the kernel names must be in a
+  copy before a snippet writes it, and be back where the kernel's code runs, live or not: another lane may need it.
 - `kernel` and `ours`: what's in flight, by scoreboard, from the kernel and from the snippet that runs.
 - `pending`: results of fixed latency that aren't there yet.
 - `meetings`: BSSYs whose BSYNC is still to come.
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
-from gpt.sass.check_saves import find_restored, is_slot, keep_copies
+from gpt.sass.check_saves import find_restored, is_saving, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
@@ -69,7 +70,7 @@ class TrampolineCheck:
             return [(first, "reach", "nothing leads to this place")]
         defined = 0 if first == 0 else self.persistent
         has_stack = first != 0 and kernel.has_usual_entry
-        own = kernel.live[first] | (STACK_POINTER if has_stack else 0)
+        own = self.around.needed(first) | (STACK_POINTER if has_stack else 0)
         start = State(
             own, defined, frozenset(), flight, NOTHING, frozenset(iter_pending(self.around, first)), (), KERNEL
         )
@@ -166,7 +167,10 @@ class TrampolineCheck:
         usable_at_site, next_live = self._facts_of(number)
         self._fault(index, "count", named & ~around.usable, "is beyond the register count")
         self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        self._fault(index, "shared", written & around.shared, "is named by the kernel, and other lanes may need it")
+        kept = sum(1 << number for number in {copy[2] for copy in state.copies}) & around.original.steady
+        self._fault(
+            index, "shared", written & around.shared & ~kept, "is named by the kernel, and other lanes may need it"
+        )
         if flight != NOTHING:
             late = read & (union(flight.writes) | flight.late & ~usable_at_site)
             late |= written & (flight.after_waiting(0) | flight.unawaited)
@@ -192,7 +196,7 @@ class TrampolineCheck:
         found = self._facts.get(number)
         if found is None:
             following = self._next_source(number)
-            live = self.around.original.live[following] if following is not None else 0
+            live = self.around.needed(following) if following is not None else 0
             found = self._facts[number] = self._usable_at_site(number), live
         return found
 
@@ -235,14 +239,14 @@ class TrampolineCheck:
         """Let a moved instruction run: it needs all that it needed."""
         kernel = self.around.original
         source = kernel.code[part.source]
-        self._fault(index, "live", kernel.live[part.source] & ~state.own, "isn't what the kernel left there")
+        self._fault(index, "live", self.around.needed(part.source) & ~state.own, "isn't what the kernel left there")
         read, written, *_ = source.masks
         for mask, left, other in state.pending:
             if other != KERNEL and isinstance(self.trampoline.parts[other], Inserted):
                 self._fault(index, "stall", mask & (read | written), f"isn't there yet, {left} cycles too early")
         copies = frozenset(
             copy for copy in state.copies
-            if not written >> copy[2] & 1
+            if not (written | SHARED) >> copy[2] & 1
             and not (written & STACK_POINTER if copy[0] == "stack" else written >> copy[1] & 1)
         )  # fmt: skip
         state = state._replace(
@@ -266,9 +270,7 @@ class TrampolineCheck:
 
     def _end(self, index: int, state: State, to: int) -> None:
         """Check what the kernel finds when it goes on at `to`."""
-        kernel = self.around.original
-        live = kernel.live[to] if to < len(kernel.live) else 0
-        self._fault(index, "live", live & ~state.own, "isn't what the kernel left there")
+        self._fault(index, "live", self.around.needed(to) & ~state.own, "isn't what the kernel left there")
         rest = state.ours
         self._fault(index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight on the way back")
         if state.meetings:
@@ -294,6 +296,5 @@ def _can_split(word: int) -> bool:
 
 
 def _is_saving(code: Code, part: Inserted) -> bool:
-    """Return whether a part only keeps registers or gives them back: STL, LDL, MOV, P2R, R2P."""
-    names = {code[index].name for index in range(part.start, part.start + part.length)}
-    return names <= {"STL", "LDL", "P2R", "R2P", "NOP", "MOV"}
+    """Return whether a part only keeps registers or gives them back."""
+    return all(is_saving(code[index]) for index in range(part.start, part.start + part.length))

@@ -24,6 +24,7 @@ from gpt.formats.nvinfo import iter_attributes
 from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
+from gpt.sass.masks import STARTS
 from gpt.sass.tables import Table
 from gpt.sass.words import SIZE, bits
 
@@ -37,6 +38,7 @@ _LDC, _MOV, _RZ = 0xB82, 0x802, 255  # LDC R, c[BANK][R+offset] and MOV R, numbe
 _ADDRESSES = 4  # the bank with addresses of functions
 _SOMEWHERE = -1  # in that bank
 _GENERAL = (1 << 255) - 1
+_UNIFORM = EVERY_REGISTER & (1 << STARTS.P) - (1 << STARTS.UR)
 _JUMP = struct.Struct("<III")
 
 
@@ -95,6 +97,20 @@ class Kernel:
         found = self.elsewhere if self.graph.calls_out else 0
         for named in {masks.reads | masks.writes for masks in self.code.masks}:
             found |= named
+        return found
+
+    @cached_property
+    def steady(self) -> int:
+        """Uniform registers that only instructions of fixed latency read and write.
+
+        So no part of a warp leaves one in flight, even if the hardware turns to another part.
+        """
+        if self.base:
+            return self.base.steady
+        found = self.named & _UNIFORM & ~(self.elsewhere if self.graph.calls_out else 0)
+        for opcode, masks in zip(self.code.opcodes, self.code.masks, strict=True):
+            if self.code.table.opcodes[opcode].variable:
+                found &= ~(masks.reads | masks.writes)
         return found
 
     @cached_property

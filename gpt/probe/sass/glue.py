@@ -23,6 +23,16 @@ def set_to(to: int, value: int) -> int:
     return 0x802 | PLAIN | to << 16 | (value & 0xFFFFFFFF) << 32 | _ALL
 
 
+def save_uniform(to: int, uniform: int) -> int:
+    """IADD3 R, RZ, UR, RZ."""
+    return add_uniform(to, _RZ, uniform)
+
+
+def restore_uniform(uniform: int, source: int) -> int:
+    """R2UR UR, R."""
+    return 0x2CA | PLAIN | uniform << 16 | source << 24 | 0xE << 80
+
+
 def add(to: int, source: int, value: int) -> int:
     """IADD3 R, R, value, RZ."""
     return 0x810 | PLAIN | to << 16 | source << 24 | (value & 0xFFFFFFFF) << 32 | 0x7FFE0FF << 64

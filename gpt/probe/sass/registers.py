@@ -9,8 +9,9 @@ Registers of a snippet that occur together in one operand, as a pair for 64 bits
 that are given (`fixed`) should be what they stand for: a value that's kept, an operand of the site. If that can't be,
 because the snippet overwrites it or its neighbours don't fit, another register gets a copy.
 
-Uniform registers, uniform predicates and convergence barriers are taken only if the kernel never names them, for other
-lanes of the warp may be anywhere (docs/sass-rules.md).
+Uniform predicates and convergence barriers are taken only if the kernel never names them, for other lanes of the warp
+may be anywhere (docs/sass-rules.md). So are uniform registers; if there are too few, some that the kernel names are
+kept in general registers while the snippet runs.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Choice:
     copies: dict[int, int] = field(default_factory=dict)  # the snippet's register -> the chosen one
     predicates: int = 0  # live registers, kept in `scratch` in the meantime
     scratch: int = 0
+    uniform: dict[int, int] = field(default_factory=dict)  # the kernel's, and the registers that keep them meanwhile
 
 
 def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: set[int], room: Room) -> Choice:
@@ -83,7 +85,10 @@ def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: se
             free.discard(member + delta)
             room.saveable &= ~(1 << member + delta)
     for file in ("UR", "UP", "B"):
-        choice.names[file] = _take(compiled, file, room.free)
+        choice.names[file] = _take(compiled, file, room)
+    for number in choice.names["UR"].values():
+        if not room.free >> STARTS.UR + number & 1:
+            choice.uniform[number] = _take_scratch(choice, room, free)
     _take_predicates(compiled, choice, room, free)
     return choice
 
@@ -120,20 +125,22 @@ def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
     return best
 
 
-def _take(compiled: Compiled, file: str, free: int) -> dict[int, int]:
-    """Take registers of another file that the kernel never names; pairs first."""
+def _take(compiled: Compiled, file: str, room: Room) -> dict[int, int]:
+    """Take registers of another file: free ones, or else as few as possible that have to be saved. Pairs come first."""
     groups = compiled.find_groups(file)
     names: dict[int, int] = {}
     if not groups:
         return names
     start: int = getattr(STARTS, file)
-    spare = {number for number in range(NO_NUMBER[file]) if free >> start + number & 1}
-    order = sorted(spare, reverse=file == "B")
+    numbers = range(NO_NUMBER[file])
+    spare = {number for number in numbers if (room.free | room.saveable) >> start + number & 1}
+    order = sorted(spare, key=lambda number: -number if file == "B" else number)
     for group in sorted(groups, key=len, reverse=True):
         step = len(group)
-        base = next((b for b in order if b % step == 0 and all(b + k in spare for k in range(step))), None)
-        if base is None:
+        bases = [b for b in order if b % step == 0 and all(b + k in spare for k in range(step))]
+        if not bases:
             raise NothingToSpareError(f"is in a kernel that has no {file} to spare")
+        base = min(bases, key=lambda b: sum(not room.free >> start + b + k & 1 for k in range(step)))
         names |= {number: base + k for k, number in enumerate(group)}
         spare -= {base + k for k in range(step)}
         order = [number for number in order if number in spare]
@@ -151,16 +158,17 @@ def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[i
         if len(spare) < len(wanted):
             raise CannotProbe("has too few free predicates around it")
         choice.predicates = sum(1 << number for number in spare[: len(wanted)] if number in late)
-        choice.scratch, saves = _scratch(free, room)
-        choice.saves += saves
+        choice.scratch = _take_scratch(choice, room, free)
     choice.names["P"] = dict(zip(wanted, spare, strict=False))
 
 
-def _scratch(free: set[int], room: Room) -> tuple[int, list[int]]:
+def _take_scratch(choice: Choice, room: Room, free: set[int]) -> int:
+    """Take a register that keeps something while the snippet runs."""
     if free:
         found = min(free)
         free.discard(found)
-        return found, []
-    delta, saves = _search(Unit((0,), 1), free, room.saveable)
-    room.saveable &= ~(1 << delta)
-    return delta, saves
+        return found
+    found, saves = _search(Unit((0,), 1), free, room.saveable)
+    room.saveable &= ~(1 << found)
+    choice.saves += saves
+    return found

@@ -172,6 +172,7 @@ class Splicer:
             free = ~(live | needed | busy | foreign) & (self._limit | ~_R)
             has_stack = index > max(0, self.lowered) and self.kernel.has_usual_entry
             saveable = live & ~busy & (_R | 127 << STARTS.P) if has_stack else 0
+            saveable |= self.kernel.steady & ~busy
             try:
                 return choose(piece.compiled, piece.pairs, fixed, written, Room(free, saveable))
             except CannotProbe:
@@ -219,8 +220,14 @@ class Splicer:
         if choice.predicates:
             draft.glue([glue.save_predicates(choice.scratch, choice.predicates)], flight)
             draft.saved |= choice.predicates << STARTS.P
+        if choice.uniform:
+            draft.glue([glue.save_uniform(to, uniform) for uniform, to in choice.uniform.items()], flight)
+            draft.saved |= sum(1 << STARTS.UR + uniform for uniform in choice.uniform)
 
     def _restore(self, draft: Draft, choice: Choice, flight: InFlight) -> None:
+        if choice.uniform:
+            draft.glue([glue.restore_uniform(uniform, to) for uniform, to in choice.uniform.items()], flight)
+            draft.own |= sum(1 << STARTS.UR + uniform for uniform in choice.uniform)
         if choice.predicates:
             draft.glue([glue.restore_predicates(choice.scratch, choice.predicates)], flight)
             draft.own |= choice.predicates << STARTS.P
