@@ -12,6 +12,7 @@ RUNS: dict[str, Keys] = {
         "params": ("[param]?", "its own parameters"),
         "added": ("[param]?", "parameters that probes add after them"),
         "cluster": ("[u64]?", "blocks per cluster in x, y and z, if the grid of a launch counts clusters"),
+        "room": ("u64?", "bytes of dynamic shared memory that a launch may add for its histograms"),
         "maps": ("[u64]?", "ids of the maps that its probes save to"),
         "sites": ("[site]?", "where its probes were inserted"),
         "variables": ("[variable]?", "module variables that it shares"),
@@ -57,6 +58,7 @@ RUNS: dict[str, Keys] = {
         "low": ("u64?", "for a histogram with equal bins: start of the first bin"),
         "step": ("u64?", "for a histogram with equal bins: width of a bin"),
         "head": ("u64?", "bytes before a unit's slots: 8 for its count, or 0 for a total without one; absent for 8"),
+        "room": ("u64?", "for a histogram that may count in shared memory: offset of its bins in the kernel's room"),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),
@@ -175,6 +177,7 @@ RUNS: dict[str, Keys] = {
         "grid": ("[u64]", "blocks in x, y and z"),
         "block": ("[u64]", "threads per block in x, y and z"),
         "shared": ("u64", "bytes of dynamic shared memory"),
+        "room": ("u64?", "bytes of dynamic shared memory that gpt-hook added, for histograms"),
         "params": ("bin?", "bytes of the kernel's own parameters"),
         "exec": ("u64?", "handle of the executable graph that launched it"),
         "node": ("u64?", "handle of its node in the graph that exec was instantiated or updated from"),

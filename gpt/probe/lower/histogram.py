@@ -1,6 +1,7 @@
 """Lower SAVE to a histogram: each lane adds 1 to the bin of its value, by an atomic.
 
 There are several copies, by the number of the SM, so that SMs rarely wait for each other. A reader adds them up.
+A kernel in PTX can also count in shared memory, if a launch has room there: gpt/probe/ptx/room.py.
 """
 
 from __future__ import annotations
@@ -10,16 +11,37 @@ from typing import NamedTuple
 from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.plan.maps import PlacedMap
 
+HALF = 1 << 31
+
 
 def count_value(
     code: Emitter, placed: PlacedMap, base: str, value: str, width: int, condition: Condition | None
 ) -> None:
     """Count a value of `width` bytes, which may be less than the field has, if the condition holds."""
+    bit = code.once("b64", "and.b64", base, 1) if placed.room else None
+    if bit:
+        base = code.once("b64", "sub.u64", base, bit)
     copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
     address = code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
     if not placed.counted:
-        address = code.make("b64", "mad.wide.u32", _find_bin(code, placed, value, width), 8, address)
+        number = _find_bin(code, placed, value, width)
+        address = code.make("b64", "mad.wide.u32", number, 8, address)
+    if placed.room:
+        inside = code.once("pred", "setp.ne.u64", bit, 0)
+        start = code.make("b32", "add.u32", placed.room.find(code), placed.room.offset)
+        _count_inside(code, code.make("b32", "mad.lo.u32", number, 4, start), address,
+                      code.both(Condition(inside), condition))  # fmt: skip
+        condition = code.both(Condition(inside, negated=True), condition)
     code.put(f"red.global.add.u64 [{address}], {code.one()}", condition)
+
+
+def _count_inside(code: Emitter, place: str, address: str, condition: Condition | None) -> None:
+    """Add 1 to a bin of 32 bits in shared memory. When it comes to HALF, that goes to global memory at once."""
+    before = code.make("b32", "mov.u32", 0)
+    code.put(f"atom.shared.add.u32 {before}, [{place}], 1", condition)
+    full = Condition(code.make("pred", "setp.eq.u32", before, HALF - 1))
+    code.put(f"red.shared.add.u32 [{place}], {HALF}", full)  # the same as subtracting it
+    code.put(f"red.global.add.u64 [{address}], {HALF}", full)
 
 
 def _find_bin(code: Emitter, placed: PlacedMap, value: str, width: int) -> str:

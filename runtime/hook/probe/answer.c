@@ -118,7 +118,7 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
         table, code, detail, text, original, wanted, cluster, registers, registers_before, keeps, head,
-        copies, fields, least, most;
+        copies, fields, least, most, room;
     struct cursor in_params, in_added, in_variables, in_cluster, in_fields, in_least, in_most, start, end;
 };
 
@@ -137,7 +137,8 @@ static struct record read_record(struct cursor *cursor) {
                               &record.registers, &record.registers_before,
                               &record.keeps,     &record.head,
                               &record.copies,    &record.fields,
-                              &record.least,     &record.most};
+                              &record.least,     &record.most,
+                              &record.room};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -151,7 +152,7 @@ static struct record read_record(struct cursor *cursor) {
          {"registers_before", &record.registers_before, NULL}, {"keeps", &record.keeps, NULL},
          {"head", &record.head, NULL}, {"copies", &record.copies, NULL},
          {"fields", &record.fields, &record.in_fields}, {"min", &record.least, &record.in_least},
-         {"max", &record.most, &record.in_most});
+         {"max", &record.most, &record.in_most}, {"room", &record.room, NULL});
     record.end = *cursor;
     return record;
 }
@@ -268,6 +269,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
         .copies = unsigned_of(record->copies),
         .knows_repeats = (is(record->type, "array") && is(record->keeps, "last")) ||
                          (is(record->type, "total") && is(record->keeps, "sum")),
+        .has_room = is(record->type, "histogram") && record->room.type == UNSIGNED,
         .grows = is(record->type, "log") && is(record->keeps, "all"),
     };
     bool known = is(record->type, "array") || is(record->type, "total") ||
@@ -340,6 +342,7 @@ static bool read_all(struct woven *woven, const char *kernel) {
             probed = record;
     }
     woven->table = keep_text(probed.table);
+    woven->room = unsigned_of(probed.room);
     if (probed.code.type == TEXT)
         return (woven->fault = read_reason(probed.code, probed.detail)), false;
     if (!woven->image || probed.added.type != ARRAY || !probed.added.number)

@@ -40,6 +40,7 @@ struct woven_map {
     bool log;
     bool knows_repeats; // the lowest bit of its address says that the launch may run several times
     bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
+    bool has_room;      // a histogram that can count in shared memory: the lowest bit of its address says so
     bool reducible;     // reduce.c can add up what it holds
     struct woven_field *fields; // if it's reducible, and not a histogram
     size_t field_count;
@@ -71,6 +72,7 @@ struct woven {
     size_t param_count, added_count, map_count, variable_count;
     size_t param_bytes;         // the kernel's own parameters
     uint32_t cluster[3];        // blocks per entry of a launch's grid
+    uint64_t room;              // bytes of dynamic shared memory that a launch may add for its maps
     const char *table;          // variable with the table of addresses, or NULL
     const struct reason *fault; // why it has no probes, or NULL if it has
     uint32_t number;            // the kernel's number in the trace
@@ -177,6 +179,8 @@ struct bound {
     struct reference of_context;
     uint64_t function;            // the CUfunction in that context
     int max_threads;              // threads of a block
+    int static_shared;            // bytes
+    _Atomic uint64_t asked_room;  // by hook_find_room: the last question and its answer
     const struct reason *refused; // why it can't run there, or NULL if it can
     struct shared_variable *variables;
     size_t variable_count;
@@ -266,6 +270,10 @@ struct choice {
 struct choice hook_choose(const struct launch *launch, uint64_t context);
 void hook_let_choice_go(const struct choice *choice);
 
+// Return the bytes of dynamic shared memory with which a launch has room for its maps, or 0 if that wouldn't
+// fit or fewer blocks would run at once.
+uint32_t hook_find_room(const struct choice *choice, const struct launch *launch);
+
 // Record that the driver refused the launch with probes and then launched the program's kernel.
 void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status);
 
@@ -328,6 +336,9 @@ struct save { // a launch and the place of its buffers
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
     uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
     uint8_t steps[MOST_MAPS];          // how far logs outgrow their maps' capacity
+    uint32_t shared;                   // bytes of dynamic shared memory with room for maps; 0: without
+    CUlaunchConfig config;             // the program's, but for that
+    uint64_t given;                    // the argument in whose place that goes
     struct demand *demand;             // NULL without a growing log
     bool reduced;                      // only `sums` are written, which hook_reduce found
     const uint64_t *sums;              // until the next call of it
