@@ -10,8 +10,8 @@ from gpt.trace.model import TraceModel
 from gpt.trace.process import iter_processes
 from tests import tiers
 from tests.analyze.asked import answers, ask, run
-from tests.analyze.test_idle import Made
-from tests.analyze.test_one_pass import make_segments
+from tests.analyze.segments import make_segments
+from tests.analyze.working import Made
 from tests.trace import forge
 
 US = 1000
