@@ -1,4 +1,4 @@
-"""Runs our executables in processes that have loaded their modules already: most of a short run is imports.
+"""Run our executables in processes that have already imported their modules: imports take most of a short run.
 
 A server, one for each process that tests, imports the package once; for each run it forks a child, which gets its own
 arguments, environment, folder and standard streams, and ends as an executable does. What is not of gpt's Python is not

@@ -1,4 +1,4 @@
-"""The kinds as declared, and that C (runtime/abi/records.h) and Python write the same bytes for the same record."""
+"""The declared record kinds: C (runtime/abi/records.h) and Python write the same bytes for the same record."""
 
 import subprocess
 import sys

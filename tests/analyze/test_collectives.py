@@ -88,7 +88,7 @@ def test_eight_ranks_of_two_hosts_whose_clocks_differ(ahead, drift):
 
 
 def test_communicators_of_some_ranks_each():
-    """Two communicators have two ranks each. Pairs reduce often, at their own pace; all four gather on a stream."""
+    """Two communicators have two ranks each. Pairs reduce often, at their own pace; all four gather on a third one."""
     rng, segments = np.random.default_rng(1), []
     pairs = [lockstep(2, 40, {(0, n): int(rng.integers(0, 90)) * US for n in range(40)}, seed) for seed in (1, 2)]
     jitter = np.cumsum(rng.integers(-300, 300, 40)) * US

@@ -1,4 +1,4 @@
-"""Measure how long a launch takes: percentiles of many, bare and hooked in turn.
+"""Measure the time of a launch: percentiles over many, bare and hooked, interleaved.
 
     python -m tests.bench.latency
 

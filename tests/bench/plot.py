@@ -1,4 +1,4 @@
-"""The picture of docs/measured.md: what the files of a bench run hold, before and after.
+"""Draw the picture in docs/measured.md: the contents of a bench run's files before and after.
 
 python -m tests.bench.plot [RESULTS.json [PICTURE.png]]
 """

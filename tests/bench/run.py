@@ -1,4 +1,4 @@
-"""`make bench`: the figures of docs/measured.md, measured side by side in one run.
+"""Run `make bench`: the figures in docs/measured.md, measured side by side in one run.
 
     python -m tests.bench.run [--runs N] [--output FILE] [--reading] [--zstd NAME] ... [NAME=PATH ...]
 

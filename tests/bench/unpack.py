@@ -1,4 +1,4 @@
-"""Measure the least that reading a library's kernels can cost: find and unpack every element, and do nothing else.
+"""Measure the minimal cost of reading a library's kernels: find and unpack every element, and do nothing else.
 
     python tests/bench/unpack.py [-j N] FILE
 

@@ -1,4 +1,4 @@
-"""Measure how small finished wheels get without a trace: recompressed, for one architecture, and both.
+"""Measure how small finished wheels become without a trace: recompressed, for one architecture, and both.
 
     python -m tests.bench.wheels [--arch SM] [--with REQUIREMENT] ... [--output FILE] [--imports | --table] [WHEEL ...]
 

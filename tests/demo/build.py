@@ -1,4 +1,4 @@
-"""Builds the demo: libdemo.so with its two kernels for sm_75, sm_90 and as PTX, and the program that uses it.
+"""Build the demo: libdemo.so with its two kernels for sm_75, sm_90 and as PTX, and the program that uses it.
 
 `python -m tests.demo.build DIR`
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: fuzzes every reader, or the named ones, for some minutes on all cores.
+"""`python -m tests.fuzz` fuzzes every reader, or the named ones, for some minutes on all cores.
 
     python -m tests.fuzz [--minutes N | --runs N] [--seed S] [--jobs N] [--failures DIR] [TARGET...]
     python -m tests.fuzz --repeat TARGET FILE

@@ -1,4 +1,4 @@
-"""Runs a target over mutated inputs in a process of its own, within bounds of time and memory.
+"""Run a target over mutated inputs in a process of its own, with limits on time and memory.
 
 What an input may lead to is the target's to say: its `run` returns, or raises. Input number n of a seed is always the
 same unless coverage guides it (`guided`). Then one input in SAMPLE runs under a tracer, and an input that reaches

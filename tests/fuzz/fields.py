@@ -1,4 +1,4 @@
-"""Every field of every kind of record with values at the edges of what it can hold, one at a time, for every reader.
+"""Give every field of every kind of record the edges of its range, one at a time, for every reader.
 
 Random mutation (streams.py) rarely makes a record that is right but for one number. Here each case is a whole trace
 or stream in which one value of one record is another, so what's behind the first check of a record is reached too.

@@ -1,4 +1,4 @@
-"""Inputs made worse: bytes, text and records changed at random, the same for the same generator."""
+"""Mutate inputs: bytes, text and records, at random, reproducibly for each generator."""
 
 from __future__ import annotations
 

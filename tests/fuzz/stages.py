@@ -1,4 +1,4 @@
-"""The executables over hostile input, each in this process: what must hold whatever they are given."""
+"""Run the executables on hostile input, each in this process, and check what must always hold."""
 
 from __future__ import annotations
 

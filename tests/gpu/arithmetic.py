@@ -1,4 +1,4 @@
-"""Floating point and products of matrices on a real GPU: the tests of tests/asm/host with random operands, run there.
+"""Run the tests of tests/asm/host for floating point and matrix products on a real GPU, with random operands.
 
 `python tests/gpu/arithmetic.py [LIBRARY]` prints a line for each test, and for each failure the instruction and the
 GPU's result. tests/lab/edges.py covers the boundaries of all instructions.

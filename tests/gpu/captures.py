@@ -1,4 +1,4 @@
-"""Launches with probes on the GPU beside captures, which begin while another thread waits and ours collects.
+"""Launch with probes on the GPU during captures, which begin while another thread waits and the hook collects.
 
     python tests/gpu/captures.py [--device sim]
 

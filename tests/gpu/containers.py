@@ -1,4 +1,4 @@
-"""GPU code in containers of the libraries' own, cut out of stock PyTorch: sizes and identical results, on a real GPU.
+"""Cut GPU code in libraries' own containers out of stock PyTorch: sizes and identical results, on a real GPU.
 
     python3 tests/gpu/containers.py [--seconds 560] [--results FILE] [--device sim]
 

@@ -1,4 +1,4 @@
-"""gpt-hook ctl on the GPU: what a program costs that it may look into, and 8 threads and graphs while it does.
+"""Run gpt-hook ctl on the GPU: the cost for a program that accepts commands, and 8 threads and graphs during commands.
 
     python tests/gpu/control.py [--device sim]
 

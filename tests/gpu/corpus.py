@@ -1,4 +1,4 @@
-"""Kernels of tests/tally/corpus and random straight-line programs, on a real GPU and on the simulated device.
+"""Run the kernels of tests/tally/corpus and random straight-line programs on a real GPU and the simulated device.
 
 Each kernel's results are compared with the same computation in Python, and the GPU's results with the simulated
 device's, bit for bit where PTX defines the bits. Random programs are compared with exact arithmetic.

@@ -1,4 +1,4 @@
-"""Stock PyTorch and JAX slimmed to what a workload uses: sizes, identical output, start-up and memory, on a real GPU.
+"""Slim stock PyTorch and JAX to a workload's code: sizes, identical output, start-up and memory, on a real GPU.
 
     python3 tests/gpu/debloat.py [--seconds 560] [--rounds 3] [--quick] [mlp generate resnet train compile jax apply]
 

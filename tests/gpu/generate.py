@@ -1,4 +1,4 @@
-"""A transformer of GPT-2's size generates tokens: what gpt-hook is measured on, and an example to run it with.
+"""Generate tokens with a transformer of GPT-2's size: the program on which gpt-hook is measured, and an example.
 
     gpt-hook run -o trace.mp -- python tests/gpu/generate.py [--tokens 20] [--passes 1] [--mode eager|graph|compile]
     gpt-analyze summary trace.mp

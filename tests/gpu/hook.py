@@ -1,4 +1,4 @@
-"""gpt-hook on a real GPU: every framework has the same output under it and is seen whole, and what that costs.
+"""Run gpt-hook on a real GPU: every framework gives the same output, is recorded completely, and the cost is measured.
 
     python tests/gpu/hook.py [programs] [calls] [latency] [loop] [start]
 

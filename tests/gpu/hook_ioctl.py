@@ -1,4 +1,4 @@
-"""--ioctl with the real driver: its escapes have names, and parents where a driver call made them."""
+"""Test --ioctl with the real driver: its escapes have names, and parents if a driver call made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-trace on a GPU: the two programs of tests/inference, the model in PyTorch as well. All say the same tokens.
+"""Run gpt-trace on a GPU with the programs of tests/inference, the model also in PyTorch. All give the same tokens.
 
 .venv/bin/python tests/gpu/inference.py [--device sim]      # on the simulated device, only the programs without PyTorch
 """

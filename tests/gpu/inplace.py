@@ -1,4 +1,4 @@
-"""gpt-debloat --apply on an environment of real libraries, and back: what tests/gpu/debloat.py calls `apply`.
+"""Run gpt-debloat --apply on an environment of real libraries, and --restore; tests/gpu/debloat.py calls it `apply`.
 
 A copy of the packages with CUDA's libraries (ENVIRONMENT) comes first on PYTHONPATH, so the installed ones are never
 touched. The copy is slimmed in place and restored three times: the libraries that one workload loads, with --check; all

@@ -1,4 +1,4 @@
-"""Time a kernel's first look-up under gpt-hook -p: cold pipeline, warm pipeline, cached; beside ptxas alone.
+"""Time a kernel's first look-up under gpt-hook -p with a cold, a warm and a cached pipeline, and ptxas alone.
 
     python tests/gpu/lookup.py [--device sim]
 

@@ -1,4 +1,4 @@
-"""Workloads of PyTorch, each a function from a device to numbers: a perceptron, ResNet-50, training steps."""
+"""PyTorch workloads, each a function from a device to numbers: a perceptron, ResNet-50, training steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neutrino's commands on the GPU, as its notebooks have them: on Triton's kernels and on what torch.compile makes.
+"""Run Neutrino's commands from its notebooks on the GPU, with Triton kernels and kernels made by torch.compile.
 
     python tests/gpu/neutrino.py [PART ...]
 

@@ -1,4 +1,4 @@
-"""Operations whose code lies in containers of their own; tests/gpu/containers.py runs them on slimmed libraries.
+"""Run operations whose code is in the libraries' own containers; tests/gpu/containers.py uses slimmed libraries.
 
     python tests/gpu/operations.py [cuda|cpu]
 

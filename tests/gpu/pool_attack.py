@@ -1,4 +1,4 @@
-"""Attack the buffers of probes: use threads, streams and graphs at random while recording and probes are switched.
+"""Attack probe buffers: use threads, streams and graphs at random while recording and probes are switched.
 
     python tests/gpu/pool_attack.py [--device sim] [--seconds S] [--seed N]
 

@@ -1,4 +1,4 @@
-"""gpt-hook -p on a real GPU: programs compute the same with probes, which count correctly; and what that costs.
+"""Run gpt-hook -p on a real GPU: programs compute the same with probes, counts are right, and costs are measured.
 
     python tests/gpu/probe.py [runtime|triton|train|decode ...]
 

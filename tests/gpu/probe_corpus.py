@@ -1,4 +1,4 @@
-"""The launches of tests/tally/launches.py in programs under `gpt-hook run -p`: results and what probes count.
+"""Make the launches of tests/tally/launches.py under `gpt-hook run -p`, and check results and probe counts.
 
     probe_corpus.py [FOLDER]      the PTX of the sources is in FOLDER, or nvcc, which needs g++, makes it
 

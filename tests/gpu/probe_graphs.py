@@ -1,5 +1,5 @@
-"""gpt-hook -p on a real GPU: kernels in CUDA graphs compute the same with probes, each launch of a graph is recorded
-for each of them, and what that costs.
+"""gpt-hook -p on a real GPU: kernels in CUDA graphs give the same results with probes, every launch of a graph is
+recorded for each kernel, and the costs are measured.
 
     python tests/gpu/probe_graphs.py [forms|plain|many|graphed ...]
 

@@ -1,4 +1,4 @@
-"""Programs that tests/gpu/probe_suites.py runs with and without probes: `python probe_programs.py NAME`.
+"""Programs for tests/gpu/probe_suites.py, run with and without probes: `python probe_programs.py NAME`.
 
 Each prints digests of what it computed, of operations that give the same bits in every run.
 """

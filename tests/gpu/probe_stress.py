@@ -1,4 +1,4 @@
-"""`gpt-hook run -p` under stress: threads on streams of their own, modules that come and go, and failures on purpose.
+"""Stress `gpt-hook run -p`: threads with their own streams, modules that come and go, and deliberate failures.
 
     probe_stress.py [MODE ...]
 

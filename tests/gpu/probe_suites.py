@@ -1,4 +1,4 @@
-"""Programs of others under `gpt-hook run -p`: JAX, CUTLASS, NCCL, CuPy, numba-cuda, Triton, a compiled model.
+"""Run other people's programs under `gpt-hook run -p`: JAX, CUTLASS, NCCL, CuPy, numba-cuda, Triton, a compiled model.
 
     probe_suites.py [--cutlass WHEEL] [PART ...]
 

@@ -1,4 +1,4 @@
-"""gpt-hook --benchmark and --memusage on a real GPU: times, results and needs of a kernel that is known.
+"""Run gpt-hook --benchmark and --memusage on a real GPU: times, results and memory needs of a known kernel.
 
     python tests/gpu/probe_times.py [--sim]
 

@@ -1,4 +1,4 @@
-"""Programs that tests/gpu/probe.py runs with and without probes: `python probe_workload.py NAME [STEPS [WARM]]`.
+"""Programs for tests/gpu/probe.py, run with and without probes: `python probe_workload.py NAME [STEPS [WARM]]`.
 
 NAME is triton, train, decode, graphed or others. Each prints a digest of its results, and all but `triton` the median
 time of a step on standard error; the first WARM steps don't count.

@@ -1,4 +1,4 @@
-"""Two ranks train a transformer of GPT-2's size, with NVTX ranges: `torchrun --nproc-per-node=2 ranks.py [STEPS]`.
+"""Train a transformer of GPT-2's size in two ranks, with NVTX ranges: `torchrun --nproc-per-node=2 ranks.py [STEPS]`.
 
 Each rank has a GPU, or both share the only one. NCCL refuses to share within a host, so each rank then claims to be on
 a host of its own. What they exchange then goes through sockets, and their kernels take turns.

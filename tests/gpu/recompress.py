@@ -1,4 +1,4 @@
-"""Check that libraries packed again with zstd compute the same, and time loading them.
+"""Check that recompressed libraries compute the same, and time loading them.
 
     python tests/gpu/recompress.py [--rounds N] [--arch SM] [--packages DIR] [--dry-run] [WHEEL ...]
 

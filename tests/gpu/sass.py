@@ -1,4 +1,4 @@
-"""Run own kernels with probes in their machine code on a GPU, and compare everything: `python tests/gpu/sass.py`.
+"""Run kernels of ours with probes in machine code on a GPU, and compare everything: `python tests/gpu/sass.py`.
 
 Each case of tests/sass/interp/cases.py gets each of PROBES. The woven kernel is launched LAUNCHES times and has to
 leave the same bits in memory as the plain kernel. The interpreter runs the same woven kernel, and its probes have to

@@ -1,4 +1,4 @@
-"""Matrix units, uniform registers in divergent code, numbers of registers: more sequences for sass_risks.py.
+"""More sequences for sass_risks.py: matrix units, uniform registers in divergent code, register counts.
 
 As in sass_hazards.py, each runs instead of the marked instruction and leaves a word that's known.
 """

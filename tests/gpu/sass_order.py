@@ -1,4 +1,5 @@
-"""Do memory instructions read their operands in order? A few pairs of sass_hazards.py's `covered`, very often.
+"""Check whether memory instructions read their operands in order: a few pairs of sass_hazards.py's `covered`, very
+often.
 
     python tests/gpu/sass_order.py
 

@@ -1,4 +1,4 @@
-"""Slimmed runtime programs on a real GPU: every mode, lazily and eagerly loaded, against the original's output.
+"""Compare slimmed runtime programs with the original on a real GPU, in every mode, lazily and eagerly loaded.
 
 Run by tests/gpu/run.sh. It needs nvcc (with a C++ compiler) on PATH and a GPU; torch where it is installed.
 Also settles what the driver does in cases that the formats leave open (printed as facts).

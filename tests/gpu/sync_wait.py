@@ -1,4 +1,4 @@
-"""Check the probe sync_wait on a real GPU, at barriers whose waits are known.
+"""Check the probe sync_wait on a real GPU, at barriers with known waits.
 
     python tests/gpu/sync_wait.py [--all]
 

@@ -1,4 +1,4 @@
-"""The tables of docs/measured.md of slimmed frameworks, from their raw figures: `python3 tests/gpu/table.py [FILE]`.
+"""Print the tables of slimmed frameworks in docs/measured.md from raw figures: `python3 tests/gpu/table.py [FILE]`.
 
 tests/test_gpu.py holds that docs/measured.md has them as they are printed here.
 """

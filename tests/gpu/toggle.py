@@ -1,4 +1,4 @@
-"""Measure what probes cost when they're switched on and off in one process, with the GPU's part of each step.
+"""Measure the cost of probes that are switched on and off in one process, with the GPU's part of each step.
 
     python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
 

@@ -1,4 +1,4 @@
-"""Woven kernels and the variables of their module on a real GPU: they see what the others write, and are seen.
+"""Check that woven kernels and the other kernels in a module see each other's writes to variables, on a real GPU.
 
 A module's kernels are launched in turn, once as they are, then with some or all of them woven and loaded alone, their
 tables filled and constants copied as gpt-stream(5) says. The program writes to variables in between; all is queued on

@@ -1,4 +1,4 @@
-"""Woven kernels on a real GPU: results stay bit-identical, and what probes count is what the kernels do.
+"""Run woven kernels on a real GPU: results are bit-identical, and probe counts match the kernels.
 
 Kernels of weave.cu are compiled to PTX, woven with the built-in probes and some made to overflow their maps, assembled
 by ptxas and run, each beside the unprobed one on equal inputs. Behind every buffer lies a strip that must stay as it

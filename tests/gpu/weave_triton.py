@@ -1,4 +1,4 @@
-"""Triton's kernels through the pipeline on a real GPU: results stay bit-identical, and the counts are closed forms.
+"""Run Triton kernels through the pipeline on a real GPU: results are bit-identical, and counts match closed forms.
 
     python3 tests/gpu/weave_triton.py [--assemble]
 

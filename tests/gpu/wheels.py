@@ -1,4 +1,4 @@
-"""Finished wheels as shipped, recompressed, for one architecture, and both: do they compute the same, how do they load?
+"""Compare finished wheels as shipped, recompressed, and for one architecture: their results and load times.
 
 Each is installed into a folder of its own with `pip install --target`, with the packages it needs from a folder of
 wheels if one is given, else from this Python. A script of wheel_uses, by the name of the wheel, computes something

@@ -1,4 +1,4 @@
-"""Workloads that tests/gpu/debloat.py slims libraries for: `python tests/gpu/workload.py NAME [cuda|cpu]`.
+"""Workloads for tests/gpu/debloat.py, which slims libraries for them: `python tests/gpu/workload.py NAME [cuda|cpu]`.
 
 Each is a function in a module beside this file, from a device's name to the text to print. Standard output gets that
 text, from fixed seeds; standard error one line of JSON: `seconds` from the start, imports included; in bytes

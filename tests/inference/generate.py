@@ -1,4 +1,4 @@
-"""A model that generates: a transformer of two layers, one token after the other, with kernels of its own in PTX.
+"""Generate tokens with a transformer of two layers, whose kernels are PTX of its own.
 
     gpt-trace -- python generate.py [--tokens 20] [--prompt "3 14 15"]
     gpt-trace -- python generate.py --torch     # the same model in PyTorch, on a GPU

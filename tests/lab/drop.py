@@ -1,4 +1,4 @@
-"""Try cubins whose unused kernels were cut out, zeroed or dropped, on a GPU's driver.
+"""Try cubins with cut, zeroed or dropped unused kernels on a GPU's driver.
 
     python tests/lab/drop.py build DIR     # anywhere: compiles, and cuts by the stages in each codec and mode
     python3 tests/lab/drop.py run DIR      # on the GPU (sm_90): Python's standard library and libcuda, nothing else

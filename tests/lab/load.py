@@ -1,4 +1,4 @@
-"""Measure how long a program's first load of PTX takes on the simulated device, and the next run's.
+"""Measure a program's first load of PTX on the simulated device, and its second run.
 
     python tests/lab/load.py [RUNTIME]
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/analyses.md: traces of a GPU, and what gpt-analyze draws of them.
+"""Make the pictures in docs/analyses.md: record traces on a GPU, and draw them with gpt-analyze.
 
     python tests/lab/pictures.py record FOLDER     on the GPU; all runs at once, so the machine is busy
     python tests/lab/pictures.py draw FOLDER [docs/figures/analyses]

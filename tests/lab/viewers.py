@@ -1,4 +1,4 @@
-"""The timelines of docs/analyses.md in viewers of others: what gpt-analyze writes of a trace of pictures.py.
+"""Show gpt-analyze's timelines of docs/analyses.md in other viewers, from a trace of pictures.py.
 
     python tests/lab/viewers.py FOLDER [docs/figures/analyses]
 

@@ -55,7 +55,7 @@ def whole(parts, unit, folder):
 
 
 def read_unit(record, data):
-    """Return the count of a unit, None if it has none, and its fields by name; None for a unit that saved nothing."""
+    """Return a unit's count (None if it has no count) and its fields by name, or None if the unit saved nothing."""
     head = record.get("head", 8)
     count = struct.unpack_from("<Q", data)[0] if head else None
     if not any(data):

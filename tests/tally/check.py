@@ -102,7 +102,7 @@ def check_module(data: bytes, name: str) -> Result:
 
 
 def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, TargetCode | None]:
-    """Return whether ptxas makes the same code from a text and from the printed tree, and the code, relocatable or not.
+    """Return whether ptxas compiles a text and the printed tree to the same code, and the code, relocatable or not.
 
     Only "ok" or a text that begins with "differs" or "not parsed" say something of us.
     """

@@ -1,4 +1,4 @@
-"""The kernels of tests/tally/corpus: how each is launched, and in Python what it does.
+"""The kernels of tests/tally/corpus: their launches, and their effect in Python.
 
 A launch has values for the parameters: arrays are buffers, numbers and bytes are given as they are. `does` gets copies
 of them and changes the arrays as the kernel does. `open_` says what of a buffer no reference and no two devices need

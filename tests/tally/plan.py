@@ -1,4 +1,4 @@
-"""The order of the work: whatever is done when the time is up is a sample of every kind of kernel.
+"""The order of the work, in which the pieces done so far are always a sample of every kind of kernel.
 
 Modules are in strata: of one corpus, one target, and sizes within a factor of four. In a stratum they're in the
 order of their digests, which is as good as none: the first piece of each, then the second pieces. A piece is the module

@@ -1,4 +1,4 @@
-"""Add up the lines of the tally: a summary to commit, and its tables."""
+"""Summarize the tally's lines: a summary to commit, and its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tally's PTX: four kinds of corpus, each laid out once in the cache as files of PTX.
+"""Fetch or compile the tally's PTX: four kinds of corpus, each stored once in the cache as PTX files.
 
     XDG_CACHE_HOME/gpt-tests/tally/CORPUS/NAME.ptx      the modules
     XDG_CACHE_HOME/gpt-tests/tally/CORPUS/index.json    their contents, once the corpus is complete

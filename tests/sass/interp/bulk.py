@@ -1,7 +1,7 @@
 """Bulk copies between global and shared memory, and the mbarriers that wait for them.
 
 A copy is done where it's issued, so code that forgets to wait isn't caught. An mbarrier's state is kept beside its
-memory: a phase ends when all arrivals and all bytes that it expects have come.
+memory: a phase ends when all expected arrivals and bytes have arrived.
 """
 
 from __future__ import annotations
