@@ -3,7 +3,7 @@
 A module's kernels are launched in turn, once as they are, then with some or all of them woven and loaded alone, their
 tables filled and constants copied as gpt-stream(5) says. The program writes to variables in between; all is queued on
 one stream, and nobody waits before the end. Every result and every variable must be bit-identical. `--assemble`
-stops before the GPU is.
+doesn't use the GPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Kernels of weave.cu are compiled to PTX, woven with the built-in probes and some made to overflow their maps, assembled
 by ptxas and run, each beside the unprobed one on equal inputs. Behind every buffer lies a strip that must stay as it
-was. Nothing but libcuda and a compiler is needed. `--assemble` stops before the GPU is. With `--host` code is made for
+was. Nothing but libcuda and a compiler is needed; `--assemble` doesn't use the GPU. With `--host` code is made for
 the simulated device, whose libcuda.so.1 LD_LIBRARY_PATH must lead to.
 """
 

@@ -5,7 +5,7 @@
 Triton compiles kernels of tests/tally; `gpt-extract --ptx | gpt-ptx-probe | gpt-asm` makes probed cubins of its own;
 each is launched beside the cubin that Triton made, on equal inputs, its maps sized as gpt-stream(5) says from the
 records alone. Bytes of global memory and operations of tensor cores must be what the shapes come to. `--assemble`
-stops before the GPU is.
+doesn't use the GPU.
 """
 
 from __future__ import annotations

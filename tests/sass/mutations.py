@@ -192,7 +192,7 @@ def _set(kind: str, name: str) -> tuple[str, Maker]:
 
 
 def _names(rnd: random.Random, woven: Woven) -> Mutation:
-    """Map a snippet's register to another one, in the declaration alone; often to one that's already used."""
+    """Map a snippet's register to another one, in the declaration alone; often to a register in use."""
     one = _start("a name", woven)
     old = _trampoline(rnd, woven)
     number, part = rnd.choice([(n, part) for n, part in enumerate(old.parts) if isinstance(part, Inserted)])
@@ -278,7 +278,7 @@ def _instead(kind: str, names: tuple[str, ...], words: tuple[int, ...]) -> tuple
 
 
 def _other_slot(rnd: random.Random, woven: Woven) -> Mutation | None:
-    """Save to another place than the one that's loaded again, or beyond the space."""
+    """Save to a place that isn't loaded again, or beyond the space."""
     at = _inserted_named(rnd, woven, "STL", "LDL")
     if at is None:
         return None

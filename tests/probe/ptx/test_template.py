@@ -101,7 +101,7 @@ def test_a_misfit_leaves_nothing_behind():
 def test_the_probes_of_an_exit_share_what_they_compute(tmp_path):
     files = [load_probes(find_probe(name)) for name in ("block_sched", "warp_sched", "gmem_bytes")]
     found = lines(check(kernel("@%p1 ret;\nld.global.u32 %r1, [%rd1];\nret;"), *files, tmp_path=tmp_path))
-    # where a warp saves comes from the kernel's entry, the number of the block, which one of them saves, from the exits
+    # the place where a warp saves is computed at the entry; the block's number, and which thread saves, at the exits
     for shared, times in {"%ctaid.x;": 3, "%tid.z;": 1, "activemask.b32": 2, "%lanemask_lt;": 2}.items():
         assert sum(shared in line for line in found) == times, shared
 
