@@ -6,7 +6,8 @@
 Inserted code must not read a value in flight, must not write a value that's in flight or still being read, and must
 give fixed-latency results some cycles to arrive (stalls.py). ptxas knows the hardware better, so its own code breaks
 these rules. RULES names the allowed exceptions. Any other finding is a mistake in our tables, in control flow, or in
-our model of scoreboards, or a rule that isn't known yet. """
+our model of scoreboards, or a rule that isn't known yet.
+"""
 
 from __future__ import annotations
 
