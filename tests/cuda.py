@@ -103,8 +103,8 @@ def _run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
 def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
     """Compile CUDA C++ to a cubin (`sm_90`), to PTX text (`compute_90`), or with the option `-dlto` to LTO-IR.
 
-    In a process of its own: what NVRTC makes of a source depends on the options of those before it.
-    Raises RuntimeError with the compiler's log.
+    Runs in a process of its own, because NVRTC's output depends on the options of earlier compilations. Raises
+    RuntimeError with the compiler's log.
     """
     given = [*options]
     return keep((source, arch, given, [*_homes()]), lambda: _nvrtc_compile(source, arch, given))

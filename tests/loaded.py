@@ -1,8 +1,8 @@
 """Run our executables in processes that have already imported their modules: imports take most of a short run.
 
-A server, one for each process that tests, imports the package once; for each run it forks a child, which gets its own
-arguments, environment, folder and standard streams, and ends as an executable does. What is not of gpt's Python is not
-run here. Examples of man pages, tests/e2e and some tests of the contract start executables as users do.
+A server, one per test process, imports the package once. For each run it forks a child, which gets its own arguments,
+environment, folder and standard streams, and ends as an executable does. Only gpt's Python runs here. Examples in man
+pages, tests/e2e and some contract tests start executables as users do.
 """
 
 from __future__ import annotations

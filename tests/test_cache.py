@@ -126,7 +126,7 @@ print(hits)
     assert [process.returncode for process in started] == [0] * 4
     assert sum(hits) > 0
     assert all(len(path.name) == 64 for path in tmp_path.iterdir())
-    # Each process may go beyond the limit by what it does not know of the others.
+    # Each process may exceed the limit by the size of the files that it doesn't know of.
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * 200_000
 
 

@@ -1,4 +1,4 @@
-"""What every stage must do, whatever it is for: gpt-stream(5) and gpt(7) as tests, on real processes.
+"""The common behavior of all stages: gpt-stream(5) and gpt(7) as tests, on real processes.
 
 Most are forks of one process that has imported the stages (tests/loaded.py). Executables themselves start where a test
 holds a conversation, sends a signal or looks at the start: closed descriptors, a terminal, --help, --version.
@@ -34,7 +34,7 @@ TAKEN = {  # kinds that are not passed on: an answer replaces them
     "gpt-sass-probe": {"element"},
 }
 
-PASSES = {"gpt-dump"}  # what they do is not in the stream
+PASSES = {"gpt-dump"}  # their results are not in the stream
 
 # For what gpt/stream/stage.py, gpt/stream/wire.py and gpt/base/cli.py do for all stages alike.
 alike = pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What tests/gpu does before it needs a GPU: the scripts on the simulated device, and README's tables."""
+"""The parts of tests/gpu that need no GPU: the scripts on the simulated device, and README's tables."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""JSON lines: whatever a record holds comes back, and what is not a record is refused by its line."""
+"""JSON lines: any record is read back unchanged, and anything else is rejected by its line."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Dependencies point one way: a file imports only from what stands below it in the list of gpt(7), SOURCE TREE."""
+"""Dependencies point one way: a file imports only from files below it in the list of gpt(7), SOURCE TREE."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    tuple(names.split(" , "))  # what stands in one entry is one layer
+    tuple(names.split(" , "))  # one entry is one layer
     for names in re.findall(r"^\.It Pa (gpt/\S+(?: , gpt/\S+)*)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
 ]
 FREE = {"gpt/__init__.py"}

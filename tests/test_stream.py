@@ -35,7 +35,7 @@ def kinds(data):
 
 
 class Dribble(io.RawIOBase):
-    """Gives a few bytes at a time, as a pipe does."""
+    """Gives a few bytes at a time, like a pipe."""
 
     def __init__(self, data, sizes):
         self._data = memoryview(data)

@@ -35,7 +35,7 @@ def warp(address, size=4, clock=5, lanes=32):
     ("accesses", "least", "passes"),
     [
         (warp(lambda lane: 4 * lane), 1, 1),
-        (warp(lambda lane: 64), 1, 1),  # one word for all
+        (warp(lambda lane: 64), 1, 1),  # one word for all lanes
         (warp(lambda lane: lane, 1), 1, 1),
         (warp(lambda lane: 8 * lane), 1, 2),
         (warp(lambda lane: 128 * lane), 1, 32),

@@ -122,7 +122,7 @@ def test_far_below_both_roofs_a_kernel_is_bound_by_latency():
     assert bounds == {("memory", 9.9): "latency", ("memory", 10.1): "memory", ("compute", 9.9): "latency",
                       ("compute", 10.1): "compute"}  # fmt: skip
     (row,) = ask("roofline", trace(moved(100), computed(100)), args=PEAKS).rows["kernels"]
-    assert row["bound"] == "memory"  # in no time that is known
+    assert row["bound"] == "memory"  # the time isn't known
 
 
 def test_more_bytes_than_the_memory_has_are_of_caches():

@@ -2,12 +2,11 @@
 
     python -m tests.bench.analyze [--calls N] [--events]
 
-Eight threads take turns chunk by chunk, with the mix of calls of a PyTorch decode loop: launches, queries of the
-driver, some copies and waits, 27 functions and 200 kernels in all. Beside the summary stands what reading alone
-takes (every record of the same file, not looked at), so that the figure shows what of it is analysis; and what jq and
-pandas take for count and time of each function, from the JSON lines that `events` makes of a tenth of the calls.
-`export` writes all that these calls say to a database, `sqlite` five columns of the JSON lines.
-The exit status is 1 if a bound was missed.
+Eight threads write chunks in turn, with the call mix of a PyTorch decode loop: launches, driver queries, some copies
+and waits, 27 functions and 200 kernels in all. For comparison, the table has the time of reading alone (every record of
+the same file, without analysis), and the time that jq and pandas take to compute count and time per function, from the
+JSON lines that `events` makes of a tenth of the calls. `export` writes all data of these calls to a database, `sqlite`
+five columns of the JSON lines. The exit status is 1 if a bound was missed.
 """
 
 from __future__ import annotations

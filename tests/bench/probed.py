@@ -2,10 +2,10 @@
 
     python -m tests.bench.probed [--before RUNTIME] [--rounds N]
 
-RUNTIME is the gpt/_runtime of an older build, measured by turns with this one. The device is the simulated one and
-runs no kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a
-synchronization, which isn't timed; a round's figure is the median of its bursts. Printed are the
-median round's and the lowest. One program launches a module's function, the other one a library's kernel.
+RUNTIME is the gpt/_runtime of an older build, measured interleaved with this one. The device is simulated and runs no
+kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a synchronization that
+isn't timed; a round's figure is the median of its bursts. The median and the lowest round are printed. One program
+launches a module's function, the other one a library's kernel.
 """
 
 from __future__ import annotations

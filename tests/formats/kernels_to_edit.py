@@ -1,4 +1,4 @@
-"""Kernels whose cubins tests edit, compiled by ptxas of CUDA 13 and 12, and what nvdisasm says of a cubin."""
+"""Kernels whose cubins are edited by tests, compiled by ptxas of CUDA 13 and 12, and nvdisasm's listing of a cubin."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The files that the tests of formats, patch and stages read and rewrite, each built once a session.
 
-`@sample` names a function that builds one; the fixture `sample` (tests/conftest.py) builds it where it is asked
-for. Host code is real: what a patched library still does is seen by loading and calling it.
+`@sample` names a function that builds one; the fixture `sample` (tests/conftest.py) builds it on request. Host code is
+real, so a patched library is tested by loading and calling it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ extern "C" __global__ void indirect(int *x, int n) { *x = table[n](*x); }
 extern "C" __global__ void apart(int *x) { *x = 9; }
 """
 
-ARCHS = {  # what each source is compiled for
+ARCHS = {  # targets of each source
     ONE: ("sm_75", "sm_80", "sm_90", "compute_90"),
     MANY: ("sm_75", "sm_90", "compute_90"),
     VARIABLES: ("sm_75", "sm_90"),

@@ -1,4 +1,4 @@
-"""Damaged cubins are edited or refused, whatever their numbers are, in plain words and no more time than sound ones."""
+"""Damaged cubins are edited or rejected, with a plain message and in no more time than sound ones."""
 
 import random
 import struct

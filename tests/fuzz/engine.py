@@ -1,8 +1,8 @@
 """Run a target over mutated inputs in a process of its own, with limits on time and memory.
 
-What an input may lead to is the target's to say: its `run` returns, or raises. Input number n of a seed is always the
-same unless coverage guides it (`guided`). Then one input in SAMPLE runs under a tracer, and an input that reaches
-new lines of gpt/ becomes a parent of others. Every failure is saved, with the traceback beside it, once for each place.
+The target decides which results are allowed: its `run` returns, or raises. Input number n of a seed is always the same
+unless coverage guides it (`guided`). In that case one input in SAMPLE runs under a tracer, and an input that reaches
+new lines of gpt/ becomes a parent of others. Every failure is saved with its traceback, once per place.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python tests/gpu/collectives.py [late|turns|sizes ...]
 
-Each is a program of PyTorch under torchrun, with NCCL, on two GPUs of one host, recorded with --gpu-time: its kernels
-come without PTX, so no probe goes into them. `late`: rank 1 spins LATE us on its GPU before each all-reduce, so rank 0
-waits that long for it. `turns`: the ranks are late in turns, by different times. `sizes`: nobody is late; transfer is
-held against what CUDA events say of the same all-reduces.
+Each program runs PyTorch under torchrun, with NCCL, on two GPUs of one host, recorded with --gpu-time: its kernels have
+no PTX, so they get no probes. `late`: rank 1 spins LATE us on its GPU before each all-reduce, so rank 0 waits that long
+for it. `turns`: the ranks are late alternately, by different times. `sizes`: no rank is late; transfer is compared with
+CUDA events around the same all-reduces.
 
 On one GPU, which the ranks share, it only prints: their kernels take turns, so all of them are late.
 

@@ -3,10 +3,10 @@
     python3 tests/gpu/containers.py [--seconds 560] [--results FILE] [--device sim]
 
 Run by hand where torch is installed. tests/gpu/operations.py (cuFFT, cuBLASLt, cuSPARSELt, cuSPARSE, cuDNN, cuSOLVER)
-is run twice under gpt-hook; what differs between the two is not compared. Then its libraries are slimmed with --scan:
-to what the device could run at all (`arch`), to the elements used, and to the kernels used; each set is run in place
-of the installed ones, lazily and eagerly loaded. Raw figures go to GPT_GPU_OUT/containers.json: each library's
-size and its bytes on disk, cuts outside of the usual sections, and which images came from memory.
+is run twice under gpt-hook; results that differ between the two runs aren't compared. Then its libraries are slimmed
+with --scan: to the code that the device could run (`arch`), to the used elements, and to the used kernels. Each set is
+run in place of the installed ones, lazily and eagerly loaded. Raw figures go to GPT_GPU_OUT/containers.json: each
+library's size and its bytes on disk, cuts outside the usual sections, and which images came from memory.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def main(words: list[str] | None = None) -> int:
         bench = Bench(Path(temporary), args.seconds, args.device, results.parent)
         if args.device == "sim":
             COMMAND.append("cpu")
-            os.environ["GPT_SIM_RUN"] = "none"  # what its libraries hold is cubins
+            os.environ["GPT_SIM_RUN"] = "none"  # its libraries have only cubins
         try:
             check(bench, row)
         except (OutOfTime, RuntimeError) as error:

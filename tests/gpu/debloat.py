@@ -2,10 +2,10 @@
 
     python3 tests/gpu/debloat.py [--seconds 560] [--rounds 3] [--quick] [mlp generate resnet train compile jax apply]
 
-Run by hand where torch is installed. For each workload: recorded once; its libraries slimmed by whole elements (what
-Negativa-ML does), by kernels that are zeroed, and by kernels that are dropped, wherever they lie (--scan); each set
-run in place of the installed ones (gpt-hook --replace), lazily and eagerly loaded, by turns with the original, against
-whose output it is held; last gpt-debloat --check, which starts anew. `apply` does the same to a copy of the environment
+Run by hand where torch is installed. Each workload is recorded once. Its libraries are slimmed by whole elements (as
+Negativa-ML does), by zeroing kernels, and by dropping kernels wherever they are (--scan). Each set runs in place of the
+installed ones (gpt-hook --replace), lazily and eagerly loaded, interleaved with the original, and its output is
+compared with the original's. Last, gpt-debloat --check starts anew. `apply` does the same to a copy of the environment
 in place, and undoes it (tests/gpu/inplace.py).
 
 After every step the results go to GPT_GPU_OUT/debloat.json. They replace the rows of that workload; rows of other
@@ -50,8 +50,8 @@ KINDS = {  # options of gpt-extract, gpt-locate and gpt-patch
     "drop": ("--scan", "--granularity kernel", "--kernels drop"),
 }
 
-# torch.compile's results are kept between runs of the original and of the others: this measures libraries,
-# not the compiler. gpt-debloat --check compiles anew, before and after.
+# torch.compile's results are kept between runs of the original and the other sets, because this measures libraries, not
+# the compiler. gpt-debloat --check compiles again, before and after.
 ANEW = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
 Facts = dict[str, Any]

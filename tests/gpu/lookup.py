@@ -49,7 +49,7 @@ for path in sys.argv[1:]:
 """
 
 
-# The same of a module that the driver links: what it makes of it has no PTX.
+# The same with a module linked by the driver, whose output has no PTX.
 LINKED = PROGRAM.replace(
     "    ok(cuda.cuModuleLoadData(ctypes.byref(module), text))\n",
     "    state, image = ctypes.c_void_p(), ctypes.c_void_p()\n"

@@ -2,8 +2,8 @@
 
     python tests/gpu/operations.py [cuda|cpu]
 
-Prints a line for each operation: its name and a digest of all bytes of its result, or the error. On standard error
-comes what the process used, as from workload.py. Inputs are from fixed seeds.
+Prints a line for each operation: its name and a digest of all bytes of its result, or the error. Standard error gets
+the resources that the process used, as in workload.py. Inputs come from fixed seeds.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ div.u64 %{name}_part, %{name}_part, %{name}_active;
 add.u64 %{name}_groups, %{name}_groups, %{name}_part;"""
 '''
 
-# What counter of the hardware is what a probe counts: the first of these that there is.
+# The hardware counter for each of a probe's counts: the first of these that exists.
 COUNTERS = {
     "loads_groups": ("smsp__sass_inst_executed_op_global_ld", "smsp__inst_executed_op_global_ld"),
     "stores_groups": ("smsp__sass_inst_executed_op_global_st", "smsp__inst_executed_op_global_st"),

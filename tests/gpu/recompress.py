@@ -2,10 +2,10 @@
 
     python tests/gpu/recompress.py [--rounds N] [--arch SM] [--packages DIR] [--dry-run] [WHEEL ...]
 
-Builds recompress.cu for two architectures, once packed with LZ4 and once not packed at all, packs each again at level
-19, with all of its code and with this GPU's alone, and runs all six in processes of their own, with eager and with
-lazy loading in turns. Prints the size, the median times of the first call (which makes the context and loads) and of
-the second, and the sum that came out. Fails unless that's the same everywhere.
+Builds recompress.cu for two architectures, packed with LZ4 and unpacked. Packs each again at level 19, with all of its
+code and with this GPU's alone, and runs all six in processes of their own, with eager and lazy loading interleaved.
+Prints the size, the median times of the first call (which makes the context and loads) and of the second, and the
+resulting sum. Fails unless the sum is the same everywhere.
 
 With the paths of wheels, which wheel_uses has scripts for, it does the same with these instead (wheels.py): as shipped,
 recompressed, for the architecture of this GPU, and both. --packages is a folder with the wheels that they need, if this

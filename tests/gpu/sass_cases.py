@@ -40,7 +40,7 @@ def region(barrier: int, inside: Code) -> Code:
 
 
 def collective(mask: int, result: int) -> Code:
-    """Write what ptxas makes of a vote under a mask where a warp may be split."""
+    """Write ptxas's code for a vote under a mask where a warp may be split."""
     return [
         op("WARPSYNC.COLLECTIVE", "after", a=mask),
         op("VOTE.ANY", d=result),

@@ -1,7 +1,7 @@
 """Compare slimmed runtime programs with the original on a real GPU, in every mode, lazily and eagerly loaded.
 
-Run by tests/gpu/run.sh. It needs nvcc (with a C++ compiler) on PATH and a GPU; torch where it is installed.
-Also settles what the driver does in cases that the formats leave open (printed as facts).
+Run by tests/gpu/run.sh. Needs nvcc (with a C++ compiler) on PATH and a GPU; uses torch if it's installed. Also
+determines the driver's behavior in cases that the formats leave open (printed as facts).
 """
 
 from __future__ import annotations

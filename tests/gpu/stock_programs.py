@@ -1,7 +1,7 @@
 """Ten small programs for stock PyTorch: `python tests/gpu/stock_programs.py [NAME ...]`.
 
 Prints a line for each: its name, a digest of its results, and the seconds of a second and later runs of its loop. Sizes
-are small, since what counts is which kernels run.
+are small, because only the choice of kernels matters.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def measure(way: str, probe: str | Path, program: Path, folder: Path, output: st
 
 
 def main() -> int:
-    """Print each warp's wait beside the known one; return 1 if the probe is wrong."""
+    """Print each warp's wait and the known one; return 1 if the probe is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpt-wait-") as name:
         folder = Path(name)

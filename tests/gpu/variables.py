@@ -1,9 +1,9 @@
 """Check that woven kernels and the other kernels in a module see each other's writes to variables, on a real GPU.
 
-A module's kernels are launched in turn, once as they are, then with some or all of them woven and loaded alone, their
-tables filled and constants copied as gpt-stream(5) says. The program writes to variables in between; all is queued on
-one stream, and nobody waits before the end. Every result and every variable must be bit-identical. `--assemble`
-doesn't use the GPU.
+A module's kernels are launched in turn, first unchanged, then with some or all of them woven and loaded alone, with
+their tables filled and constants copied as in gpt-stream(5). The program writes to variables in between. Everything is
+queued on one stream, and nothing waits before the end. Every result and every variable must be bit-identical.
+`--assemble` doesn't use the GPU.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python3 tests/gpu/weave_triton.py [--assemble]
 
-Triton compiles kernels of tests/tally; `gpt-extract --ptx | gpt-ptx-probe | gpt-asm` makes probed cubins of its own;
-each is launched beside the cubin that Triton made, on equal inputs, its maps sized as gpt-stream(5) says from the
-records alone. Bytes of global memory and operations of tensor cores must be what the shapes come to. `--assemble`
-doesn't use the GPU.
+Triton compiles kernels of tests/tally; `gpt-extract --ptx | gpt-ptx-probe | gpt-asm` makes probed cubins. Each is
+launched on the same inputs as Triton's own cubin, with its maps sized from the records alone, as in gpt-stream(5).
+Global memory bytes and tensor core operations must equal the closed forms for the shapes. `--assemble` doesn't use the
+GPU.
 """
 
 from __future__ import annotations

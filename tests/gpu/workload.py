@@ -1,9 +1,9 @@
 """Workloads for tests/gpu/debloat.py, which slims libraries for them: `python tests/gpu/workload.py NAME [cuda|cpu]`.
 
 Each is a function in a module beside this file, from a device's name to the text to print. Standard output gets that
-text, from fixed seeds; standard error one line of JSON: `seconds` from the start, imports included; in bytes
-`resident`, the most host memory that was resident; `mapped`, what of it is mapped from files at the end; `gpu`, the
-GPU's memory in use at the end, when all modules are loaded and the allocators still hold what they took.
+text, from fixed seeds; standard error one line of JSON: `seconds` from the start, imports included; in bytes,
+`resident`, the peak resident host memory; `mapped`, the part of it that's mapped from files at the end; `gpu`, the
+GPU's memory in use at the end, when all modules are loaded and the allocators still hold their memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def gpu_bytes() -> int:
 
 
 def facts(seconds: float, device: str) -> dict[str, float]:
-    """Return what the process has used so far."""
+    """Return the resources that the process has used so far."""
     status = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith(("VmHWM", "RssFile")))
     kib = {key: int(value.split()[0]) for key, value in status.items()}
     gpu = gpu_bytes() if device == "cuda" else 0

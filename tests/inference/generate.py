@@ -3,8 +3,8 @@
     gpt-trace -- python generate.py [--tokens 20] [--prompt "3 14 15"]
     gpt-trace -- python generate.py --torch     # the same model in PyTorch, on a GPU
 
-Without --torch it needs nothing but libcuda.so.1. Weights are random, so what it says is nonsense, but always the same:
-its last line are the tokens. A step is 22 launches and a copy of the token to the host.
+Without --torch it needs only libcuda.so.1. Weights are random, so its output is nonsense, but always the same: the last
+line lists the tokens. A step is 22 launches and a copy of the token to the host.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def make_weights():
 
 
 class Driver:
-    """The CUDA driver: its functions as methods, each of which raises what it returns."""
+    """The CUDA driver: its functions are methods that raise their errors."""
 
     def __init__(self):
         self._library = ctypes.CDLL("libcuda.so.1")

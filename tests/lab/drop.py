@@ -3,11 +3,10 @@
     python tests/lab/drop.py build DIR     # anywhere: compiles, and cuts by the stages in each codec and mode
     python3 tests/lab/drop.py run DIR      # on the GPU (sm_90): Python's standard library and libcuda, nothing else
 
-Without arguments both. Every case is loaded in a process of its own, lazily and eagerly.
-The kernels that stay must leave the bytes in memory that the original's leave; a dropped kernel must not be
-found; a zeroed one must fail when it's launched. For the large case also the time to load and the device
-memory that a loaded module takes, which dropping is for, beside the original's.
-Measured once: docs/figures/gpu/drop-h200.tsv.
+Without arguments it does both. Every case is loaded in a process of its own, lazily and eagerly. Kept kernels must
+leave the same bytes in memory as the original's; a dropped kernel must not be found; a zeroed one must fail when it's
+launched. For the large case, the load time and the device memory of a loaded module, which dropping should reduce, are
+compared with the original's. Measured once: docs/figures/gpu/drop-h200.tsv.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The man pages against what they describe: options against --help, kinds against gpt/stream/records.py, and every
 example is run as a reader would type it, and must print the text below it.
 
-In an example a line that begins with `$ ` is a command, which goes on where a line ends with `|` or `\\` or inside of
-a quotation, and the lines below are its output. There `...` stands for anything, and numbers need not be the same:
-they depend on the compiler. `$ cat FILE` of a file that is not there makes it, with the lines below as its content.
+In an example, a line that begins with `$ ` is a command, which continues if a line ends with `|` or `\\` or inside a
+quotation, and the lines below are its output. In the output, `...` stands for anything, and numbers may differ, because
+they depend on the compiler. `$ cat FILE` of a missing file creates it, with the lines below as its contents.
 """
 
 import fcntl

@@ -15,8 +15,8 @@ from tests.runtime.probing import CLIENT, PTX, kept
 KINDS = "paced", "bursts", "streams", "graph"
 LATE = 200_000_000  # ns
 
-# Nobody waits for the GPU. After its launches, a stream writes their number to host memory, and a second thread notes
-# when it saw it there.
+# Nothing waits for the GPU. After its launches, a stream writes their number to host memory, and a second thread notes
+# when the number arrives.
 ENDLESS = (
     "#include <fcntl.h>\n#include <pthread.h>\n#include <sys/mman.h>\n"
     + CLIENT

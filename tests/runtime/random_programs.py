@@ -24,7 +24,7 @@ COUNT, MOST = 4096, 64
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch as the script has it, in the order of its lines; what it reads and writes if that is known."""
+    """A launch in the order of the script's lines; what it reads and writes, if known."""
 
     line: int
     name: str

@@ -42,7 +42,7 @@ class Mutation:
         return not same or any(getattr(now, name) != value for name, value in self.facts.items())
 
     def find(self) -> list[Finding]:
-        """Return what the checker says."""
+        """Return the checker's findings."""
         old = self.woven.new
         table = old.kernel.code.table
         try:

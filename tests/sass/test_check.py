@@ -1,4 +1,4 @@
-"""The checker: it proves what the tests' weaver makes, and finds what's wrong with anything else."""
+"""The checker: it proves the code of the tests' weaver, and finds the faults in anything else."""
 
 from dataclasses import replace
 

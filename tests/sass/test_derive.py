@@ -30,7 +30,7 @@ def compiled(arch):
     return Oracle(nvdisasm, target, cubin[:64]), list(iter_code(cubin))
 
 
-# What `make test` has of it: facts, single words and fields, below, and what test_tables.py holds of each table.
+# The part that `make test` runs: facts, single words and fields, below, and test_tables.py's tests of each table.
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""The face of a machine instruction is the PTX instruction that ptxas made it of, and what nvdisasm says it is."""
+"""The face of a machine instruction matches the PTX instruction that ptxas compiled and nvdisasm's output."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A small weaver, to have kernels for the checker to prove. It isn't economical: each place gets a trampoline.
+"""A small weaver that makes kernels for the checker to prove. It isn't economical: each place gets a trampoline.
 
     woven = weave(image, "reduce", [Place(12, before=[Use("leader")])], compiled_snippets())
     woven.original, woven.new, woven.declaration         what check() takes

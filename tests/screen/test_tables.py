@@ -1,4 +1,4 @@
-"""Tables: whatever a record holds, a row is a line that fits, or the record is named as what cannot be shown."""
+"""Tables: every record, whatever it holds, becomes a line that fits or is reported as impossible to show."""
 
 import itertools
 import random

@@ -18,7 +18,7 @@ from tests import loaded
 
 MIB = 1 << 20
 
-# Starts the command from a small process: what a child has resident is counted from its parent's on.
+# Starts the command from a small process, because a child's resident size includes its parent's.
 LAUNCH = """
 import os, sys
 pid = os.fork()

@@ -1,5 +1,4 @@
-"""Every built-in probe woven into the kernels of launches.py: results stay as they were, and what probes count is what
-the sources do.
+"""Every built-in probe woven into the kernels of launches.py: results don't change, and probe counts match the sources.
 
 The text of a kernel without branches shows what it executes, once per thread; for the others a launch has totals in
 `counts`: bytes `read` and `written`, `loads` and `accesses` of global memory by lanes, `waits` of each warp at

@@ -1,5 +1,5 @@
-"""Viewers that timelines are made for, in headless Chromium: Perfetto's UI, whose trace processor answers SQL, and the
-page of chrome://tracing. They come from a wheel on PyPI (tests/packages.py), which is fetched when it is asked for.
+"""Viewers of timelines in headless Chromium: Perfetto's UI, whose trace processor answers SQL, and the page of
+chrome://tracing. They come from a wheel on PyPI (tests/packages.py), which is fetched on demand.
 """
 
 import json

@@ -47,7 +47,7 @@ position = "ld.global:st.global"
 datamodel = "thread:16:count"
 before = "SAVE.u64 {CLOCK, ADDR};"
 """
-# As the compiler of the second generation writes what it makes of Python: SAVE has no semicolon, types a first value.
+# As written by the second generation's compiler of Python: SAVE has no semicolon, types have a first value.
 COMPILED = """regs = 5
 CALLBACK = "block_sched_callback.py"
 dynamic = true

@@ -1,7 +1,7 @@
 """Traces as long as wanted: calls of several threads with their GPU times, ranges, ioctls, and launches with probes.
 
-A file is written as gpt-hook writes it, a chunk a thread in turn. Time stamps are ns, so that what each row says can be
-found from its number.
+A file is written like gpt-hook's, with chunks from each thread in turn. Time stamps are ns, so that each row's contents
+follow from its number.
 """
 
 from __future__ import annotations

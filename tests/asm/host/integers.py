@@ -1,5 +1,5 @@
-"""Integer instructions by Python's exact arithmetic. What PTX leaves open (a division by zero) is what
-gpt/asm/host/integer.py says.
+"""Integer instructions in Python's exact arithmetic. Where PTX leaves a result open (a division by zero), it's the one
+from gpt/asm/host/integer.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def highest(a: int) -> int:
 def find_nth(mask: int, base: int, offset: int) -> int:
     if offset == 0:
         return base if base < 32 and mask >> base & 1 else -1
-    if offset == -(1 << 31):  # what an H200 makes of it
+    if offset == -(1 << 31):  # an H200's result
         return 0
     found = range(base, 32) if offset > 0 else range(min(base, 31), -1, -1) if base < 32 else ()
     set_ = [i for i in found if mask >> i & 1]
@@ -187,7 +187,7 @@ def scalar_video(does, opcode: str, d: str, a: str, b: str, saturates: bool, par
 
 
 def shift_video(left: bool, clamp: bool):
-    """Return what vshl or vshr makes of two operands, in 64 bits."""
+    """Return the result of vshl or vshr for two operands, in 64 bits."""
 
     def made(x: int, y: int) -> int:
         count = min(y, 32) if clamp else y & 31
@@ -197,7 +197,7 @@ def shift_video(left: bool, clamp: bool):
 
 
 def mad_video(a: str, b: str, minus: str, more: int, saturates: bool, shift: int, parts: tuple[str, str]):
-    """Return what ptxas's code for vmad does: `minus` says which operands are negated."""
+    """Return the result of ptxas's code for vmad: `minus` says which operands are negated."""
 
     def made(x: int, y: int, c: int) -> int:
         signed = "s32" in (a, b) or bool(minus)

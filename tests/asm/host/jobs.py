@@ -1,6 +1,6 @@
 """Launches described as data, which a separate process makes on a real GPU or the simulated device.
 
-A launch that breaks the context, or the process, gets an error as its answer; later launches run in a new process.
+A launch that breaks the context or the process is answered with an error; later launches run in a new process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def answers(
 ) -> list[Answer]:
     """Run jobs on the first device of libcuda.so.1, or of the one in the folder `library`.
 
-    `patience` is seconds for all jobs that one process runs, `before` what stands before its command.
+    `patience` is the time limit in seconds for all jobs in one process, `before` a prefix of its command.
     """
     env = dict(env)
     if library:

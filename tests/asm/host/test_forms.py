@@ -56,7 +56,7 @@ def ptxas():
 
 
 def differences(lines: list[str], ptxas: str, target: str, version: str, folder) -> list[str]:
-    """List the lines on which the two disagree, with what each says."""
+    """List the lines on which the two disagree, with the message from each."""
     found = []
     both = zip(
         lines, forms.theirs(lines, ptxas, target, version, folder), forms.ours(lines, target, version), strict=True

@@ -1,4 +1,6 @@
-"""Random straight-line programs of mixed instructions compute on the simulated device what exact arithmetic does."""
+"""Random straight-line programs of mixed instructions give the same results on the simulated device as exact
+arithmetic.
+"""
 
 from __future__ import annotations
 

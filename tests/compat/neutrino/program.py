@@ -1,7 +1,7 @@
 """A program like in Neutrino's notebooks, for the simulated device: `attn` copies memory, `distribution` fills it.
 
 program.py [HOW ...]    fork: a child does the same; status=N; kill; pause; TensorTrace: below it;
-                        linked: the driver links the code first, as numba-cuda has it done
+                        linked: the driver links the code first, as with numba-cuda
 """
 
 from __future__ import annotations

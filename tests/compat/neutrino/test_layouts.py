@@ -1,9 +1,8 @@
 """Neutrino's own analyses read gpt-neutrino's folders correctly: a table of their layouts, applied to our results.
 
-Neutrino's scripts can't be here, so what matters of each is restated: the form of a record, and which units have one.
-The first generation reads eight numbers, then `QQ` for each section, and then records one after the other, without a
-look at what the sections say. The second reads `IIQ` for each, goes to the offset, and divides by the bytes of a
-record.
+Neutrino's scripts can't be included, so their essentials are restated: the form of a record, and which units have one.
+The first generation reads eight numbers, then `QQ` per section, and then consecutive records, ignoring the sections'
+contents. The second reads `IIQ` per section, seeks to the offset, and divides by the bytes of a record.
 """
 
 import struct
@@ -123,7 +122,7 @@ def test_results_are_read_right(name, layout, second, threads, tmp_path):
     assert [len(block) for block in records] == [threads // layout.divide] * 2 and sections[0].offset == 48
 
 
-SUMS = {  # what an analysis of ours says, of what the script reads
+SUMS = {  # an analysis of ours, applied to what the script reads
     "gmem_bytes": (GmemBytes, "gmem_bytes:{}", lambda found: sum(map(sum, found))),
     "tensorop_count": (
         TensoropCount,

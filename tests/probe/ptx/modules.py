@@ -22,7 +22,7 @@ REGISTERS = """
 
 @dataclass(frozen=True)
 class Feature:
-    """`declared` stands before the kernels that use it, `body` in these, `after` at the end of the module."""
+    """`declared` precedes the kernels that use it, `body` is in these kernels, and `after` at the end of the module."""
 
     declared: str = ""
     body: str = ""
