@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpt.analyze.lib import base
 from gpt.analyze.lib.answer import Answers, Column, Record, Rows, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
+from gpt.base.options import Option
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
     from gpt.analyze.lib.questions import InferenceFacts
+    from gpt.analyze.lib.slowest import SlowCall, SlowestCalls
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
     from gpt.trace.process import Process
@@ -74,11 +76,14 @@ class Summary:
 
     streams = True
 
-    def __init__(self) -> None:
+    def __init__(self, top: int | None = None) -> None:
         from gpt.analyze.lib.totals import Totals
-        from gpt.trace.kinds import COVERED, RUNS
+        from gpt.trace.kinds import COVERED, RANGES, RUNS
 
-        self.kinds = RUNS | COVERED
+        self._top = top
+        self.kinds = RUNS | COVERED | (RANGES if top else frozenset())
+        self.drains = top is not None
+        self._slowest: list[SlowCall] = []  # of ended processes
         self._done = Totals()  # processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
         self._facts: list[InferenceFacts] = []  # facts about ended processes
@@ -88,9 +93,16 @@ class Summary:
         """Add up the rows that a process has collected."""
         from gpt.analyze.lib.totals import ProcessTotals
 
-        current = self._open.pop(process, None) or ProcessTotals(process)
+        current = self._open.pop(process, None) or ProcessTotals(process, self._make_slowest(process))
         current.take()
+        if current.slowest:
+            current.slowest.take_ranges()
         self._open[process] = current  # gone if its rows make no sense: it doesn't count
+
+    def _make_slowest(self, process: Process) -> SlowestCalls | None:
+        from gpt.analyze.lib.slowest import SlowestCalls
+
+        return SlowestCalls(process, self._top) if self._top else None
 
     def end(self, process: Process) -> None:
         """Add the sums of a process that has ended."""
@@ -100,12 +112,22 @@ class Summary:
             self._facts.append(make_facts(current))
             self._done.merge(current.named())
             self._processes.append(_process_row(current))
+            self._slowest = self._keep_slowest(_iter_slowest([current]))
+
+    def _keep_slowest(self, more: Iterable[SlowCall]) -> list[SlowCall]:
+        """Return the slowest of the calls of ended processes, and of more calls."""
+        if not self._top:
+            return []
+        from gpt.analyze.lib.slowest import keep_slowest
+
+        return keep_slowest([*self._slowest, *more], self._top)
 
     def merge(self, other: Summary) -> None:
         """Merge a summary of later traces."""
         self._facts += other._facts
         self._done.merge(other._done)
         self._processes += other._processes
+        self._slowest = self._keep_slowest(other._slowest)
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """Return what to say if there are no calls."""
@@ -124,6 +146,10 @@ class Summary:
         yield _make_processes(processes)
         if totals.functions:
             yield _make_functions(totals)
+        if slowest := self._keep_slowest(_iter_slowest(self._open.values())):
+            from gpt.analyze.lib.slowest import answer_slowest
+
+            yield answer_slowest(slowest, [header for header, _ in processes])
         if copies := list(_iter_copies(totals)):
             yield make_answer("copies", COPIES, copies)
         verdict = [
@@ -141,6 +167,12 @@ class Summary:
         yield from totals.coverage.answer()
         if facts := [*self._facts, *map(make_facts, self._open.values())]:
             yield from answer_questions(totals, facts)
+
+
+def _iter_slowest(processes: Iterable[ProcessTotals]) -> Iterator[SlowCall]:
+    for one in processes:
+        if one.slowest:
+            yield from one.slowest.close(one.last)
 
 
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
@@ -270,4 +302,9 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
         yield f"{human_time(time)} of the GPU time went to {launches}: {fact}"
 
 
-ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)
+OPTIONS: dict[str, Any] = {
+    "top": Annotated[
+        int | None, Option("--top", metavar="NUMBER", min=1, max=1000, help="List this many of the slowest calls, too.")
+    ],
+}
+ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS)

@@ -326,6 +326,36 @@ def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
     assert found["processes"][0]["calls"] == 1
 
 
+def test_the_slowest_calls_have_a_time_a_place_and_ranges():
+    """Two processes, the second one 50 ns later. Calls that did not return, and ioctls, aren't listed."""
+    pushed = (1, "step", 10, None), (2, "fwd", 100, "app"), (3, "late", 400, None)
+    ranges = [records.make("range", type="push", id=id_, thread=1, name=name, start=start, domain=domain)
+              for id_, name, start, domain in pushed]  # fmt: skip
+    ends = [records.make("range_end", id=id_, thread=1, end=end) for id_, end in ((2, 200), (1, 300), (3, 500))]
+    ioctl = {"kind": "ioctl", "thread": 1, "device": "/dev/nvidiactl", "request": 1, "name": "X", "start": 5,
+             "duration": 10**6}  # fmt: skip
+    kernel = records.make("function", id=7, name="_Z1kv")
+    launched = forge.calls([forge.launch(150, 90, 4, 7), forge.launch(310, 20, 4, 7)], forge.LAUNCH)
+    moved = forge.calls([(250, 80, 2, 1, 0, 0, 4096, 0), (260, 0, 2, 0, 0, 0, 64, 0)], forge.MEMORY)
+    elsewhere = forge.calls([(n, n, 1, 0) for n in range(1, 60)], thread=2)
+    first = forge.trace(*APIS, kernel, *ranges, launched, moved, elsewhere, ioctl, *ends, pid=1)
+    second = forge.trace(*APIS, forge.calls([(30, 85, 5, 0)], thread=3), pid=2, realtime=10**18 + 50)
+    found = ask("summary", first, second, args=("--top", 4))
+    keys = ("name", "took", "start", "pid", "thread", "kernel", "bytes", "ranges", "result")
+    assert [tuple(row.get(key) for key in keys) for row in found.rows["slowest"]] == [
+        ("cuLaunchKernel", 90, 150, 1, 1, "_Z1kv", None, "step/app: fwd", 0),
+        ("cuStreamSynchronize", 85, 80, 2, 3, None, None, None, 0),
+        ("cuMemcpyHtoD", 80, 250, 1, 1, None, 4096, "step", 1),
+        ("cuMemAlloc", 59, 59, 1, 2, None, None, None, 0),
+    ]
+    assert "slowest" not in ask("summary", first).rows
+    many = [forge.calls([(1000 * batch + n, (7 * n) % 1000 + 100, 1, 0) for n in range(999)]) for batch in range(3)]
+    rows = ask("summary", forge.trace(*APIS, *many), args=("--top", 5)).rows["slowest"]
+    assert [(row["took"], row["start"]) for row in rows] == [
+        (1099, 857), (1099, 1857), (1099, 2857), (1098, 714), (1098, 1714),
+    ]  # fmt: skip
+
+
 def test_names_that_come_late_or_never():
     found = summed(forge.trace(forge.calls([(5, 8, 1, 0), (6, 2, 77, 0)]), APIS[0]))
     assert set(functions(found)) == {"cuMemAlloc", "#77"}
