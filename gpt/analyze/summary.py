@@ -10,6 +10,7 @@ from gpt.analyze.lib import base
 from gpt.analyze.lib.answer import Answers, Column, Record, Rows, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
+from gpt.base import cli
 from gpt.base.options import Option
 from gpt.screen.units import amount, human_time
 
@@ -67,6 +68,7 @@ KERNELS = (
     Column("captured", "u64", shown="any"),
 )
 MUCH = 0.05  # share of the time on the GPU that is worth a line
+IOCTL = "ioctl"  # the type of requests to the Linux kernel, which are parts of calls
 GRAPHS = "graph", "launch"  # type and op of functions that launch them
 TOP = 30  # kernels that tables show
 
@@ -76,11 +78,11 @@ class Summary:
 
     streams = True
 
-    def __init__(self, top: int | None = None) -> None:
+    def __init__(self, top: int | None = None, verbose: bool = False) -> None:
         from gpt.analyze.lib.totals import Totals
         from gpt.trace.kinds import COVERED, RANGES, RUNS
 
-        self._top = top
+        self._top, self._verbose = top, verbose
         self.kinds = RUNS | COVERED | (RANGES if top else frozenset())
         self.drains = top is not None
         self._slowest: list[SlowCall] = []  # of ended processes
@@ -145,7 +147,7 @@ class Summary:
             processes.append(_process_row(current))
         yield _make_processes(processes)
         if totals.functions:
-            yield _make_functions(totals)
+            yield _make_functions(totals, self._verbose)
         if slowest := self._keep_slowest(_iter_slowest(self._open.values())):
             from gpt.analyze.lib.slowest import answer_slowest
 
@@ -166,7 +168,7 @@ class Summary:
             yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
         yield from totals.coverage.answer()
         if facts := [*self._facts, *map(make_facts, self._open.values())]:
-            yield from answer_questions(totals, facts)
+            yield from answer_questions(totals, facts, self._verbose)
 
 
 def _iter_slowest(processes: Iterable[ProcessTotals]) -> Iterator[SlowCall]:
@@ -192,9 +194,10 @@ def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
     return make_answer("processes", PROCESSES, rows, verdict)
 
 
-def _make_functions(totals: Totals) -> Record:
-    """Return each type, longest time first, followed by its functions."""
+def _make_functions(totals: Totals, verbose: bool) -> Record:
+    """Return each type, longest time first, followed by its functions; ioctls only if it's `verbose`."""
     types = totals.types()
+    hidden = types.pop(IOCTL, None) if not verbose else None
     rows: list[tuple[Any, ...]] = []
     partly = any(function.durations.count < function.calls + function.counted for function in types.values())
     for type_ in sorted(types, key=lambda t: (-types[t].durations.total, t)):
@@ -220,6 +223,8 @@ def _make_functions(totals: Totals) -> Record:
         )
     if open_:
         verdict.append(f"{amount(open_, 'call')} did not return, without a time")
+    if hidden:
+        verdict.append(f"{amount(hidden.calls, 'ioctl')} that these calls made: --verbose and 'gpt-analyze ioctl' show")
     return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "label", "total")])
 
 
@@ -306,5 +311,6 @@ OPTIONS: dict[str, Any] = {
     "top": Annotated[
         int | None, Option("--top", metavar="NUMBER", min=1, max=1000, help="List this many of the slowest calls, too.")
     ],
+    "verbose": cli.VerboseSummary,
 }
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS)

@@ -30,9 +30,9 @@ def run(*args, data=b"", **options):
     return loaded.run(["gpt-analyze", "summary", *args], data, **options)
 
 
-def summed(*segments, status=0, warnings=0):
+def summed(*segments, status=0, warnings=0, args=()):
     """The records of the answer to a stream, by kind."""
-    done = run("--json", data=forge.pack(*segments))
+    done = run("--json", *args, data=forge.pack(*segments))
     assert done.returncode == status, done.stderr
     assert len(done.stderr.splitlines()) == warnings, done.stderr
     return by_kind(done.stdout)
@@ -319,11 +319,19 @@ def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
         for name, d in (("NV_ESC_RM_CONTROL", 10), ("NV_ESC_RM_ALLOC", 3), ("NV_ESC_RM_CONTROL", 20))
     ]
     ioctls[1]["error"] = 22
-    found = summed(forge.trace(*APIS, *ioctls, forge.calls([(5, 40, 1, 0)])))
+    segment = forge.trace(*APIS, *ioctls, forge.calls([(5, 40, 1, 0)]))
+    found = summed(segment, args=["--verbose"])
     assert [(r["calls"], r["failed"], r["total"]) for r in (functions(found)["NV_ESC_RM_CONTROL"],)] == [(2, 0, 30)]
     assert functions(found)["NV_ESC_RM_ALLOC"]["failed"] == 1
     assert types(found)["ioctl"]["total"] == 33
     assert found["processes"][0]["calls"] == 1
+    questions = {row["question"] for row in found["questions"]}
+    found = summed(segment)
+    assert list(types(found)) == ["memory"] and list(functions(found)) == ["cuMemAlloc"]
+    assert "3 ioctls that these calls made: --verbose and 'gpt-analyze ioctl' show" in found["verdicts"]
+    assert questions - {row["question"] for row in found["questions"]} == {
+        "ioctls to nvidia.ko", "scheduler of the GPU",
+    }  # fmt: skip
 
 
 def test_the_slowest_calls_have_a_time_a_place_and_ranges():
@@ -375,7 +383,7 @@ def test_one_answer_stands_before_the_last_end():
     segment = forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]))
     lines = run("--json", data=forge.pack(segment, segment, segment)).stdout.splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
-    rows = ["answer", *["row"] * 3, "answer", *["row"] * 2, "answer", *["row"] * 3, "answer", *["row"] * 7]
+    rows = ["answer", *["row"] * 3, "answer", *["row"] * 2, "answer", *["row"] * 3, "answer", *["row"] * 5]
     assert kinds == [*["header", "end"] * 2, "header", *rows, "end"]
 
 
@@ -506,7 +514,7 @@ def test_an_answer_as_csv_has_every_row_as_it_is():
     segment = forge.trace(*APIS, *kernels, forge.launches(dict.fromkeys(range(40), 2)), forge.calls([(5, 10, 1, 0)]))
     text = run("--format", "csv", data=forge.pack(segment)).stdout.decode()
     blocks = [list(csv.DictReader(io.StringIO(block))) for block in text.split("\n\n")]
-    assert [len(block) for block in blocks] == [1, 2, 40, 1, 7]
+    assert [len(block) for block in blocks] == [1, 2, 40, 1, 5]
     assert blocks[1][1]["name"] == "cuMemAlloc" and blocks[1][1]["total"] == "10" and blocks[1][0]["name"] == ""
     assert {(row["name"], row["launches"], row["gpu_total"]) for row in blocks[2]} == {
         (f'_Z{i},"\\n', "2", "") for i in range(40)
