@@ -85,7 +85,7 @@ class Summary:
         self._top, self._verbose = top, verbose
         self.kinds = RUNS | COVERED | (RANGES if top else frozenset())
         self.drains = top is not None
-        self._slowest: list[SlowCall] = []  # of ended processes
+        self._slowest: list[SlowCall] = []  # the slowest calls of ended processes
         self._done = Totals()  # processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
         self._facts: list[InferenceFacts] = []  # facts about ended processes
