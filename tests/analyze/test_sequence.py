@@ -336,6 +336,13 @@ def test_rounds_after_a_warm_up_that_launches_more_often():
     assert told.startswith("7 equal rounds of 1 launch from launch 12 on, of which the 6 after Warmup are timed; ")
 
 
+def test_rounds_that_only_the_inference_has_are_said_to_be():
+    """Five kernels, each launched 100 times in a row: the inference begins when the last one has been launched."""
+    calls = launches(*((10 * (100 * kernel + n), kernel) for kernel in range(1, 6) for n in range(100)))
+    (told,) = (line for line in ask("stages", made(*calls)).verdicts["stages"] if "equal rounds" in line)
+    assert told.startswith("99 equal rounds of 1 launch from launch 402 on, in the launches after Warmup alone; ")
+
+
 def test_rounds_that_interleave_are_counted_thread_by_thread():
     """Each of two threads launches k1 k2 k3 k4 ten times, one after the other, but two pairs of rounds interleave."""
     one = [(10 + 40 * n + 3 * step, step + 1) for n in range(10) for step in range(4)]
