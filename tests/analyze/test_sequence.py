@@ -616,6 +616,15 @@ def test_rounds_of_graphs_are_said_to_be():
         assert any(f"equal rounds of {told} from launch " in line for line in verdict), verdict
 
 
+def test_a_graph_whose_handle_is_a_number_of_a_kernel_is_not_that_kernel():
+    graph, more = forge.api(9, "cuGraphLaunch"), []
+    for at in range(1, 9):
+        more.append(forge.calls([(ZERO + 10 * at * MS, MS, 9, 0, 1, 0)], forge.OBJECT))
+        more.append(forge.calls([forge.launch(ZERO + (10 * at + 2) * MS, MS, 2, 1)], forge.LAUNCH))
+    verdict = ask("stages", made(more=[graph, *more])).verdicts["stages"]
+    assert any("8 equal rounds of 2 launches, 1 of graphs, from launch 1 on" in line for line in verdict), verdict
+
+
 @pytest.mark.parametrize("calls", [[("cuInit", 0, 1)], [("cuMemcpyHtoD", 1, 1, 64), ("cuStreamSynchronize", 3, 1)]])
 def test_stages_without_a_launch_say_what_is_missing(calls):
     done = run("stages", data=forge.pack(made(*calls)))
