@@ -1,4 +1,4 @@
-"""gpt-analyze gaps: times in which nothing was launched, and in which the GPU was idle."""
+"""gpt-analyze gaps: times when nothing was launched, and when the GPU was idle."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ POINTS = (
     Column("took", "u64", "ns"),
 )
 BRIEF = 18  # width of a name in a picture
-TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
-MOST_OF = 0.5  # share of a gap that a call must cover to be named as its reason
+TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest gaps
+MOST_OF = 0.5  # share of a gap that a call must cover to be named as its cause
 HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
 LAUNCH, WAIT = "launch", "wait"
 NO_TIMES = "no GPU times{}: 'gpt-hook run --gpu-time' records when kernels ran"
@@ -97,11 +97,11 @@ CUT = "{} around that {} not counted or listed, but the recorded time is in {} a
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 COUNT, SHARE = 5, 7  # their places in a row of GAPS
 WHOLE = "all processes", "all streams"
-NOBODY = (None, None, None)  # the columns WHO of a row about several processes
+NOBODY = (None, None, None)  # the columns WHO of a row for several processes
 
 
 def gaps(trace: TraceModel) -> Answers:
-    """Yield gaps between launches of a thread, from waits to launches, and between work on the GPU; switches."""
+    """Yield gaps between launches in a thread, from waits to launches, and between work on the GPU; then switches."""
     from gpt.analyze.lib.gpu_use import Switches, find_uses, name_processes
 
     who, switches = tell_apart(process.header for process in trace.processes), Switches()
@@ -139,9 +139,9 @@ def gaps(trace: TraceModel) -> Answers:
 
 
 def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Between]]:
-    """Return the gaps of each process that launched anything, most launches first, then by rank.
+    """Return the gaps of each process that launched anything, sorted by number of launches, descending, then by rank.
 
-    Adds the `switches` of threads, too.
+    Also adds the `switches` of threads.
     """
     from gpt.analyze.lib.gpu_use import ThreadSwitches
     from gpt.analyze.lib.launch_gaps import Between
@@ -189,7 +189,7 @@ def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
 
 
 def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
-    """Yield the points at which threads and GPUs switch, if there are any: the sums by kind, and each one."""
+    """Yield the points at which threads and GPUs switch, if any: sums by kind, and the individual switches."""
     if not switches.count:
         return
     rows = [
@@ -229,7 +229,7 @@ def _times(found: GapLengths, group: Hashable, whole: float) -> tuple[Any, ...]:
 
 
 def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns GAPS: gaps between the launches of each thread, then gaps of the process after a wait."""
+    """Yield the columns GAPS: gaps between the launches of each thread, then the process's gaps after a wait."""
     from gpt.analyze.lib.launch_gaps import WAITS
 
     whole, gaps = float(between.whole), between.gaps
@@ -249,9 +249,9 @@ def _any(gaps: GapLengths, group: Hashable) -> bool:
 
 
 def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]]) -> Iterator[str]:
-    """Say what part of its time a process spent between launches, in long gaps, and after waits.
+    """Say what share of its time a process spent between launches, in long gaps, and after waits.
 
-    With several threads, it describes the one with most launches.
+    With several threads, it describes the one with the most launches.
     """
     from gpt.analyze.lib.launch_gaps import LONG
 
@@ -298,7 +298,7 @@ def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tupl
 
 
 def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
-    """Return where a thread spent most of a gap, the share of that, and the call if it's a single one."""
+    """Return where a thread spent most of a gap, as which share, and the call if it's a single one."""
     api = gap.calls.api
     if api is not None and gap.calls.longest >= MOST_OF * gap.time:
         name = process.api(api).name
@@ -312,7 +312,7 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns IDLE: for a GPU, for each process if there are several, and for each of their streams."""
+    """Yield the columns IDLE: for a GPU, for each of several processes, and for each of their streams."""
     from gpt.analyze.lib.gpu_use import ALL
 
     if len(use.processes) > 1:
@@ -325,7 +325,7 @@ def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
 
 
 def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns PERIODS of the longest idle periods of a GPU, with the process that ended each."""
+    """Yield the columns PERIODS of a GPU's longest idle periods, with the process that ended each."""
     kernels = {process: trace.processes[process].kernels() for process in use.processes}
 
     def name(work: Work) -> str:
@@ -338,7 +338,7 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
 
 
 def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
-    """Say how long a GPU was idle from its first to its last work, and how far these are from the processes' edges."""
+    """Say how long a GPU was idle between its first and last work, and how far these are from the processes' ends."""
     from gpt.analyze.lib.gpu_use import ALL
 
     group = ALL if len(use.processes) > 1 else use.processes[0]

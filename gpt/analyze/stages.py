@@ -1,6 +1,6 @@
-"""gpt-analyze stages: where an inference spends its time, from its first call to its last one.
+"""gpt-analyze stages: where an inference spends its time, from its first call to its last.
 
-The calls of the process that launches most tell the stages:
+The stages follow from the calls of the process that launches most:
 
 - Initialization: from the first call to the first copy of weights to the device, or, without one, the first loading of
   code.
@@ -18,10 +18,11 @@ The calls of the process that launches most tell the stages:
 - After Inference: from there to the last call, for example what a program does when it exits.
 - Other: the rest, between the stages.
 
-Calls that were only counted have no time, so no stage has them; a line says how many there are.
+Calls that were only counted have no time, so they're in no stage; a line says how many there are.
 
 A program that marks its stages with NVTX knows them better: if names of its outermost ranges contain one of the WORDS,
-the times of these ranges are shown. Ranges of LIBRARIES don't count: ncclCommInitRankConfig isn't a stage of a program.
+the times of these ranges are shown. Ranges from LIBRARIES don't count: ncclCommInitRankConfig isn't a stage of a
+program.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, AFTER, OTHER = N
     "Output Transfer", "After Inference", "Other",
 )  # fmt: skip
 ROUND, TOTAL = "Per round", "Total"
-PROCESSES = (  # the time of each stage, if several processes launched
+PROCESSES = (  # the time in each stage, if several processes launched
     *PROGRAM,
     *WHO,
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name) for name in (TOTAL, INFERENCE, ROUND)),
@@ -87,7 +88,7 @@ LAST = "; the last round ends with the wait for it"
 AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
 WEIGHTS_LEAST = 64 << 10  # bytes
 LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
-COPIES = 0.05  # share of the time from which on copies are worth a remark
+COPIES = 0.05  # share of the time from which copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 BETWEEN = "Other: the time between the stages, {} of it in no CUDA call"
 UNTIMED = "counted but not timed, and in no stage"
@@ -107,7 +108,7 @@ class RangeTimes(NamedTuple):
 
 
 def stages(trace: TraceModel) -> Answers:
-    """Yield the table of the process that launches most, and the times of all if there are several."""
+    """Yield the table of the process that launches most, and the times of all processes if there are several."""
     who = tell_apart(process.header for process in trace.processes)
     found = sorted(
         ((process.header, one, *made) for number, (process, one) in enumerate(zip(trace.processes, who, strict=True))
@@ -258,7 +259,7 @@ def _find_inference(tapes: Tapes) -> int:
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan
 
-    last, returned, before = tapes.again  # not the very last kernel: it may run only once, at the end
+    last, returned, before = tapes.again  # not the very last kernel, which may run only once, at the end
     if before == len(tapes.launches) - 1:
         return tapes.begin
     ends = [end[((acts & (WAIT | OUT)) != 0) & (start >= last)] for start, end, _, acts in iter_scan(tapes)]
@@ -267,7 +268,7 @@ def _find_inference(tapes: Tapes) -> int:
 
 
 class _Part:
-    """The calls of a stage: how many, launches among them, bytes copied, and their total ns."""
+    """The calls in a stage: how many, launches among them, bytes copied, and their total ns."""
 
     def __init__(self) -> None:
         self.calls = self.launches = self.time = 0
@@ -288,7 +289,7 @@ class _Part:
 
 
 class _Cover:
-    """The time of calls in several threads: overlaps count once, unrecorded time doesn't."""
+    """The time of calls in several threads: overlaps count once, unrecorded time doesn't count."""
 
     def __init__(self, unrecorded: Unrecorded) -> None:
         self._unrecorded = unrecorded
@@ -308,7 +309,7 @@ class _Cover:
 
 
 def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[int, int] | None]:
-    """Return the columns of each stage and of their sum, and the longest call between stages: its api, and its ns."""
+    """Return the columns of each stage and of their sum, and the longest call between stages: its api and ns."""
     from gpt.analyze.lib.sequence import IN, LOAD, OUT, WAIT
     from gpt.analyze.lib.short_calls import find_loaded, iter_scan
 
@@ -341,9 +342,9 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[in
 def _add_up(
     tapes: Tapes, alone: dict[str, tuple[int, list[tuple[int, int]]]], windows: dict[str, tuple[int, int]], total: int
 ) -> tuple[dict[str, tuple[Any, ...]], tuple[int, int] | None]:
-    """Return the columns of stages, and the longest call that's in OTHER.
+    """Return the columns of stages, and the longest call in OTHER.
 
-    Calls that do some act in some times have a line of their own, `alone`, and all others are in `windows`, or else in
+    Calls that perform some act at some times have a separate line, `alone`; all others are in `windows`, or else in
     OTHER. TOTAL sums up all of `total` ns.
     """
     import numpy as np
@@ -354,7 +355,7 @@ def _add_up(
     calls_of, in_calls = {name: _Cover(tapes.unrecorded) for name in windows}, dict.fromkeys(windows, 0)
 
     def add(cover: _Cover, start: Whole, end: Whole, window: tuple[int, int]) -> int:
-        """Add the part of calls that is in a window."""
+        """Add the part of calls that's in a window."""
         reaches = (start < window[1]) & (end > window[0])
         clipped = np.maximum(start[reaches], window[0]), np.minimum(end[reaches], window[1])
         return int(cover.add(*clipped).sum())
@@ -398,7 +399,7 @@ def _add_up(
 
 
 def _ranges(trace: TraceModel, number: int) -> Marked:
-    """Return the times of outermost NVTX ranges that name a stage, by stage."""
+    """Return the times of the outermost NVTX ranges that name a stage, by stage."""
     import numpy as np
 
     found: Marked = {}

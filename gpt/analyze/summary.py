@@ -1,4 +1,4 @@
-"""gpt-analyze summary: which calls a program makes and how long they take, bytes each way, kernels."""
+"""gpt-analyze summary: which calls a program makes and how long they take, bytes in each direction, kernels."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gpt.base.options import Option
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
+    from gpt.analyze.lib.next_step import Hints
     from gpt.analyze.lib.questions import InferenceFacts
     from gpt.analyze.lib.slowest import SlowCall, SlowestCalls
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
@@ -36,7 +37,7 @@ FUNCTIONS = (
     Column("op", "text?", shown="never"),
     Column("name", "text?", shown="under"),
     Column("calls", "u64"),
-    Column("timed", "u64?", shown="any"),  # if not all are
+    Column("timed", "u64?", shown="any"),  # if not all of them are
     Column("counted", "u64", shown="never"),
     Column("open", "u64", shown="never"),
     Column("failed", "u64", shown="any"),
@@ -61,16 +62,16 @@ KERNELS = (
     Column("name", "text", "kernel", "kernel"),
     Column("launches", "u64"),
     Column("share", "f64", "%"),
-    Column("gpu_launches", "u64?", title="timed", shown="never"),  # shown if not all launches are
+    Column("gpu_launches", "u64?", title="timed", shown="never"),  # shown if not all launches are timed
     Column("gpu_total", "u64?", "ns", "GPU time", "any"),
     Column("gpu_share", "f64?", "%", "share", "any"),
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
     Column("captured", "u64", shown="any"),
 )
-MUCH = 0.05  # share of the time on the GPU that is worth a line
+MUCH = 0.05  # minimum share of the time on the GPU that's worth a line
 IOCTL = "ioctl"  # the type of requests to the Linux kernel, which are parts of calls
-GRAPHS = "graph", "launch"  # type and op of functions that launch them
-TOP = 30  # kernels that tables show
+GRAPHS = "graph", "launch"  # type and op of functions that launch graphs
+TOP = 30  # kernels shown in tables
 
 
 class Summary:
@@ -88,7 +89,7 @@ class Summary:
         self._slowest: list[SlowCall] = []  # the slowest calls of ended processes
         self._done = Totals()  # processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
-        self._facts: list[InferenceFacts] = []  # facts about ended processes
+        self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # ended processes
         self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
 
     def take(self, process: Process) -> None:
@@ -99,7 +100,7 @@ class Summary:
         current.take()
         if current.slowest:
             current.slowest.take_ranges()
-        self._open[process] = current  # gone if its rows make no sense: it doesn't count
+        self._open[process] = current  # removed again if its rows make no sense: it doesn't count
 
     def _make_slowest(self, process: Process) -> SlowestCalls | None:
         from gpt.analyze.lib.slowest import SlowestCalls
@@ -108,10 +109,8 @@ class Summary:
 
     def end(self, process: Process) -> None:
         """Add the sums of a process that has ended."""
-        from gpt.analyze.lib.questions import make_facts
-
         if current := self._open.pop(process, None):
-            self._facts.append(make_facts(current))
+            self._facts.append(_find_facts(current))
             self._done.merge(current.named())
             self._processes.append(_process_row(current))
             self._slowest = self._keep_slowest(_iter_slowest([current]))
@@ -137,7 +136,8 @@ class Summary:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Yield the sums."""
-        from gpt.analyze.lib.questions import answer_questions, make_facts
+        from gpt.analyze.lib.next_step import name_next
+        from gpt.analyze.lib.questions import answer_questions
         from gpt.analyze.lib.totals import Totals
 
         totals, processes = Totals(), [*self._processes]
@@ -167,14 +167,25 @@ class Summary:
             shown = [one._replace(shown="any") if partly and one.name == "gpu_launches" else one for one in KERNELS]
             yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
         yield from totals.coverage.answer()
-        if facts := [*self._facts, *map(make_facts, self._open.values())]:
+        if found := [*self._facts, *map(_find_facts, self._open.values())]:
+            facts = [one for one, _ in found]
             yield from answer_questions(totals, facts, self._verbose)
+            if last := name_next(totals, facts, [hints for _, hints in found]):
+                yield last
 
 
 def _iter_slowest(processes: Iterable[ProcessTotals]) -> Iterator[SlowCall]:
     for one in processes:
         if one.slowest:
             yield from one.slowest.close(one.last)
+
+
+def _find_facts(totals: ProcessTotals) -> tuple[InferenceFacts, Hints | None]:
+    from gpt.analyze.lib.next_step import find_hints
+    from gpt.analyze.lib.questions import make_facts
+
+    facts = make_facts(totals)
+    return facts, find_hints(totals, facts)
 
 
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
@@ -241,7 +252,7 @@ def _times(function: FunctionTotals, partly: bool) -> tuple[Any, ...]:
 
 
 def _iter_copies(totals: Totals) -> Rows:
-    """Yield bytes by direction, most first: of calls that ran, and of nodes of graphs that were launched."""
+    """Yield bytes by direction, most first: of calls that ran, and of nodes in graphs that were launched."""
     found: dict[str, Any] = {}  # a Counter for each
     for api, function in totals.functions.items():
         if api.type in ("memcpy", "memset") and function.moved["calls"]:
@@ -262,7 +273,7 @@ def _iter_copies(totals: Totals) -> Rows:
 def _iter_kernels(totals: Totals) -> Rows:
     """Yield each kernel, longest time on the GPU first, then most launches.
 
-    Traces that other tools made may have times of launches that they don't count.
+    Traces from other tools may have times for launches that they don't count.
     """
     counts = {name: max(kernel.launches, kernel.gpu.count) for name, kernel in totals.kernels.items()}
     launches = sum(counts.values())
@@ -274,12 +285,12 @@ def _iter_kernels(totals: Totals) -> Rows:
 
 
 def _graph_times(totals: Totals) -> list[float]:
-    """Return the ns on the GPU of functions that launch graphs, whose kernels have no times of their own."""
+    """Return the GPU time in ns of functions that launch graphs, whose kernels have no times of their own."""
     return [function.gpu.total for api, function in totals.functions.items() if api[:2] == GRAPHS]
 
 
 def _describe_graphs(totals: Totals) -> Iterator[str]:
-    """Say how much of the time on the GPU was inside graphs."""
+    """Say how much of the GPU time was in graphs."""
     if inside := sum(_graph_times(totals)):
         whole = inside + sum(kernel.gpu.total for kernel in totals.kernels.values())
         share = f"{human_time(inside)}, {100 * inside / whole:.1f} % of the GPU time"
@@ -288,7 +299,7 @@ def _describe_graphs(totals: Totals) -> Iterator[str]:
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
-    """Say how much of the GPU time was loading code, if that's known, or how much it may have been, if that's much."""
+    """Say how much of the GPU time was spent loading code, if that's known, or may have been, if that's much."""
     from gpt.trace.loading import FAR
 
     kernels = totals.kernels.values()

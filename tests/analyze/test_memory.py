@@ -286,3 +286,24 @@ def test_many_moments_are_drawn_by_their_highest(tmp_path):
     assert len(live) <= 2000 and max(row["gpu"] for row in live) == 9 + 5998
     assert "of 6,000 moments" in found.verdicts["live"][1]
     assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def grows(*calls):
+    return [line for line in answers("memory", made(*calls)).verdicts["memory"] if "grows" in line]
+
+
+def test_memory_that_grows_until_the_last_allocation():
+    steps = [("cuMemAlloc", 10 * n, BASE + n * PAGE, 1024) for n in range(20)]
+    assert grows(*steps) == [
+        "GPU memory grows all the time, from 1 KiB to 20 KiB in 180ms: 19 allocations are kept. Which results does "
+        "the program keep?"
+    ]
+    freed = [("cuMemFree", 10 * n + 5, BASE + n * PAGE) for n in range(20)]
+    assert not grows(*steps, *freed)
+    assert not grows(*steps[:9])
+    assert not grows(*steps[:15], ("cuMemAlloc", 2000, BASE + 50 * PAGE, 1024))  # all at the beginning
+    assert not grows(*[("cuMemAlloc", n, BASE + n * PAGE, 1024) for n in range(20)], ("cuMemFree", 500, BASE))
+    twice = [("cuMemAlloc", 10 * n + 1, BASE + (30 + n) * PAGE, 512) for n in range(20)]
+    gone = [("cuMemFree", 10 * n + 2, BASE + (30 + n) * PAGE) for n in range(20)]
+    (line,) = grows(*steps, *twice, *gone)
+    assert "to 20 KiB" in line

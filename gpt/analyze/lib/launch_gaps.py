@@ -1,4 +1,4 @@
-"""The gaps between the launches of a process: for each thread the times until its next launch, and the longest."""
+"""Find the gaps between a process's launches: for each thread, the times until its next launch, and the longest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpt.analyze.lib.gap_lengths import GapLengths
 from gpt.analyze.lib.sequence import LAUNCH, CallTable, Groups, IdleWaits, NextLaunches
 from gpt.trace.unrecorded import Unrecorded
 
-TOP = 10  # gaps that are kept per thread
-LONG = 100_000_000  # ns of a gap that counts as long
+TOP = 10  # gaps kept per thread
+LONG = 100_000_000  # minimum ns of a long gap
 WAITS = "waits"  # the group of gaps after waits; other groups are threads
 
 
 class Meanwhile(NamedTuple):
-    """The calls of a thread between two launches: ns of all and of the longest one, and its api, or None."""
+    """A thread's calls between two launches: ns of all and of the longest one, and its api, or None."""
 
     time: float
     longest: float
@@ -25,7 +25,7 @@ class Meanwhile(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The `time` from a launch to the next one of its thread, in ns: both functions, and the calls in between."""
+    """The `time` in ns from a launch to the next one in its thread, both functions, and the calls in between."""
 
     after: int
     before: int
@@ -46,7 +46,7 @@ class _Last(NamedTuple):
 
 
 class Between:
-    """The `gaps` between launches of a process, by thread and after waits, and the `longest` by thread.
+    """The `gaps` between a process's launches, by thread and after waits, and the `longest` by thread.
 
     `long` has the number and the ns of a thread's LONG gaps, `edges` when its first launch began and its last one
     ended. Gaps in which recording was off are in neither `longest` nor `long`.
@@ -66,7 +66,7 @@ class Between:
         self._idle, self._next = IdleWaits(), NextLaunches()
 
     def add(self, calls: CallTable) -> None:
-        """Add calls that follow the ones added before."""
+        """Add calls that follow the ones already added."""
         start, launch = calls.start, calls.of(LAUNCH)
         self.first, self._began = self.first if self._began else int(start[0]), True
         self.last = max(self.last, int(calls.end.max())) if self.launches or self.last else int(calls.end.max())
@@ -85,7 +85,7 @@ class Between:
         return self.last - self.first - self.unrecorded.within_one(self.first, self.last)
 
     def around(self, thread: int) -> tuple[int, int]:
-        """Return the recorded ns from the first call to the first launch of a thread, and from its last to the end."""
+        """Return the recorded ns from the first call to a thread's first launch, and from its last one to the end."""
         first, last = self.edges[thread]
         before = first - self.first - self.unrecorded.within_one(self.first, first)
         return before, self.last - last - self.unrecorded.within_one(last, self.last)
@@ -93,7 +93,7 @@ class Between:
     def _add_thread(
         self, thread: int, calls: CallTable, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]
     ) -> None:
-        """Add the calls of a thread; `places` are its launches, as indices into `mine`."""
+        """Add a thread's calls; `places` are its launches, as indexes into `mine`."""
         last = self._before.get(thread)
         if len(places):
             own = mine[places]
@@ -139,7 +139,7 @@ class Between:
 
 
 def _add_calls(calls: CallTable, places: npt.NDArray[np.intp], known: Meanwhile) -> Meanwhile:
-    """Add some calls to the `known` ones."""
+    """Add calls to the `known` ones."""
     if not len(places):
         return known
     took = calls.rows["duration"][places]

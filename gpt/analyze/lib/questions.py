@@ -1,7 +1,7 @@
 """Answer the questions that people ask about an inference, as part of `gpt-analyze summary`.
 
-Each question has a short answer, the figure, and the evidence. If the trace can't tell, the answer names the option of
-gpt-hook with which another run could. The facts of a process fill a page, so they can be kept when it has ended.
+Each question has a short answer, the figure, and the evidence. If the trace can't tell, the answer names the gpt-hook
+option that another run would need. The facts of a process fill only a page, so they can be kept after it has ended.
 """
 
 from __future__ import annotations
@@ -54,33 +54,33 @@ PHASES = (
 LOADING, BEFORE, ITERATING, REST = "loading", "before iterations", "iterations", "the rest"
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
-NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the type of the call
+NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the call's type
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
 SHOWN = 4  # parts that a line names
-TOP = 12  # rows of a table
+TOP = 12  # rows per table
 NEVER = 1 << 64  # a time stamp
 WAIT = "cuStreamSynchronize"
-# Control commands of the driver's resource manager that put channels on the GPU's runlists or take them off
-# (NVIDIA, open-gpu-kernel-modules: ctrla06c.h, ctrla06f/ctrla06fgpfifo.h).
+# The resource manager's control commands that put channels on the GPU's runlists or take them off (NVIDIA,
+# open-gpu-kernel-modules: ctrla06c.h, ctrla06f/ctrla06fgpfifo.h).
 SCHEDULING = {0xA06C0101: "schedule a group of channels", 0xA06C0103: "set a time slice", 0xA06C0105: "preempt",
               0xA06F0103: "schedule a channel", 0xA06F0104: "bind a channel to an engine"}  # fmt: skip
 
 
 class InferenceFacts(NamedTuple):
-    """The facts of one process that the questions ask for; times are ns."""
+    """The facts of one process that the questions need; times are ns."""
 
     header: Header
     threads: int
-    span: int  # recorded time from its beginning to the end of its last call
+    span: int  # recorded time from its start to the end of its last call
     launches: int  # recorded as calls
-    looked_at: int  # the launches of these that were examined
+    looked_at: int  # how many of these launches were examined
     units: list[tuple[Any, ...]]  # rows ITERATIONS without WHO
     phases: list[tuple[Any, ...]]  # rows PHASES without WHO
     loading: Counter[str]  # calls by type
-    counted: int  # calls that were counted, and not recorded
+    counted: int  # calls that were counted, but not recorded
     step: int  # one call in `step` was examined
     idle: IdleShare | None
-    around: tuple[str, str] | None  # names of the work before and after the longest idle time of the GPU
+    around: tuple[str, str] | None  # names of the work before and after the GPU's longest idle time
     idle_all: bool  # True if `idle` covers all the work
     controls: Counter[int]  # control commands
 
@@ -205,13 +205,13 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts], verbose: b
 
 
 def _name_unit(row: tuple[Any, ...]) -> str:
-    """Return a name for a row of ITERATIONS that makes sense even if a table cuts its end."""
+    """Return a name for a row of ITERATIONS that makes sense even if a table cuts it off."""
     role, _, scope = row[0].partition(", ")
     return f"{scope}: {role}" if scope else role
 
 
 def _iter_different(units: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of ITERATIONS, leaving out a stream that has the launches of one thread."""
+    """Yield rows of ITERATIONS without streams that have the same launches as one thread."""
     seen = set()
     for row in units:
         key = row[0].partition(", ")[0], *row[2:]
@@ -372,7 +372,7 @@ def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said
         told += f"{human_time(idle.at)} after the process, between {around[0]} and {around[1]}"
     told += "" if main.idle_all else "; only the first of its kernels and copies were looked at"
     told += "; work of other processes does not count" if len(facts) > 1 else ""
-    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
+    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze idle' says why")
 
 
 def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:

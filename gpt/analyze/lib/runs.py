@@ -1,4 +1,4 @@
-"""One run of a comparison: its sums, and the conditions under which it ran, which a comparison should share."""
+"""One run of a comparison: its sums, and the conditions under which it ran, which should be the same on both sides."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ CONDITIONS = (  # what each is called, what's said if A and B don't share it, an
 
 
 class RunSummary:
-    """One run: its processes, how long they ran, and sums by function and by kernel."""
+    """One run: its processes, how long they ran, and sums by function and kernel."""
 
     def __init__(self, name: str) -> None:
         self.name = name  # the name of its file
         self.commands: list[str] = []
         self.hosts: set[str] = set()
         self.gpus: set[str] = set()
-        self.probes: set[str] = set()  # names of their maps
+        self.probes: set[str] = set()  # names of the probes' maps
         self.calls = self.counted = self.launches = self.probed = self.threads = 0
         self.functions: dict[Api, RunSums] = defaultdict(RunSums)
         self.kernels: dict[str, RunSums] = defaultdict(RunSums)
         self.on_gpu = 0.0  # ns
-        self.in_thread = 0.0  # ns in calls of the thread that spends most time in them
+        self.in_thread = 0.0  # ns in calls, in the thread that spends most time in them
         self._begin, self._end, self.unrecorded = math.inf, -math.inf, 0
 
     def begin(self, process: Process) -> None:
@@ -59,7 +59,7 @@ class RunSummary:
         self.hosts.add(process.header["host"])
 
     def add(self, found: ProcessTotals) -> None:
-        """Add the totals of a process, which may still run."""
+        """Add the totals of a process, which may still be running."""
         clock, totals = found.process.clock, found.named()
         self.gpus |= {card["name"] for card in found.process.cards.values()}
         self.probes |= {layout.name for layout in found.process.probes.maps.values()}
@@ -104,12 +104,12 @@ class RunSummary:
 
     @property
     def in_calls(self) -> float:
-        """Return the ns spent in calls, of all threads."""
+        """Return the ns that all threads spent in calls."""
         return sum(function.times.total for function in self.functions.values())
 
     @property
     def conditions(self) -> tuple[tuple[str, ...], ...]:
-        """Return what CONDITIONS are about."""
+        """Return the values for CONDITIONS."""
         return (*self.commands[:1],), (*sorted(self.probes),), (*sorted(self.gpus),), (*sorted(self.hosts),)
 
 

@@ -1,4 +1,4 @@
-"""The calls of a process in a short form, for questions that need several passes over them."""
+"""Store the calls of a process in a compact form, for analyses that need several passes over them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BROKEN = "broken"  # steps in which recording was off
 
 
 class Codes:
-    """The numbers of the kernels launched from some place on, or up to another, as find_rounds needs them."""
+    """The numbers of the kernels launched from some place on, or up to another, in the form that find_rounds needs."""
 
     def __init__(self, tape: Tape, first: int, end: int | None = None) -> None:
         self._tape, self._first, self._end = tape, first, len(tape) if end is None else min(end, len(tape))
@@ -56,10 +56,10 @@ class Starts:
 class Tapes:
     """The calls of a process that returned, oldest first, and its launches.
 
-    Times are in ns: when the first call began, when the last one ended, when the first of them loaded code, when the
-    last launch ended. `again` is about the last kernel to appear that was launched more than once, or if no kernel was,
-    the last one to appear: when it was launched first, when that call returned, and how many launches came before.
-    `copies_timed` says whether it's known how long copies waited for earlier work.
+    Times are in ns: when the first call began, when the last one ended, when code was first loaded, when the last
+    launch ended. `again` is about the last kernel to appear among those launched more than once, or among all if no
+    kernel was: when it was first launched, when that call returned, and how many launches precede it. `copies_timed`
+    says whether it's known how long copies waited for earlier work.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -70,11 +70,11 @@ class Tapes:
         self.first, self.last, self.launched = 0, 0, 0
         self.load: int | None = None
         self.waited: int | None = None  # the end of the first wait for everything after the last launch
-        self._copied: int | None = None  # the end of the first copy from the device after it
+        self._copied: int | None = None  # the end of the first copy from the device after the last launch
         self._idle = IdleWaits()
         self._numbers: dict[int, int] = {}  # numbers of kernels and graphs
         self._graph_numbers: set[int] = set()
-        self._firsts: list[tuple[int, int, int]] = []  # each kernel's first: launches before it, begin, end
+        self._firsts: list[tuple[int, int, int]] = []  # each kernel's first launch: launches before it, begin, end
         self._counts: list[int] = []
         self._waits = 0
         self._graphs = trace.processes[number].graphs
@@ -152,7 +152,7 @@ class Tapes:
 
     @property
     def again(self) -> tuple[int, int, int]:
-        """Return when the last recurring kernel was first launched, when that returned, and the launches before."""
+        """Return when the last recurring kernel was first launched, when that returned, and the launches before it."""
         again = [first for first, count in zip(self._firsts, self._counts, strict=True) if count > 1]
         before, start, end = max(again or self._firsts)
         return start, end, before
@@ -173,11 +173,11 @@ class Tapes:
         return low
 
     def codes(self, first: int, end: int | None = None) -> Codes:
-        """Return the kernels that were launched, from a launch on, and before another one."""
+        """Return the kernels launched from one launch up to another."""
         return Codes(self._codes, first, end)
 
     def count_graphs(self, first: int, end: int) -> int:
-        """Return how many launches from one on, and before another one, are of graphs."""
+        """Return how many launches from one up to another are graph launches."""
         return int(np.isin(self._codes[first:end], [*self._graph_numbers]).sum())
 
     def count_in_threads(self, period: Period, first: int) -> int:
@@ -194,10 +194,11 @@ class Tapes:
         return Starts(self.launches, first, self.unrecorded)
 
     def measure(self, period: Period) -> tuple[float, float]:
-        """Return the median time of the units that repeat, in ns, and the share that was waited for before the next.
+        """Return the median time of the repeated units in ns, and the share of them that was waited for before the
+        next.
 
-        A unit takes until the next launch begins; the last one, if no launch follows, until it has been waited for.
-        Units in which recording was off, where launches may be missing, only count if there are no others.
+        A unit lasts until the next launch begins; the last one, if no launch follows, until it has been waited for.
+        Units in which recording was off, which may lack launches, count only if there are no others.
         """
         took, waited, count = Numbers(), 0, 0
         counts = (period.ends - period.begins) // period.length
@@ -217,13 +218,13 @@ class Tapes:
 
 
 def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
-    """Yield begins, ends, bytes and acts of all calls, some at a time."""
+    """Yield begins, ends, bytes and acts of all calls, in batches."""
     for rows in tapes.calls:
         yield rows["start"], rows["end"], rows["bytes"], rows["acts"]
 
 
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
-    """Return the copies of a process that have GPU times, and until when the GPU was busy with earlier work.
+    """Return a process's copies that have GPU times, and until when the GPU was busy with earlier work.
 
     None if no copy has times.
     """
