@@ -24,7 +24,7 @@ Step = Callable[[], torch.Tensor]
 
 
 def make_train(model: Llama, inputs: tuple[torch.Tensor, ...]) -> Step:
-    """Return a training step; the model's weights are those of the first call again."""
+    """Return a training step."""
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
 

@@ -158,7 +158,7 @@ def test_kernels_of_cuda_tile_are_left_alone(image):
 
 
 def test_code_for_one_gpu_only_is_woven():
-    """Code for sm_90a, as XLA and CUTLASS make it; `.nv.compat` marks it with the attribute that CUDA Tile's has, too."""
+    """Code for sm_90a, as XLA and CUTLASS make it, has the attribute 9 in `.nv.compat`, and so has CUDA Tile's."""
     data = segment(element(compiled("sm_90a"), arch="sm_90a"))
     answers = weave("-p", "block_sched", "-k", "copy", data=data).kind("kernel")
     assert {record.get("code") for record in answers} == {None}

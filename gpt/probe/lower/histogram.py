@@ -1,6 +1,6 @@
-"""Lower SAVE to a histogram: each lane adds 1 to the bin of its value, by an atomic.
+"""Lower SAVE to a histogram: each lane adds 1 to the bin of its value, with an atomic.
 
-There are several copies, by the number of the SM, so that SMs rarely wait for each other. A reader adds them up.
+The histogram is replicated, and a copy chosen by SM number, so that SMs rarely contend. Readers add up the copies.
 A kernel in PTX can also count in shared memory, if a launch has room there: gpt/probe/ptx/room.py.
 """
 
@@ -17,7 +17,7 @@ HALF = 1 << 31
 def count_value(
     code: Emitter, placed: PlacedMap, base: str, value: str, width: int, condition: Condition | None
 ) -> None:
-    """Count a value of `width` bytes, which may be less than the field has, if the condition holds."""
+    """Count a value if the condition holds. Its `width` in bytes may be less than the field's."""
     bit = code.once("b64", "and.b64", base, 1) if placed.room else None
     if bit:
         base = code.once("b64", "sub.u64", base, bit)
@@ -45,7 +45,7 @@ def _count_inside(code: Emitter, place: str, address: str, condition: Condition 
 
 
 def _find_bin(code: Emitter, placed: PlacedMap, value: str, width: int) -> str:
-    """Return the number of a value's bin, 32 bits."""
+    """Return the 32-bit number of a value's bin."""
     scale, bits = placed.map.scale, 8 * width
     assert scale
     if not scale.step:

@@ -36,7 +36,7 @@ static bool is_captured(uint64_t stream) {
 }
 
 // Return whether a stream belongs to this context. Asking the driver costs more than the rest of a launch, so
-// the streams that do are remembered by a hash of both, until any stream ends: then its handle may come back.
+// the streams that do are remembered by a hash of both, until any stream ends, whose handle may be reused.
 static bool is_of_context(uint64_t stream, uint64_t context) {
     enum { STREAMS = 64 };
     static _Atomic uint64_t known[STREAMS];
@@ -52,8 +52,8 @@ static bool is_of_context(uint64_t stream, uint64_t context) {
     return status || of == context;
 }
 
-// Return why this launch can't be probed, or NULL if it can; UNCOUNTED, for example, while capturing, when
-// nothing runs until the graph is launched.
+// Return why this launch can't be probed, or NULL if it can. It's UNCOUNTED, for example, during a capture,
+// when nothing runs until the graph is launched.
 static const struct reason *find_reason(const struct frame *frame, const struct choice *choice,
                                         uint64_t context, uint64_t stream) {
     struct probed *first = choice->first;
@@ -135,12 +135,12 @@ bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
     return hook_call_again(frame) == CUDA_SUCCESS;
 }
 
-// Keep the reason in the frame: a launch without probes is counted only once it has been made.
+// Store the reason in the frame: a launch without probes is counted only once it has been made.
 static void keep_reason(struct frame *frame, const struct reason *reason) {
     frame_leave_note(frame, NOTE_REASON, reason != UNCOUNTED ? reason : NULL);
 }
 
-// A launch that the driver refuses doesn't count for --launch-skip and --launch-count.
+// A launch that the driver rejects doesn't count for --launch-skip and --launch-count.
 static void forget_launch(const struct frame *frame) {
     struct probed *first = hook_find_entry(frame->launch.function);
     if (first && frame->slot->special != SPECIAL_LAUNCH_OLD && atomic_load(&first->launches))
@@ -231,9 +231,9 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->prologue = hook_now() - begun;
 }
 
-// Holding signals off takes two system calls, and with another two after the launch they'd be a third of what
-// a launch costs. In most launches nothing needs it: they take no lock and no memory from malloc, and change
-// what others see in one step. What takes a lock then holds signals off for itself.
+// Holding signals off takes two system calls, and with two more after the launch they'd be a third of what a
+// launch costs. Most launches don't need it: they take no lock and no memory from malloc, and change what
+// others see in a single step. Code that takes a lock holds signals off itself.
 static bool is_plain(const struct choice *choice) {
     bool measures = hook_settings.benchmark || hook_settings.memusage;
     return !measures && (!choice->probed || !hook_has_growing_log(choice->probed->woven));
@@ -306,7 +306,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     hook_issue(slab, NULL);
     hook_forget_benchmark(save);
     CUresult status = (CUresult)frame->result;
-    // For any failure: launch the program's own kernel instead, which fails as it would have without us.
+    // On any failure, launch the program's own kernel instead, which fails as it would have without us.
     frame->result = hook_call_again(frame);
     hook_call_without_buffers(frame);
     if ((CUresult)frame->result == CUDA_SUCCESS) {
@@ -398,7 +398,7 @@ uint64_t hook_call_again(const struct frame *frame) {
                                               a[10], a[11]);
 }
 
-// The first try frees only unused buffers.
+// The first attempt frees only unused buffers.
 void hook_call_without_buffers(struct frame *frame) {
     for (int i = 0; i < 2 && hook_probing && (CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)
@@ -422,7 +422,7 @@ const struct reason *hook_left_out(struct probed *probed) {
 }
 
 // Copy the program's parameters to one block. Returns false if they're passed in an unknown form, or not all
-// of them: the driver will refuse that.
+// of them are: the driver will reject that.
 static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
     if (launch->params && launch->extra)
         return false;
@@ -456,10 +456,10 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
     return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
 }
 
-// Memory for saves. Signal handlers of the program may run while a launch gets one, may launch themselves,
-// and may leave by siglongjmp, which malloc doesn't survive. So a thread takes them from a list of its own,
-// or else takes all that the writer has given back, or else makes some at once. They are kept for later
-// launches. An exchange empties a list in one step: a handler that comes then finds none.
+// Memory for saves. Signal handlers of the program may run while a launch takes one, may launch themselves,
+// and may leave with siglongjmp, which malloc doesn't survive. So a thread takes saves from its own list, or
+// else takes everything that the writer has given back, or else allocates several at once. They're kept for
+// later launches. An exchange empties a list in one step: a handler that runs after that finds none.
 
 enum { SMALLEST = 512, AT_ONCE = 16 };
 
@@ -533,7 +533,7 @@ void hook_free_save(struct save *save) {
         give_back(save);
 }
 
-// A grid may be given in clusters. Returns false if there are too many blocks.
+// A grid may be specified in clusters. Returns false if there are too many blocks.
 static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]) {
     bool good = true;
     for (int i = 0; i < 3; i++)
