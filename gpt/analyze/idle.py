@@ -36,7 +36,7 @@ VERDICT = (
 GPUS = (
     Column("gpu", "text", title="GPU"),
     *WHO,
-    Column("begin", "u64", "ns", "from"),
+    Column("begin", "u64", "ns", "at"),
     Column("whole", "u64", "ns", "time"),
     *(Column(name, "u64", "ns", title) for name, title in (("kernels", ""), ("copies", "only copies"), ("idle", ""))),
     Column("share", "f64", "%"),
@@ -84,7 +84,7 @@ UNUSED = 50  # % of the SMs, on average over the kernels' time
 COPIES, SMALL = "only copies", "few blocks"
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
-SHARED = "{} is in several traces that were read apart: what other processes ran on it counts as idle"
+SHARED = "{} is in several traces that were read apart: what other processes ran at the same time counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # by the type of the function that a cause names
     "memory": "allocate before the loop, or from a pool that keeps freed memory",
@@ -134,8 +134,9 @@ class Idle(Parts[IdlePart]):
             part.kernels.append(_sum_unused(times[number], host.blocks))
             part.counted.append(trace.counted(number) if number in ran else 0)
         part.uses = [
-            use._replace(first=use.first - min(trace.began(trace.processes[number]) for number in use.processes))
+            use._replace(first=use.first - began, last=use.last - began)
             for use in uses
+            for began in [min(trace.began(trace.processes[number]) for number in use.processes)]
         ]
         part.loaded = trace.loading(list(trace.gpus()))
         return part
@@ -168,18 +169,16 @@ class _Answer:
         machines = Machines(headers)
         self._began = [header["monotonic"] + machines.offset(header) for header in headers]
         self._numbers: dict[Hashable, int] = {}
-        self._uses: list[tuple[int, Use]] = []
-        self._shared: dict[int, None] = {}
+        self._uses: list[list[Use]] = []  # by the number of the GPU
         self._longest: list[tuple[Any, ...]] = []
         self._sums, self._copied = Reasons(), dict[str, Any]()
         self._kernels = self._unused = 0.0
         first = 0  # the number of the part's first process
         for part in parts:
             for use in part.uses:
-                if use.key in self._numbers:
-                    self._shared[self._numbers[use.key]] = None
-                number = self._numbers.setdefault(use.key, len(self._numbers))
-                self._uses.append((number, use._replace(processes=[first + one for one in use.processes])))
+                if self._numbers.setdefault(use.key, len(self._numbers)) == len(self._uses):
+                    self._uses.append([])
+                self._add_use(use, first)
             for at, reasons in enumerate(part.reasons):
                 if reasons:
                     self._sums.merge(reasons)
@@ -195,9 +194,36 @@ class _Answer:
         self._counted = sum(count for part in parts for count in part.counted)
         self._loaded = [sum(part.loaded[at] for part in parts) for at in (0, 1)]
         self._untimed = [
-            describe(one) for at, one in enumerate(self._who) if all(at not in use.processes for _, use in self._uses)
+            describe(one) for at, one in enumerate(self._who) if all(at not in use.processes for use in self._all())
         ]
-        self._whole = sum(use.whole for _, use in self._uses)
+        self._whole = sum(use.whole for use in self._all())
+
+    def _all(self) -> Iterator[Use]:
+        """Yield all uses."""
+        for uses in self._uses:
+            yield from uses
+
+    def _add_use(self, use: Use, offset: int) -> None:
+        """Add a use of a part whose first process has this number; uses of a GPU one after the other are one."""
+        processes = [offset + one for one in use.processes]
+        began = min(self._began[number] for number in processes)
+        use = use._replace(processes=processes, first=began + use.first, last=began + use.last)
+        uses = self._uses[self._numbers[use.key]]
+        if uses and (use.first >= uses[-1].last or use.last <= uses[-1].first):
+            other = uses.pop()
+            gap = max(use.first, other.first) - min(use.last, other.last)
+            use = use._replace(
+                processes=[*other.processes, *processes],
+                whole=use.whole + other.whole,
+                kernels=use.kernels + other.kernels,
+                copies=use.copies + other.copies,
+                idle=use.idle + other.idle,
+                times=use.times + other.times,
+                first=min(use.first, other.first),
+                last=max(use.last, other.last),
+                off=use.off + other.off + gap,
+            )
+        uses.append(use)
 
     def iter(self) -> Answers:
         found = sorted(self._iter_verdicts(), key=lambda row: -row[2])
@@ -232,7 +258,7 @@ class _Answer:
         for (cause, name), times in self._sums.causes.items():
             share = 100 * times.total / (self._whole or 1)
             yield cause, name, times.total, share, self._advise(cause, name, times)
-        copies = sum(use.copies for _, use in self._uses)
+        copies = sum(use.copies for use in self._all())
         if copies:
             yield COPIES, None, copies, 100 * copies / (self._whole or 1), self._advise_copies(copies)
         if self._unused and 100 * self._unused >= UNUSED * self._kernels:
@@ -241,7 +267,7 @@ class _Answer:
                 f"{human_share(100 * self._unused / self._kernels)} of the SMs have none. A larger batch would take "
                 "hardly longer"
             )
-            unused = min(round(self._unused), sum(use.kernels for _, use in self._uses))
+            unused = min(round(self._unused), sum(use.kernels for use in self._all()))
             yield SMALL, None, unused, 100 * unused / (self._whole or 1), told
 
     def _advise(self, cause: str, name: str | None, times: Times) -> str:
@@ -320,9 +346,9 @@ class _Answer:
         if self._untimed:
             more = f" and {len(self._untimed) - 1:,} more" if len(self._untimed) > 1 else ""
             yield f"when work of {self._untimed[0]}{more} ran is not recorded: it counts as idle"
-        yield from (SHARED.format(f"GPU {number}") for number in self._shared)
-        if off := sum(use.off for _, use in self._uses):
-            yield f"recording was off for {human_time(off)} between work, which are neither busy nor idle"
+        yield from (SHARED.format(f"GPU {number}") for number, uses in enumerate(self._uses) if len(uses) > 1)
+        if off := sum(use.off for use in self._all()):
+            yield f"not recorded between work: {human_time(off)}, which are neither busy nor idle"
         if self._counted:
             yield UNTIMED.format(amount(self._counted, "call"), "its" if self._counted == 1 else "their")
         if self._loaded[0]:
@@ -330,11 +356,12 @@ class _Answer:
             yield f"idle, not busy: {human_time(self._loaded[1])} for loading {kernels} in a first launch"
 
     def _iter_uses(self) -> Iterator[tuple[Any, ...]]:
-        for number, use in sorted(self._uses, key=lambda one: one[0]):
-            who: tuple[Any, ...] = self._who[use.processes[0]] if len(use.processes) == 1 else (None, None, None)
-            share = 100 * use.idle / (use.whole or 1)
-            times = max(0, use.first), use.whole, use.kernels, use.copies, use.idle
-            yield f"GPU {number}", *who, *times, share, use.times
+        for number, uses in enumerate(self._uses):
+            for use in uses:
+                who: tuple[Any, ...] = self._who[use.processes[0]] if len(use.processes) == 1 else (None, None, None)
+                share = 100 * use.idle / (use.whole or 1)
+                times = max(0, use.first), use.whole, use.kernels, use.copies, use.idle
+                yield f"GPU {number}", *who, *times, share, use.times
 
     def _iter_ranges(self) -> list[tuple[Any, ...]]:
         rows = []
