@@ -212,8 +212,30 @@ def test_kernels_with_few_blocks():
     (row,) = ask("idle", made.segment()).rows["verdict"]
     assert (row["cause"], row["time"] / US) == ("few blocks", 225.0)
     assert "while kernels run, 56.2 % of the SMs have none" in row["told"]
-    made.call("cuLaunchKernel", 20, 5, 405, 100, function=2)
-    assert ask("idle", made.segment()).rows["verdict"] == []
+    made.call("cuLaunchKernel", 20, 5, 405, 300, function=2)
+    assert ask("idle", made.segment()).rows["verdict"] != [row]
+
+
+def test_a_gpu_that_is_busy_with_one_kernel():
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 200).call("cuLaunchKernel", 10, 5, 205, 100, function=2)
+    made.call("cuLaunchKernel", 20, 5, 305, 300)
+    (row,) = ask("idle", made.segment()).rows["verdict"]
+    assert (row["cause"], row["time"] / US) == ("one kernel", 500.0)
+    assert row["told"].startswith("k1 takes 83.3 % of the kernels' time, and the GPU is busy: 'gpt-hook run -p ")
+    first = ask("idle", made.call("cuLaunchKernel", 800, 5, 805, 5).segment()).rows["verdict"][0]
+    assert first["cause"] == "host code"
+
+
+def test_one_action_for_calls_of_one_type():
+    made = Made()
+    for number in range(3):
+        at = 1000 * number
+        made.call("cuLaunchKernel", at, 5, at + 5, 100)
+        made.call("cuMemAlloc" if number else "cuMemHostAlloc", at + 10, 900)
+    made.call("cuLaunchKernel", 3000, 5, 3005, 100)
+    (row,) = ask("idle", made.segment()).rows["verdict"]
+    assert (row["cause"], row["function"], row["time"] / US) == ("in a call", "cuMemAlloc", 3 * 900.0)
+    assert "3 times, 900us each, while the host is in cuMemAlloc and cuMemHostAlloc: allocate" in row["told"]
 
 
 def test_work_whose_call_is_not_known():
@@ -222,7 +244,7 @@ def test_work_whose_call_is_not_known():
 
 
 def test_a_gpu_that_is_never_idle_and_a_trace_without_times():
-    busy = ask("idle", Made().run(0, 10).run(10, 10).segment())
+    busy = ask("idle", Made().run(0, 10).run(10, 11, function=2).run(21, 10, function=3).segment())
     assert (
         busy.verdicts["verdict"] == ["no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"]
         and "causes" not in busy.rows
