@@ -246,6 +246,7 @@ static bool write_replayed(const struct replay *replay, const struct member *mem
         HOOK_WRITE(probed, .id = node->id, .kernel = woven->number, .function = member->function,
                    .thread = replay->thread, .start = replay->start, .device = (uint64_t)replay->device,
                    .stream = replay->stream, .grid = {grid, 3}, .block = {block, 3}, .shared = member->shared,
+                   .room = {node->shared, node->shared - member->shared},
                    .params = {member->save->block, woven->param_bytes}, .exec = {true, replay->exec},
                    .node = {true, member->node}, .repeats = {!member->sure, 1}))
         return true;

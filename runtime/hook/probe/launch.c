@@ -88,16 +88,17 @@ static bool is_known_need(const struct save *save) {
 struct places {
     unsigned function, params, extra;
     bool has_extra;
+    unsigned shared; // 0: in the configuration, which is the first
 };
 
 static struct places places_of(const struct frame *frame) {
     switch (frame->slot->special) {
     case SPECIAL_LAUNCH_EX:
-        return (struct places){1, 2, 3, true};
+        return (struct places){1, 2, 3, true, 0};
     case SPECIAL_LAUNCH_COOPERATIVE:
-        return (struct places){0, 9, 0, false};
+        return (struct places){0, 9, 0, false, 7};
     default:
-        return (struct places){0, 9, 10, true};
+        return (struct places){0, 9, 10, true, 7};
     }
 }
 
@@ -109,9 +110,24 @@ static void pass_arguments(struct frame *frame, uint64_t function, void **params
         frame_set_arg(frame, places.extra, (uint64_t)extra);
 }
 
+// Add shared memory to the launch for its maps, if there's room.
+static void add_room(struct frame *frame, const struct choice *choice, struct save *save) {
+    unsigned place = places_of(frame).shared;
+    uint32_t shared = hook_find_room(choice, &frame->launch);
+    if (!shared ||
+        (!place && !hook_read((const void *)frame_arg(frame, 0), &save->config, sizeof(save->config))))
+        return;
+    save->shared = shared;
+    save->config.sharedMemBytes = shared;
+    save->given = frame_arg(frame, place);
+    frame_set_arg(frame, place, place ? shared : (uint64_t)&save->config);
+}
+
 // Restore the program's arguments in place: some callers use them for several calls.
 static void restore_arguments(struct frame *frame, const struct save *save) {
     pass_arguments(frame, save->function, save->params, save->extra);
+    if (save->shared)
+        frame_set_arg(frame, places_of(frame).shared, save->given);
 }
 
 bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
@@ -208,6 +224,7 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     }
     save->slab = slab;
     save->offset = offset;
+    add_room(frame, choice, save);
     hook_point_at_buffers(save, hook_slab_address(slab) + offset);
     pass_arguments(frame, choice->handle, save->arguments, NULL);
     frame_leave_note(frame, NOTE_SAVE, save);
@@ -253,6 +270,7 @@ static void write_launch(const struct frame *frame, struct save *save) {
                          .thread = frame->thread->tid, .start = frame->start,
                          .device = (uint64_t)save->slab->pool->device, .stream = launch->stream,
                          .grid = {grid, 3}, .block = {block, 3}, .shared = launch->shared,
+                         .room = {save->shared, save->shared - launch->shared},
                          .params = {save->block, woven->param_bytes}))
         save->id = id;
 }
@@ -545,7 +563,8 @@ void hook_point_at_buffers(struct save *save, uint64_t address) {
         uint64_t at = address;
         for (uint32_t k = 0; k < woven->added[i].map; k++)
             at += hook_rounded(save->sizes[k]);
-        values[i] = at | (save->repeats && woven->maps[woven->added[i].map].knows_repeats) |
+        const struct woven_map *map = &woven->maps[woven->added[i].map];
+        values[i] = at | (save->repeats && map->knows_repeats) | (save->shared && map->has_room) |
                     save->steps[woven->added[i].map];
         save->arguments[woven->param_count + i] = &values[i];
     }
