@@ -93,6 +93,7 @@ class Startup:
     kinds: dict[str, Kind] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
     longest: list[Call] = field(default_factory=list)
+    images: tuple[int, int] = (0, 0)  # loaded ones in all, and PTX among them
 
 
 def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Startup:
@@ -102,6 +103,7 @@ def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Start
     end = max(began, steady.begin if steady else trace.last(number))
     off = unrecorded.within_one(began, end)
     found = Startup(process.header, end - began - off, off, steady is not None)
+    found.images = len(process.modules), sum(module.type == "ptx" for _, module in process.modules)
     if steady:
         found.length, found.times, found.skipped = steady.period.length, steady.period.times, steady.skipped
         found.usual, found.first = steady.usual, steady.first
