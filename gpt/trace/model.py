@@ -144,8 +144,12 @@ class TraceModel:
         return process.clock.monotonic + process.machines.offset(process.header)
 
     def last(self, number: int) -> int:
-        """Return when the last call of a process ended, whatever its type, in ns since the first process began."""
-        return self._kept.last(number)
+        """Return when the last call of a process ended, whatever its type, or its begin if it made none.
+
+        In ns since the first process began.
+        """
+        found = self._kept.last(number)
+        return self.began(self.processes[number]) if found is None else found
 
     def counted(self, number: int) -> int:
         """Return how many of a process's calls were only counted, so their times are unknown."""

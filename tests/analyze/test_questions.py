@@ -6,6 +6,7 @@ import pytest
 
 from gpt.stream import records
 from tests.analyze.asked import ask, run
+from tests.analyze.working import Made
 from tests.trace import forge
 
 NAMES = ("cuMemAlloc", "cuMemcpyHtoD", "cuLaunchKernel", "cuStreamSynchronize", "cuGraphLaunch", "cuInit")
@@ -253,3 +254,11 @@ def test_few_launches_and_no_waits_are_said_in_plain_words():
         "process 10: 12 launches, and no sequence that comes three times, one after the other, makes up half of them, "
         "or twice nearly all"
     )
+
+
+def test_long_names_of_kernels_are_cut():
+    found = Made().call("cuLaunchKernel", 0, 5, 5, 10).call("cuLaunchKernel", 50, 5, 55, 10).segment()
+    name = "k" * 200
+    found = [one | {"name": name} if one["kind"] == "function" else one for one in found]
+    rows = {row["question"]: row["evidence"] for row in ask("summary", found).rows["questions"]}
+    assert f"between {'k' * 59}\u2026 and {'k' * 59}\u2026;" in rows["idle periods of the GPU"]

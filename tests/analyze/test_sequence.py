@@ -281,6 +281,11 @@ def test_the_gpu_is_idle_where_no_stream_has_work():
     assert period["after"] != period["before"]
 
 
+def test_idle_times_of_a_trace_without_calls():
+    found = ask("gaps", made(more=[forge.gpu_times([(ZERO, MS, 2, 1), (ZERO + 3 * MS, MS, 2, 1)])]))
+    assert [(row["count"], row["total"]) for row in found.rows["idle"]] == [(1, 2 * MS)]
+
+
 def test_gaps_of_a_trace_without_calls():
     done = run("gaps", data=forge.pack(forge.trace(forge.probe_map("x", a="u32"))))
     assert done.returncode == 1 and b"no calls in the stream: 'gpt-hook run' records some" in done.stderr

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer
 from gpt.analyze.lib.locations import WHO, describe, tell_apart
+from gpt.base.printable import shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human, human_count, human_share, human_time, percent
 
@@ -56,7 +57,7 @@ IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
 NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the call's type
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
-SHOWN = 4  # parts that a line names
+SHOWN, WIDEST = 4, 60  # parts that a line names, and columns of a kernel's name
 TOP = 12  # rows per table
 NEVER = 1 << 64  # a time stamp
 WAIT = "cuStreamSynchronize"
@@ -141,7 +142,7 @@ def make_facts(totals: ProcessTotals) -> InferenceFacts:
 def _name_work(process: Process, function: int, api: int) -> str:
     """Return the kernel's name, or `a copy (cuMemcpyHtoD)`."""
     if name := process.kernels().get(function):
-        return brief_name(name)
+        return shorten(brief_name(name), WIDEST, middle=False)
     call = process.api(api)
     return f"{NO_KERNEL[call.type]} ({call.name})" if call.type in NO_KERNEL else call.name
 
@@ -266,7 +267,7 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
     units = [row for row in main.units if row[0].startswith(WHOLE)]
     if units:
         _, scope, name, launches, kernels, count, took, first, _, share, in_threads = units[0]
-        begins = f" ({brief_name(name)})" if name else ""
+        begins = f" ({shorten(brief_name(name), WIDEST, middle=False)})" if name else ""
         graphs = kernels != launches
         unit = "launch" if launches == 1 else f"{launches:,} launches"
         unit += "" if not graphs else " of a graph" if launches == 1 else ", some of graphs,"
