@@ -65,8 +65,8 @@ class TraceFolder:
     ) -> None:
         self.process = Process(header, KINDS)
         self.path: Path | None = None  # what it's called
-        self._inside = Path()  # the folder itself, in a parent where others may rename it
-        self._fd = -1  # of that
+        self._inside = Path()  # leads there by the descriptor, because others may rename it
+        self._fd = -1
         self.fault: str | None = None
         self._stopped = False
         self._parent = parent

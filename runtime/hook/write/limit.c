@@ -94,7 +94,7 @@ static struct written *find_written(void) {
 bool hook_limit_reached(void) { return atomic_load_explicit(&reached, memory_order_relaxed); }
 
 static void reach(struct written *all) {
-    static _Atomic pid_t stopped; // the process that was counted last: this one, or one that forked it
+    static _Atomic pid_t stopped; // counted last; a forked child counts again
     pid_t own = getpid();
     if (atomic_load(&stopped) != own && atomic_exchange(&stopped, own) != own)
         atomic_fetch_add(&all->stopped, 1);
