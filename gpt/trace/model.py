@@ -143,8 +143,11 @@ class TraceModel:
         """Return when a process began, in ns since the first process began."""
         return process.clock.monotonic + process.machines.offset(process.header)
 
-    def last(self, number: int) -> int:
-        """Return when the last call of a process ended, whatever its type, in ns since the first process began."""
+    def last(self, number: int) -> int | None:
+        """Return when the last call of a process ended, whatever its type, in ns since the first process began.
+
+        Returns None for a process without calls.
+        """
         return self._kept.last(number)
 
     def counted(self, number: int) -> int:
