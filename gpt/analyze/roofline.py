@@ -1,9 +1,9 @@
-"""gpt-analyze roofline: the operations and bytes of kernels, compared with the limits of the device.
+"""gpt-analyze roofline: compare the operations and bytes of kernels with the limits of the device.
 
-Bytes count where instructions ask for them (gmem_bytes), even if caches serve them; operations count in tensor cores
-only (tensorop_count). The *intensity* of a kernel is operations divided by bytes. A kernel is limited by the device's
-memory if its intensity is below the device's, and by computing if it's above: this is the roof. A kernel far below both
-limits is bound by *latency* instead: of instructions, of memory, or because it has too few blocks.
+Bytes are counted where instructions ask for them (gmem_bytes), even if caches serve them; operations are counted only
+in tensor cores (tensorop_count). A kernel's *intensity* is operations divided by bytes. A kernel is limited by the
+device's memory if its intensity is below the device's, and by computing if it's above: this is the roof. A kernel far
+below both limits is bound by *latency* instead: of instructions, of memory, or because it has too few blocks.
 
 Bytes, operations and times may come from different runs: each is a mean over the launches that have it.
 """
@@ -29,6 +29,7 @@ from gpt.trace.loading import FirstLaunches
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 KERNELS = (
     Column("name", "text", "kernel", "kernel"),
@@ -60,8 +61,9 @@ MAPS = {
     "tensorop_count": ("flops",),
     "block_sched": ("start", "end", "stop|elapsed", "sm"),
 }
-TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, the best first
+TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, best first
 MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
+COUNTS = {"gmem_bytes": "bytes", "tensorop_count": "flops"}  # maps with amounts, and what they are
 NO_DEVICE = "unknown device"
 TOP, SOURCES = 30, 3  # rows that tables show, and devices whose peaks are explained
 CACHED = "more than 100 % of the memory: bytes that caches serve count too"
@@ -73,7 +75,7 @@ Key = tuple[str, str]  # kernel and device
 
 
 class _Sums:
-    """The sums of a kernel on a device: for each `what` the amount and the number of launches that have it."""
+    """The sums of a kernel on a device: for each `what`, the amount and the number of launches that have it."""
 
     def __init__(self) -> None:
         self.sums: Counter[str] = Counter()
@@ -89,7 +91,7 @@ class _Sums:
         return self.sums[what] / self.counts[what] if self.counts[what] else None
 
     def time(self) -> tuple[str | None, float | None]:
-        """Return the source of the best time, and ns."""
+        """Return the source of the best time, and its ns."""
         return next(((what, self.mean(what)) for what in TIMES if self.sums[what] > 0), (None, None))
 
 
@@ -97,6 +99,7 @@ class Roofline(MapAnalysis):
     """The sums of kernels, by device."""
 
     name = "gmem_bytes"
+    summed = "bytes and FLOPs"
     partial = frozenset((name,))
 
     def __init__(self, peak_flops: float | None = None, peak_bytes: float | None = None) -> None:
@@ -129,26 +132,33 @@ class Roofline(MapAnalysis):
         """Add the data that a launch saved."""
         from gpt.analyze.lib.schedule import make_schedule
 
-        key = buffer.kernel, name_device(process, buffer.launch.device)
-        sums = self._kernels.setdefault(key, _Sums())
-        unsaved = process.probes.unsaved_of(buffer.launch.kernel)
-        match buffer.map.name:
-            case "gmem_bytes":
-                there = buffer.map.unsigned.intersection(MAPS["gmem_bytes"])
-                parts = {name: int(saved.slots[name].sum(dtype="u8")) if name in there else 0
-                         for name in MAPS["gmem_bytes"]}  # fmt: skip
-                bulk = max(parts["bulk"], parts["expected"])  # `expected` has bulk copies by tensor map, but no stores
-                sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
-                if "tensorop_count" in unsaved:  # the kernel has no such operation
-                    sums.add("flops", 0)
-            case "tensorop_count":
-                sums.add("flops", int(saved.slots["flops"].sum(dtype="u8")))
-                if "gmem_bytes" in unsaved:
-                    sums.add("bytes", 0)
-            case _:
-                schedule = make_schedule(saved, process.cards.get(buffer.launch.device, {}))
-                if schedule and schedule.ns_per_clock is not None:
-                    sums.add("block_sched", float(schedule.ended.max()))
+        if buffer.map.name in COUNTS:
+            there = buffer.map.unsigned.intersection(MAPS[buffer.map.name])
+            self._add(process, buffer, {name: int(saved.slots[name].sum(dtype="u8")) for name in there})
+            return
+        schedule = make_schedule(saved, process.cards.get(buffer.launch.device, {}))
+        if schedule and schedule.ns_per_clock is not None:
+            self._find(process, buffer).add("block_sched", float(schedule.ended.max()))
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept. Sums of block_sched don't tell how long it took."""
+        if buffer.map.name in COUNTS:
+            self._add(process, buffer, {name: int(field.total) for name, field in sums.fields.items()})
+
+    def _find(self, process: Process, buffer: Buffer) -> _Sums:
+        return self._kernels.setdefault((buffer.kernel, name_device(process, buffer.launch.device)), _Sums())
+
+    def _add(self, process: Process, buffer: Buffer, found: Mapping[str, int]) -> None:
+        sums, unsaved = self._find(process, buffer), process.probes.unsaved_of(buffer.launch.kernel)
+        if buffer.map.name == "tensorop_count":
+            sums.add("flops", found["flops"])
+        else:
+            parts = {name: found.get(name, 0) for name in MAPS["gmem_bytes"]}
+            bulk = max(parts["bulk"], parts["expected"])  # `expected` has bulk copies by tensor map, but no stores
+            sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
+        for name, what in COUNTS.items():
+            if name in unsaved:  # the kernel has no such operation
+                sums.add(what, 0)
 
     def end(self, process: Process) -> None:
         """Add the times of a process that has ended."""
@@ -203,7 +213,7 @@ class Roofline(MapAnalysis):
 
 
 class _Times:
-    """The times of the kernels of a process, which are known once all its records have come."""
+    """The times of a process's kernels, which are known once all its records have arrived."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -231,7 +241,7 @@ class _Times:
         self._launches.take()
 
     def _firsts_of(self) -> dict[tuple[int, int, bool], tuple[float, int]]:
-        """Return ns and number of the first launches of each kernel on each device, one per thread."""
+        """Return the ns and number of each kernel's first launches on each device, one per thread."""
         rows = self._firsts.rows
         took = self._process.clock.durations(rows["duration"]).tolist()
         found: dict[tuple[int, int, bool], tuple[float, int]] = {}
@@ -298,7 +308,7 @@ def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float
 
 
 def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sources of the peaks, a line for each of the first devices."""
+    """Yield the sources of the peaks, one line for each of the first devices."""
     for device, (flops, bytes_) in list(peaks.items())[:SOURCES]:
         yield f"{device}: FLOPs: {flops.source}; memory: {bytes_.source}"
 

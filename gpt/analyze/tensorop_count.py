@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gpt.trace.buffers import MapLayout
+    from gpt.trace.sums import BufferSums
 
 WARP = 32  # threads
 
@@ -27,12 +28,17 @@ class TensoropCount(KernelSums):
     columns = (Column("flops", "u64", title="FLOPs"), Column("operations", "u64", title="instructions"))
 
     def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
-        """Return the sum over warps. In Neutrino's probe each thread of a warp counts the warp's operations."""
+        """Return the sum over warps. In Neutrino's probe, each thread of a warp counts the warp's operations."""
         if layout.level == "thread":
             import numpy as np
 
             values = np.maximum.reduceat(values, range(0, values.shape[1], WARP), axis=1)
         return super().add_up(layout, values)
+
+    def take_sums(self, layout: MapLayout, sums: BufferSums) -> dict[str, int]:
+        """Return the sums of a launch that was reduced."""
+        found = super().take_sums(layout, sums)
+        return {name: value // WARP for name, value in found.items()} if layout.level == "thread" else found
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
         """Return both sums."""

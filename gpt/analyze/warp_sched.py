@@ -1,10 +1,10 @@
-"""gpt-analyze warp_sched: how long warps run, alone and beside other kernels, and how long the last ones take.
+"""gpt-analyze warp_sched: how long warps run, alone and together with other kernels, and how long the last ones take.
 
-Times are ns of a clock that all SMs share, so launches can be compared. A launch is `shared` if its warps ran at the
-same time as the warps of another launch on its GPU; the others ran `alone`. Each launch keeps the run times of its
-warps as a histogram (gpt/trace/durations.py), because only at the end it's known which launches were shared.
+Times are ns on a clock that all SMs share, so launches can be compared. A launch is `shared` if its warps ran at the
+same time as the warps of another launch on its GPU; the others ran `alone`. Each launch keeps its warps' run times as a
+histogram (gpt/trace/durations.py), because it's only known at the end which launches were shared.
 
-The *tail* of a launch is the time at its end during which at most half as many warps ran as at its peak.
+A launch's *tail* is the time at its end during which at most half as many warps ran as at its peak.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.durations import Durations
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 WARPS = (
     Column("warps", "u64"),
-    *(Column(name, "u64", "ns") for name in ("p50", "p99", "longest")),
-    Column("tail_share", "f64", "%", "tail"),
+    *(Column(name, "u64?", "ns") for name in ("p50", "p99", "longest")),
+    Column("tail_share", "f64?", "%", "tail"),
     Column("mean", "u64", "ns"),
     Column("span", "u64", "ns"),
-    Column("tail", "u64", "ns", "tail time"),
+    Column("tail", "u64?", "ns", "tail time"),
     Column("silent", "u64", title="warps lost", shown="any"),
 )
 KERNELS = (
@@ -44,20 +45,25 @@ TIMES = (
     Column("shared", "u64", title="warps shared"),
 )
 TOP, TOP_LAUNCHES, TOP_TIMES = 30, 10, 24  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches that are listed
-PARTS = 8  # bins of the answer between a time and twice that time
+MOST_LAUNCHES = 100_000  # launches listed at most
+PARTS = 8  # bins in the answer between a time and its double
 ALONE, SHARED = "alone", "shared"
 
 
 class _Run(NamedTuple):
-    """A launch: when its first warp began and its last one ended, on the GPU's clock, and how its warps ran."""
+    """A launch: when its first warp began and its last one ended, on the GPU's clock, and how its warps ran.
+
+    Without detail, `tail` is None and `times` are empty.
+    """
 
     where: Hashable  # the GPU
     kernel: str
     begin: int
     end: int
-    tail: int
+    tail: int | None
     silent: int
+    warps: int
+    total: float  # ns that its warps ran, added up
     times: Durations
     row: tuple[Any, ...]  # the columns LAUNCH
 
@@ -66,6 +72,7 @@ class WarpSched(MapAnalysis):
     """The run times of the warps of all launches."""
 
     name = "warp_sched"
+    summed = "launches, warps, means and spans"
     fields = ("start", "end")
 
     def __init__(self) -> None:
@@ -86,7 +93,19 @@ class WarpSched(MapAnalysis):
         times.add((end - start).astype(np.float64))
         where, row = process.gpu(buffer.launch.device), launch_row(len(self._runs) + 1, process, buffer)
         edges = (int(start.min()), int(end.max()), _find_tail(start, end)) if len(start) else (0, 0, 0)
-        self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times, row))
+        silent = int((~here).sum())
+        self._runs.append(_Run(where, buffer.kernel, *edges, silent, times.count, times.total, times, row))
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add the warps of a launch of which only sums were kept."""
+        from gpt.trace.durations import Durations
+
+        launch, start, end = buffer.launch, sums.fields["start"], sums.fields["end"]
+        where, row = process.gpu(launch.device), launch_row(len(self._runs) + 1, process, buffer)
+        silent = launch.blocks * buffer.map.units(launch.threads) - sums.records
+        total = (int(end.total) - int(start.total)) % (1 << 64)
+        edges = int(start.least), int(end.greatest), None
+        self._runs.append(_Run(where, buffer.kernel, *edges, silent, sums.records, float(total), Durations(), row))
 
     def merge(self, other: WarpSched) -> None:
         """Merge an analysis of later traces."""
@@ -95,7 +114,7 @@ class WarpSched(MapAnalysis):
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels by how they ran, launches, and the distribution of run times of warps."""
+        """Yield kernels by how they ran, launches, and the distribution of warps' run times."""
         shared = _find_shared(self._runs)
         groups: dict[tuple[str, str], list[_Run]] = {}
         for run, how in zip(self._runs, shared, strict=True):
@@ -103,10 +122,10 @@ class WarpSched(MapAnalysis):
         rows = [(*key, len(runs), *_values(runs)) for key, runs in groups.items()]
         rows.sort(key=lambda row: (-row[3] * row[8], row[0], row[1]))
         warps = sum(row[3] for row in rows)
-        tails = [run.tail / (run.end - run.begin or 1) for run in self._runs]
+        tails = [run.tail / (run.end - run.begin or 1) for run in self._runs if run.tail is not None]
         told = f"{amount(warps, 'warp')} of {amount(len(self._runs), 'launch')}, {shared.count(SHARED):,} beside others"
-        verdict = [f"{told}; tail: {100 * sum(tails) / len(tails):.1f} % of a launch in the mean", *verdict]
-        yield make_answer("kernels", KERNELS, rows, verdict, top=TOP)
+        told += f"; tail: {100 * sum(tails) / len(tails):.1f} % of a launch in the mean" if tails else ""
+        yield make_answer("kernels", KERNELS, rows, [told, *verdict], top=TOP)
         listed = zip(self._runs[:MOST_LAUNCHES], shared, strict=False)
         more = len(self._runs) - MOST_LAUNCHES
         verdict = [f"{more:,} more launches are only in the sums"] if more > 0 else []
@@ -129,7 +148,7 @@ def _find_tail(start: Any, end: Any) -> int:
 
 
 def _find_shared(runs: list[_Run]) -> list[str]:
-    """Return for each launch whether others ran on its GPU at the same time."""
+    """Return, for each launch, whether others ran on its GPU at the same time."""
     found = [ALONE] * len(runs)
     last: dict[Hashable, int] = {}  # by GPU, the earlier launch that ends last
     for number in sorted(range(len(runs)), key=lambda number: runs[number].begin):
@@ -143,19 +162,25 @@ def _find_shared(runs: list[_Run]) -> list[str]:
 
 
 def _values(runs: list[_Run]) -> tuple[Any, ...]:
-    """Return the columns WARPS; for several launches span and tail are means."""
+    """Return the columns WARPS; for several launches span and tail are means, the latter of those with detail."""
     from gpt.trace.durations import Durations
 
     times = Durations()
     for run in runs:
         times.merge(run.times)
-    span, tail = (sum(values) / len(runs) for values in ([r.end - r.begin for r in runs], [r.tail for r in runs]))
-    shown = times.percentile(0.5), times.percentile(0.99), times.largest, 100 * tail / (span or 1)
-    return times.count, *shown, times.total / (times.count or 1), span, tail, sum(run.silent for run in runs)
+    span = sum(run.end - run.begin for run in runs) / len(runs)
+    warps, silent = sum(run.warps for run in runs), sum(run.silent for run in runs)
+    tails = [(run.tail, run.end - run.begin) for run in runs if run.tail is not None]
+    mean = sum(run.total for run in runs) / (warps or 1)
+    if not tails:
+        return warps, None, None, None, None, mean, span, None, silent
+    share = 100 * sum(tail for tail, _ in tails) / (sum(time for _, time in tails) or 1)
+    shown = times.percentile(0.5), times.percentile(0.99), times.largest, share
+    return warps, *shown, mean, span, sum(tail for tail, _ in tails) / len(tails), silent
 
 
 def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
-    """Return how many warps took how long, over all kernels, alone and shared."""
+    """Return a histogram of warps' run times over all kernels, alone and shared."""
     import numpy as np
 
     from gpt.trace.durations import BINS, BITS, Durations, edges

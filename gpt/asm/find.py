@@ -1,8 +1,8 @@
 """Find ptxas, and choose one for a module if there are several.
 
 The search order is `--ptxas`, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, `CUDA_PATH/bin`, the wheel nvidia-cuda-nvcc and
-Triton's copy; the first to answer `--version` is the default. If it doesn't support a module's PTX version or
-target, the newest of the others that does takes its place. With `--ptxas` there are no others.
+Triton's copy; the first to answer `--version` is the default. If it doesn't support a module's PTX version or target,
+the newest of the others that does takes its place. With `--ptxas` there are no others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Tools:
     """The installed ptxas, in search order. Each is run once, when it's first needed, to ask for its version."""
 
     def __init__(self, given: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """Raises MissingError if `given` (--ptxas) isn't an executable."""
+        """Search for ptxas. Raises MissingError if `given` (--ptxas) isn't an executable."""
         self._places = iter([_named(given, "--ptxas")] if given else _iter_places(environment))
         self._found: list[Tool] = []
         self._seen: set[str] = set()
@@ -104,7 +104,7 @@ class Tools:
             try:
                 tool = _ask(path)
             except GptError as error:
-                if self._named and not self._found:  # using another than the user named would be a surprise
+                if self._named and not self._found:  # using any other than the user named would be a surprise
                     raise MissingError(str(error)) from None
                 self._failed = self._failed or str(error)
                 continue

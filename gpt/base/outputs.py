@@ -178,7 +178,7 @@ def take_name(made: Path, path: Path) -> None:
 def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
     """Raise OSError unless a new file can take the name: it's free, or a file, or a link to a file or to nothing.
 
-    Refuses devices, pipes and folders, links to any of these, and links to open files, such as /dev/stdout. Otherwise
+    Rejects devices, pipes and folders, links to any of these, and links to open files, such as /dev/stdout. Otherwise
     root could replace the system's own /dev/stdout.
     """
     with suppress(FileNotFoundError):
@@ -205,7 +205,7 @@ def is_user(user: int, *meant: int) -> bool:
         return False
     with suppress(OSError):
         if Path("/proc/self/uid_map").read_text().split()[2:3] == [str((1 << 32) - 1)]:
-            return True  # in the initial user namespace, every user has an id of their own
+            return True  # in the initial user namespace, every user has a distinct id
     overflow = 65534
     with suppress(OSError, ValueError):
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())

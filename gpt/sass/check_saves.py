@@ -1,14 +1,14 @@
-"""Follow values of the kernel that a trampoline keeps elsewhere, and see them come back.
+"""Track the kernel's values that a trampoline saves elsewhere, and check that they're restored.
 
-Where a snippet needs more registers than are free, the weaver saves live ones. Four pairs of instructions are known:
+If a snippet needs more registers than are free, the weaver saves live ones. Four pairs of instructions are known:
 
     STL [R1-16], R4          LDL R4, [R1-16]      below the stack pointer, where neither the kernel nor what it calls is
     MOV R9, R4               MOV R4, R9           in a register that's free
     P2R R9, PR, RZ, 0x7f     R2P PR, R9, 0x7f     predicates, one for each bit of the number
     IADD3 R9, RZ, UR4, RZ    R2UR UR4, R9         a uniform register
 
-A copy is a place and the register whose value it has. It's lost when something else is written to the place, and what
-was saved under a guard isn't one. Loading a register's own copy gives it back; loading another's doesn't.
+A copy is a place, and the register whose value it holds. It's lost when something else is written to the place; a value
+saved under a guard isn't a copy. Loading a register's own copy restores the register; loading another's doesn't.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gpt.sass.code import Instruction
 from gpt.sass.masks import STARTS
 from gpt.sass.words import bits
 
-Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value is there
+Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value it holds
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
-_KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # STL, MOV, P2R and IADD3 with a uniform register: what makes copies
+_KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # what makes copies: STL, MOV, P2R, and IADD3 with a uniform register
 _WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # in the upper half of these: [R1+offset], with the usual cache policy or none
 
 
 def is_slot(one: Instruction, stack: int) -> bool:
-    """Return whether an instruction leaves local memory alone, but for `stack` bytes below the stack pointer."""
+    """Return whether an instruction leaves local memory alone, except for `stack` bytes below the stack pointer."""
     if one.memory != "local":
         return True
     offset, size = _slot(one.word)
@@ -36,7 +36,7 @@ def is_slot(one: Instruction, stack: int) -> bool:
 
 
 def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozenset[Copy]:
-    """Return the copies after an instruction of a snippet; `own` are registers with the kernel's values before it."""
+    """Return the copies after a snippet's instruction; `own` are the registers with the kernel's values before it."""
     if not copies and one.opcode not in _KEEPERS:
         return copies
     written = one.masks.writes
@@ -57,7 +57,7 @@ def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozense
 
 
 def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
-    """Return the registers that an instruction of a snippet gives their old values back."""
+    """Return the registers whose old values a snippet's instruction restores."""
     found = 0
     register = bits(one.word, 16, 8)
     if one.name == "LDL" and one.guard.always:
@@ -75,13 +75,13 @@ def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
 
 
 def _slot(word: int) -> tuple[int, int]:
-    """Return the offset and the bytes of an access of local memory."""
+    """Return the offset and size in bytes of a local memory access."""
     offset = bits(word, 40, 24)
     return offset - (offset >> 23 << 24), (1, 1, 2, 2, 4, 8, 16, 0)[bits(word, 73, 3)]
 
 
 def _is_copy(one: Instruction) -> bool:
-    """Return whether it's MOV R, R, of all lanes and all bytes."""
+    """Return whether it's a MOV R, R that copies all lanes and all bytes."""
     return one.opcode == 0x202 and one.guard.always and one.word >> 64 & _MODIFIERS == 0xF00
 
 
@@ -113,12 +113,12 @@ def _iter_predicates(mask: int) -> Iterator[int]:
 
 
 def _saved_predicates(one: Instruction) -> int:
-    """Return the predicates that a P2R R, PR, RZ, MASK keeps, one bit for each; 0 if it's something else."""
+    """Return the predicates that a P2R R, PR, RZ, MASK saves, one bit each; 0 for anything else."""
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS and bits(one.word, 24, 8) == 255
     return bits(one.word, 32, 7) if one.opcode == 0x803 and plain and not bits(one.word, 39, 25) else 0
 
 
 def _restored_predicates(one: Instruction) -> int:
-    """Return the predicates that a R2P PR, R, MASK sets, one bit for each; 0 if it's something else."""
+    """Return the predicates that a R2P PR, R, MASK sets, one bit each; 0 for anything else."""
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS
     return bits(one.word, 32, 7) if one.opcode == 0x804 and plain and not bits(one.word, 39, 25) else 0

@@ -1,6 +1,6 @@
-"""Follow a trampoline on every way through it, and find what it would do to the kernel.
+"""Follow every path through a trampoline, and find what it would do to the kernel.
 
-For each instruction of it, on the way there, this is known (State):
+For each of its instructions, the following is known (State):
 
 - `own`: registers that hold what they'd hold in the original kernel at this point. At the beginning these are the live
   ones. A snippet's write takes a register out, a moved instruction's puts it in.
@@ -13,13 +13,13 @@ For each instruction of it, on the way there, this is known (State):
 - `pending`: results of fixed latency that aren't there yet.
 - `meetings`: BSSYs whose BSYNC is still to come.
 
-Wherever the kernel's own code runs, in a moved instruction or behind the trampoline, every live register must be `own`,
-and nothing of ours may be in flight or pending. A snippet begins with nothing of other snippets in flight, so within it
-ptxas's own scoreboards and stalls are right, for they're kept.
+Wherever the kernel's own code runs, in a moved instruction or after the trampoline, every live register must be `own`,
+and nothing of ours may be in flight or pending. When a snippet begins, nothing of other snippets is in flight. So
+inside it, ptxas's own scoreboards and stalls are right, because they're kept.
 
 A branch that only some lanes take splits the warp. Split lanes stay apart until the kernel's next BSYNC, unless a BSSY
-of ours says where they meet. So a snippet may branch under a condition only between its BSSY and its BSYNC, on a
-barrier that the kernel doesn't name, and all must have met where it ends.
+of ours says where they meet. So a snippet may branch conditionally only between its BSSY and its BSYNC, on a barrier
+that the kernel doesn't name, and all lanes must have met at its end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Fault = tuple[int, str, str]  # instruction, rule, detail
 
 
 class TrampolineCheck:
-    """One trampoline, whose words have been compared already."""
+    """One trampoline, whose words have already been compared."""
 
     def __init__(self, around: Surroundings, trampoline: Trampoline) -> None:
         self.around = around
@@ -136,7 +136,7 @@ class TrampolineCheck:
             yield from self._insert(index, part, number, state)
 
     def _enter(self, index: int, part: Inserted, state: State) -> None:
-        """Check what a snippet is given."""
+        """Check the values that a snippet gets."""
         if part.start != index:
             self.faults.append((index, "reach", "a jump leads into a snippet"))
         inputs = pack(part.snippet.inputs)
@@ -190,8 +190,8 @@ class TrampolineCheck:
         yield from self._follow(index, part, state)
 
     def _facts_of(self, number: int) -> tuple[int, int]:
-        """Return for a part what the first moved instruction reads, so that it's there by then (unless a moved one
-        wrote it), and what's live at the kernel's next instruction.
+        """Return two sets for a part: what the first moved instruction reads, and so has arrived by then (unless a
+        moved instruction wrote it), and what's live at the kernel's next instruction.
         """
         found = self._facts.get(number)
         if found is None:
@@ -201,7 +201,7 @@ class TrampolineCheck:
         return found
 
     def _usable_at_site(self, number: int) -> int:
-        """Return the first moved instruction's reads that no moved instruction wrote."""
+        """Return what the first moved instruction reads and no moved instruction wrote."""
         code = self.around.original.code
         found = code.masks[self.trampoline.sources[0]].reads
         for part in self.trampoline.parts[:number]:
@@ -236,7 +236,7 @@ class TrampolineCheck:
             yield index + 1, state
 
     def _move(self, index: int, part: Moved, state: State) -> Iterator[tuple[int, State]]:
-        """Let a moved instruction run: it needs all that it needed."""
+        """Run a moved instruction, after checking that it finds everything that it reads."""
         kernel = self.around.original
         source = kernel.code[part.source]
         self._fault(index, "live", self.around.needed(part.source) & ~state.own, "isn't what the kernel left there")
@@ -269,7 +269,7 @@ class TrampolineCheck:
         yield index + 1, state
 
     def _end(self, index: int, state: State, to: int) -> None:
-        """Check what the kernel finds when it goes on at `to`."""
+        """Check the state that the kernel finds when it continues at `to`."""
         self._fault(index, "live", self.around.needed(to) & ~state.own, "isn't what the kernel left there")
         rest = state.ours
         self._fault(index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight on the way back")
@@ -283,7 +283,7 @@ class TrampolineCheck:
         self.ends.append(state)
 
     def _next_source(self, number: int) -> int | None:
-        """Return the instruction of the kernel that comes after a part, if there's one."""
+        """Return the kernel's instruction that follows a part, if there is one."""
         for part in self.trampoline.parts[number:]:
             if isinstance(part, Moved):
                 return part.source
@@ -291,10 +291,10 @@ class TrampolineCheck:
 
 
 def _can_split(word: int) -> bool:
-    """Return whether a branch goes by what each lane has. BRA.DIV doesn't: all lanes that are there take it."""
+    """Return whether a branch depends on each lane's values. BRA.DIV doesn't: all active lanes take it."""
     return not guard_of(word).always or bits(word, 87, 4) != PT
 
 
 def _is_saving(code: Code, part: Inserted) -> bool:
-    """Return whether a part only keeps registers or gives them back."""
+    """Return whether a part only saves or restores registers."""
     return all(is_saving(code[index]) for index in range(part.start, part.start + part.length))

@@ -1,7 +1,7 @@
-"""Launches of probed kernels and what their probes saved: numpy arrays over the bytes, without an object per record.
+"""Launches of probed kernels and what their probes saved: numpy arrays over the bytes, without one object per record.
 
 gpt-stream(5), PROBE BUFFERS, describes the layout of a buffer; gpt/trace/parts.py finds its bytes. Each thread writes
-chunks of its own, so a `buffer` may come before the `probed`, `map` or `kernel` that it refers to. It waits for them.
+separate chunks, so a `buffer` may precede the `probed`, `map` or `kernel` that it refers to, and then waits for them.
 
 Every number in a trace is untrusted. A buffer is only read if its size follows from the map and the
 launch's grid and block, and if that many bytes are there. So an array can only be larger than the trace and its files
@@ -19,13 +19,14 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.base.errors import MalformedError
+from gpt.base.errors import MalformedError, MissingError
 from gpt.stream import packed
 from gpt.stream.reasons import OTHER, Reason, find_reason
 from gpt.trace.inputs import FORMATS, StoredBuffer
 from gpt.trace.params import ArgumentValue, parse_arguments
 from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
 from gpt.trace.select import Selected
+from gpt.trace.sums import BufferSums, parse_sums
 from gpt.trace.tables import TableLayout
 
 Record = dict[str, Any]
@@ -34,8 +35,8 @@ Slots = npt.NDArray[np.void]
 
 COUNT = 8  # bytes of a count, and of the number of a unit
 WARP = 32  # threads
-BATCH = 16 << 20  # bytes of buffers that are collected before `full`
-MOST = 1000  # buffers that are collected before `full`
+BATCH = 16 << 20  # bytes of buffers collected before `full`
+MOST = 1000  # buffers collected before `full`
 LEVELS = ("thread", "warp", "block")
 TYPES = ("array", "total", "log", "histogram", "table")
 MOST_COPIES = 1 << 16  # limit for a histogram or table
@@ -63,7 +64,7 @@ class MapLayout:
     """A map's layout in a launch's buffer."""
 
     def __init__(self, record: Record) -> None:
-        """Raises MalformedError if the `map` record makes no sense."""
+        """Read a `map` record. Raises MalformedError if it makes no sense."""
         fields = packed.parse_fields(record)
         self.id: int = record["id"]
         self.name: str = record["name"]
@@ -155,7 +156,7 @@ class MapLayout:
         if self.table:
             return self._read_table(data, offset, self.table)
         if self.copies:
-            return self._read_histogram(data, offset)
+            return self._read_histogram(data, offset, self.copies)
         units = self.units(threads)
         unit = self.head + self.capacity * self.stride
         steps = (units * unit, unit)
@@ -174,8 +175,14 @@ class MapLayout:
             dropped = int((over - np.uint64(self.capacity)).sum())
         return SavedBuffer(counts, slots, None, dropped)
 
-    def _read_histogram(self, data: Bytes, offset: int) -> SavedBuffer:
-        shape = self.copies or 1, (self.capacity * self.stride if self.capacity else COUNT) // COUNT
+    def read_reduced(self, data: bytes) -> SavedBuffer:
+        """Read a histogram whose copies were added up."""
+        if len(data) != (self.capacity * self.stride or COUNT):
+            raise MalformedError(f"map '{self.name}': a histogram of {len(data)} bytes")
+        return self._read_histogram(data, 0, 1)
+
+    def _read_histogram(self, data: Bytes, offset: int, copies: int) -> SavedBuffer:
+        shape = copies, (self.capacity * self.stride if self.capacity else COUNT) // COUNT
         bins: Counts = np.ndarray(shape, "<u8", data, offset).sum(axis=0, dtype=np.uint64)
         counts: Counts = np.array([bins.sum()], np.uint64)
         return SavedBuffer(counts, np.zeros(0, self._slot), None, 0, bins if self.capacity else None)
@@ -297,8 +304,29 @@ class Buffer:
         """
         return parse_arguments(self._params, self.launch.params) if self.launch.params else []
 
+    @property
+    def reduced(self) -> bool:
+        """True if only sums of its records were kept, because of --detail. Sums of a histogram are all there is."""
+        return self._parts.reduced is not None and self.map.type != "histogram"
+
+    def read_sums(self) -> BufferSums:
+        """Return the sums of a buffer that was reduced. Raises what `Parts.read` raises."""
+        return parse_sums(self._read_reduced(), self.map.types if self.map.capacity else {}, self.map.name)
+
+    def _read_reduced(self) -> bytes:
+        assert self._parts.reduced is not None
+        self.map.check_size(self._parts.reduced, self.launch.blocks, self.launch.threads)
+        if self.map.table:
+            raise MalformedError(f"map '{self.map.name}': a table was reduced")
+        data, offset = self._parts.read(None, self._files)
+        return bytes(data[offset : offset + self._parts.size])
+
     def read(self) -> SavedBuffer:
-        """Read the arrays. Raises what `Parts.read` raises."""
+        """Read the arrays. Raises what `Parts.read` raises, and MissingError if the buffer was reduced."""
+        if self.reduced:
+            raise MissingError("only its sums were kept, as --detail says")
+        if self._parts.reduced is not None:
+            return self.map.read_reduced(self._read_reduced())
         shape = self.launch.blocks, self.launch.threads
         if self.lost is None:
             self.map.check_size(self._parts.size, *shape)
@@ -355,12 +383,12 @@ class Probes:
 
     @property
     def full(self) -> bool:
-        """True when enough buffers have come to `take` them."""
+        """True when enough buffers have arrived to `take` them."""
         return self._size >= BATCH or self._fresh >= MOST
 
     @property
     def pending(self) -> int:
-        """The number of chosen launches that lack buffers, or have some that weren't taken."""
+        """The number of chosen launches that lack buffers, or have some that haven't been taken."""
         if not self._selected:
             return len(self._launches)
         chosen = filter(self._is_chosen, self._launches.values())
@@ -374,7 +402,7 @@ class Probes:
             case "kernel":
                 if "registers" in record and "function" in record:
                     self.codes[record["function"]] = record
-                if "maps" in record:  # the other `kernel` record is about its code, and may come first
+                if "maps" in record:  # the other `kernel` record describes its code, and may arrive first
                     asked = frozenset(site["probe"].partition(".")[0] for site in record.get("sites", ()))
                     maps, params = frozenset(record["maps"]), record.get("params", [])
                     kernel = _Kernel(record["name"], maps, params, asked)
@@ -440,7 +468,7 @@ class Probes:
         return set(found.asked).difference(self.maps_of(kernel)) if found else set()
 
     def take_told(self, kind: str) -> list[Any]:
-        """Return the chosen launches (`probed`) or records (`times`, `memusage`) since the last time.
+        """Return the chosen launches (`probed`) or records (`times`, `memusage`) since the last call.
 
         `memusage` records are sums without a thread or a time, so a selection by these leaves them out.
         """
@@ -457,7 +485,7 @@ class Probes:
         return [times for times in known if self._is_of_chosen(self._fates.pop(times["launch"]))]
 
     def check_taken(self) -> None:
-        """Raise MalformedError if a buffer refers to a record that never came."""
+        """Raise MalformedError if a buffer refers to a record that never arrived."""
         if self._buffers:
             record = self._buffers[0]
             raise MalformedError(f"buffer of launch {record['launch']} and map {record['map']}: no such records")

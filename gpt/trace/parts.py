@@ -1,9 +1,9 @@
 """Assemble the bytes of a probe's buffer from the places that its records name.
 
-A buffer is in one `buffer` record or in several, each with the next bytes. They are in the record itself or in a file
-beside the trace, complete or reduced to the units that saved something. The bytes are plain or columns, either of them
-perhaps in a zstd frame, or they're in a file of another format, whose name is then the codec. gpt-stream(5) lists the
-keys and describes columns.
+A buffer is in one `buffer` record or in several, each with the next bytes. The bytes are in the record itself or in a
+file beside the trace, complete or reduced to the units that saved something. They are plain or columns, perhaps in a
+zstd frame, or they're in a file of another format, whose name is then the codec. gpt-stream(5) lists the keys and
+describes columns.
 
 Every number in a trace is untrusted. The bytes of one record, or of several that are adjacent in a file, are used in
 place. Others are copied into zeroed memory, so that units that saved nothing take no pages. A frame is only
@@ -102,6 +102,7 @@ class Parts:
         self.size = size
         self.lost: Reason | None = None
         self.dropped = 0  # records that did not fit, if the first part has the number
+        self.reduced: int | None = None  # size of the buffer whose sums this is
         self._parts: list[BufferPart] = []
         self._held = 0
         self._joined: Bytes | None = None
@@ -118,6 +119,7 @@ class Parts:
                 f"buffer of {record['size']} bytes: a part from {part.at} on after {self._held} of {self.size}"
             )
         self.dropped = self.dropped or record.get("dropped", 0)
+        self.reduced = record.get("reduced", self.reduced)
         self._parts.append(part)
         self._held += part.length
         return self._held == self.size

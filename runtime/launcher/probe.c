@@ -1,7 +1,7 @@
-// Turns -p and --jit into a pipeline for the broker to keep and variables for the hook to read.
+// Turns -p and --jit into a pipeline for the broker and variables for the hook.
 //
 // The stage that weaves probes reads them before the command runs, so a faulty probe ends the run here.
-// Cached results are named by a digest of the probes, as that stage prints them, and the pipeline's text.
+// Cached results are named by a digest of the pipeline's text and of the probes as that stage prints them.
 
 #include <ctype.h>
 #include <errno.h>
@@ -55,7 +55,7 @@ static void add_stage(const char *name) {
     append_quoted(&pipeline, find_neighbour(name, path) ? path : name);
 }
 
-// Reads a command's output. If the command fails, its own message is the error.
+// Read a command's output. If the command fails, its own message is the error.
 static void read_output(FILE *stream, struct gpt_bytes *output) {
     char block[4096];
     size_t size;
@@ -76,7 +76,7 @@ static void read_output(FILE *stream, struct gpt_bytes *output) {
         exit(WEXITSTATUS(status) < CANNOT_RUN ? WEXITSTATUS(status) : MISSING);
 }
 
-// Starts looking for ptxas and compilers, in parallel with reading the probes.
+// Start looking for ptxas and compilers, in parallel with reading the probes.
 static FILE *begin_tools(void) {
     char path[PATH_MAX];
     struct gpt_bytes command = {0};
@@ -88,7 +88,7 @@ static FILE *begin_tools(void) {
     return stream;
 }
 
-// Reads the result. Without gpt-asm or any ptxas there's none.
+// Read the result. Without gpt-asm or any ptxas there's none.
 static void end_tools(FILE *stream) {
     char block[4096];
     size_t size;
@@ -98,7 +98,7 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
-// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128: --show writes
+// Read a quoted TOML text up to its closing quote. Supports \u escapes only below 128: --show writes
 // no others.
 static void read_string(const char *at, char text[PATH_MAX]) {
     static const char escapes[] = "\"\\bfnrt", values[] = "\"\\\b\f\n\r\t";
@@ -119,7 +119,7 @@ static void read_string(const char *at, char text[PATH_MAX]) {
     text[size] = '\0';
 }
 
-// Collects the callbacks that probes name, to run on their results. Fails if one doesn't exist.
+// Collect the callbacks that probes name, to run on their results. Fails if one doesn't exist.
 static void find_callbacks(const char *shown, struct gpt_bytes *found) {
     static const char key[] = "\ncallback = \"";
     for (const char *at = shown; (at = strstr(at, key));) {
@@ -149,13 +149,13 @@ static bool digest_file(const char *path, char digest[65]) {
     return data != NULL;
 }
 
-// Otherwise it's a built-in probe, even if a folder has that name.
+// Anything else is a built-in probe, even if a folder has that name.
 static bool is_file(const char *probe) {
     struct stat status;
     return strchr(probe, '/') || (!stat(probe, &status) && !S_ISDIR(status.st_mode));
 }
 
-// Lets the pipeline check that the files haven't changed: it starts later, perhaps several times, and results
+// Let the pipeline check that the files haven't changed: it starts later, perhaps several times, and results
 // are cached under a digest of the files as they are now.
 static void add_checks(const struct probing *probing) {
     char digest[65];
@@ -175,7 +175,7 @@ static void add_checks(const struct probing *probing) {
     }
 }
 
-// Adds a stage that weaves probes. Returns where its words begin.
+// Add a stage that weaves probes. Returns where its words begin.
 static size_t add_weaver(const char *name, const struct probing *probing) {
     size_t start = pipeline.size;
     add_stage(name);
@@ -187,7 +187,7 @@ static size_t add_weaver(const char *name, const struct probing *probing) {
     return start;
 }
 
-// Adds the stages that weave probes into PTX, behind gpt-extract. `reader` gets the words of gpt-ptx-probe.
+// Add the stages that weave probes into PTX, behind gpt-extract. `reader` gets the words of gpt-ptx-probe.
 static void add_ptx_stages(const struct probing *probing, const char *options, struct gpt_bytes *reader) {
     add_stage("gpt-extract");
     append(&pipeline, " --ptx%s |", options);
@@ -230,7 +230,7 @@ static bool add_digest(const char *path) {
     return there;
 }
 
-// Adds the digests of the files that a command names anywhere: by a path, as -pFILE, or found in PATH.
+// Add the digests of the files that a command names anywhere: by a path, as in -pFILE, or through PATH.
 static void add_files(const char *command) {
     for (const char *at = command; *at;) {
         char word[PATH_MAX], path[2 * PATH_MAX];
@@ -261,7 +261,7 @@ static void use_pipeline(const char *command) {
     free(here);
 }
 
-// Checks an option's number.
+// Check an option's number.
 static const char *check_number(const char *option, const char *text, bool fraction) {
     char *end;
     double value = strtod(text, &end);
@@ -271,7 +271,7 @@ static const char *check_number(const char *option, const char *text, bool fract
     return text;
 }
 
-// 64M, 2G or bytes.
+// Check a size: 64M, 2G or bytes.
 const char *check_size(const char *option, const char *text) {
     static const char units[] = "KMGT";
     char *bytes = malloc(32);
@@ -336,7 +336,7 @@ const char *name_probes(const struct probing *probing) {
     return names.data;
 }
 
-// Sets or removes a variable, so that nothing of an outer gpt-hook is left.
+// Set or remove a variable, so that nothing of an outer gpt-hook is left.
 void set(const char *name, const char *value) {
     if (value)
         setenv(name, value, 1);
@@ -355,6 +355,7 @@ const char *use_probing(const struct probing *probing) {
         {"GPT_HOOK_PROBE_SKIP", offsetof(struct probing, skip)},
         {"GPT_HOOK_PROBE_COUNT", offsetof(struct probing, count)},
         {"GPT_HOOK_PROBE_SAMPLE", offsetof(struct probing, sample)},
+        {"GPT_HOOK_PROBE_DETAIL", offsetof(struct probing, detail)},
         {"GPT_HOOK_PROBE_MEMORY", offsetof(struct probing, memory)},
     };
     struct probing checked = *probing;
@@ -374,6 +375,8 @@ const char *use_probing(const struct probing *probing) {
         check_number("--launch-count", checked.count, false);
     if (checked.sample)
         checked.sample = check_sample(checked.sample);
+    if (checked.detail)
+        check_number("--detail", checked.detail, false);
     if (checked.memory)
         checked.memory = check_size("--max-memory", checked.memory);
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)

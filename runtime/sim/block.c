@@ -1,5 +1,6 @@
-// The lanes of a block take turns: the lanes of a warp by number, each until it waits, then the next warp.
-// Lanes that spin take turns too, each time for a shorter slice, since they may wait for another lane.
+// The lanes of a block take turns: the lanes of a warp in order, each until it waits, then the next warp.
+// Lanes that spin take turns too, each time for a shorter slice, because they may be waiting for another
+// lane.
 
 #include "run.h"
 
@@ -28,8 +29,8 @@ static unsigned count_ready(const struct resident *block) {
     return count;
 }
 
-// Once all lanes had their turn, other blocks get one. That doesn't depend on progress: lanes may meet, or
-// pass barriers, just to check together whether another block has done what they wait for.
+// Once all lanes have had their turn, other blocks get one. That doesn't depend on progress: lanes may meet,
+// or pass barriers, just to check together whether another block has done what they wait for.
 //
 // If a warp's only running lanes are waiting for memory, lanes that wait for those wait forever.
 void sim_turn(struct host_thread *thread, uint32_t site) {

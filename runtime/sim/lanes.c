@@ -7,7 +7,7 @@
 #include "run.h"
 
 enum {
-    FRAMES = 256 << 10, // bytes for the frames of functions, beside their local memory
+    FRAMES = 256 << 10, // bytes for functions' frames, on top of their local memory
     RESERVE = 31 << 10, // for services, below
     PAGE = 4096,
     SLAB = 16,          // stacks

@@ -1,4 +1,4 @@
-// Memory of the device and pinned memory. Device memory is host memory (range.c).
+// Device memory and pinned memory. Device memory is host memory (range.c).
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -6,7 +6,7 @@
 
 #include "sim.h"
 
-// How much of the device's memory is used. Managed memory may exceed the device's, and pinned memory is the
+// How much of the device's memory is in use. Managed memory may exceed the device's, and pinned memory is the
 // host's.
 
 static uint64_t taken;
@@ -89,7 +89,7 @@ API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t 
     return allocate(memory, size, context, DEVICE);
 }
 
-// Return an error, or begin to free memory.
+// Begin to free memory, or return an error.
 static CUresult begin_free(CUdeviceptr memory) {
     CUresult status;
     if (sim_begin_free(memory, &status))

@@ -11,11 +11,11 @@ static void meet(struct warp *warp, uint32_t lanes, host_combine *combine) {
     for (uint32_t rest = lanes; rest; rest &= rest - 1)
         warp->lanes[__builtin_ctz(rest)].result = lanes;
     warp->ready |= lanes;
-    warp->last = HOST_WARP - 1; // they go on in their order
+    warp->last = HOST_WARP - 1; // they continue in order
     sim_advance(warp->block);
 }
 
-// Return whether all that `lane` waits for are there; then they meet.
+// If all lanes that `lane` waits for have arrived, let them meet, and return true.
 static bool try(struct warp *warp, const struct lane *lane) {
     uint32_t lanes = lane->mask & warp->all & ~warp->exited;
     if (lanes & ~warp->meeting)

@@ -1,5 +1,5 @@
-// Launches the kernels of variables.cu in turn and prints all that they leave; tests/gpu/sass_variables.py compares it
-// with and without probes.
+// Launches the kernels of variables.cu in turn and prints all that they leave; tests/gpu/sass_variables.py
+// compares it with and without probes.
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-"""The base of analyses of a map: from processes to the arrays that each launch saved, and what's missing."""
+"""The base of analyses of a map: turns processes into the arrays that each launch saved, and reports what's missing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from gpt.trace.params import to_text
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
-LAUNCH = (  # columns of a launch, to the left of the columns of its map
+LAUNCH = (  # columns of a launch, to the left of its map's columns
     Column("kernel", "text", "kernel", "launches of"),
     Column("launch", "u64", "id", "no"),
     Column("host", "text", shown="never"),
@@ -34,7 +35,7 @@ KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace
 
 
 def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
-    """Return the columns LAUNCH of a launch, the `number`th of all traces."""
+    """Return the columns LAUNCH of the `number`th launch in all traces."""
     launch = buffer.launch
     where = number, process.header["host"], process.pid
     ids = *where, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
@@ -44,9 +45,10 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 class MapAnalysis(ABC):
     """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
 
-    An analysis of several maps lists them in `maps`. If fields have `|` between them, one of them must be there.
+    An analysis of several maps lists them in `maps`. Of fields separated by `|`, one must exist.
 
-    `add` takes the data that a launch saved. `iter_answers` yields the answers; the `verdict` tells it what's missing.
+    `add` takes the data that a launch saved. `add_sums` takes its sums if --detail left no more; `summed` says which
+    totals they give. `iter_answers` yields the answers; the `verdict` tells it what's missing.
     """
 
     streams = True
@@ -55,17 +57,20 @@ class MapAnalysis(ABC):
     optional: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     log = False  # True if the map is a log
+    summed = "all"
     partial: frozenset[str] = frozenset()  # maps that leave out a field if the kernel has nothing for it
 
     def __init__(self) -> None:
         from gpt.trace.kinds import SAVES
 
         self.kinds = SAVES | {"clock", "function", "launch", "launches"}
-        self._wanted: int | None = None  # the number of the launch to show, if any
-        self._number = 0  # number of the last launch, in analyses that number launches
+        self._wanted: int | None = None  # number of the launch to show, if any
+        self._number = 0  # the last launch's number, in analyses that number launches
         self._known = False  # True once a trace had the map
         self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
-        self._read = 0  # launches
+        self._read = 0  # buffers
+        self._details = Counter[bool]()  # launches, by whether only sums of them were kept
+        self._last_read = (0, 0), False  # pid and id of a launch, and whether it was reduced
         self._lost = Counter[str]()  # launches, by reason
         self._logs = Counter[str]()  # records `kept` and `dropped`, and launches: all, and those with `full` logs
         self._done = Coverage()  # processes that have ended
@@ -79,6 +84,10 @@ class MapAnalysis(ABC):
     @abstractmethod
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Add the data that a launch saved."""
+
+    @abstractmethod
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept."""
 
     @abstractmethod
     def iter_answers(self, verdict: list[str]) -> Answers:
@@ -97,7 +106,7 @@ class MapAnalysis(ABC):
         return layout.name in self.maps
 
     def check(self, layout: MapLayout) -> None:
-        """Raise GptError if a map isn't the expected one but shares its name."""
+        """Raise GptError if a map only shares the expected map's name."""
         wanted = self.maps[layout.name]
         choices = [name.split("|") for name in wanted]
         missing = [f"unsigned field '{one[-1]}'" for one in choices if layout.unsigned.isdisjoint(one)]
@@ -112,17 +121,32 @@ class MapAnalysis(ABC):
     def _take(self, process: Process, buffer: Buffer) -> None:
         self.check(buffer.map)
         try:
+            if buffer.reduced:
+                sums = buffer.read_sums()
+                self._count(process, buffer)
+                self.add_sums(process, buffer, sums)
+                return
             saved = buffer.read()
         except (MissingError, TruncatedError) as error:
             where = process.pid, buffer.launch.id
             self._lost[error.fact] += where != self._last_lost  # a launch with several maps counts once
             self._last_lost = where
             return
-        self._read += 1
+        self._count(process, buffer)
         if saved.units is not None and buffer.map.capacity:
             full = saved.dropped > 0
             self._logs.update(kept=len(saved.units), dropped=saved.dropped, launches=1, full=int(full))
         self.add(process, buffer, saved)
+
+    def _count(self, process: Process, buffer: Buffer) -> None:
+        """Count a buffer that was read, and its launch; one of several maps counts once."""
+        self._read += 1
+        (where, was), at = self._last_read, (process.pid, buffer.launch.id)
+        if where == at:
+            self._details[was] -= 1
+        reduced = buffer.reduced or (was and where == at)
+        self._details[reduced] += 1
+        self._last_read = at, reduced
 
     def end(self, process: Process) -> None:
         """Add the coverage of a process that has ended."""
@@ -132,20 +156,21 @@ class MapAnalysis(ABC):
         process.probes.check_taken()
 
     def merge_launches(self, other: MapAnalysis) -> None:
-        """Add the launches that an analysis of later traces found, and count the lost ones."""
+        """Add the launches of an analysis of later traces, and count the lost ones."""
         self._number += other._number
         self._known |= other._known
         self._read += other._read
+        self._details.update(other._details)
         self._lost.update(other._lost)
         self._logs.update(other._logs)
         self._done.merge(other._done)
 
     def renumbered(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Renumber rows of launches of later traces, from our last launch on."""
+        """Renumber rows for launches in later traces, to follow our last launch."""
         return ((row[0], row[1] + self._number, *row[2:]) for row in rows)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return which probe would have recorded the map, or that there's no launch with the number to show."""
+        """Return which probe would have recorded the map, or that no launch has the number to show."""
         if self._read:
             absent = self._wanted is not None and self._wanted > self._number
             return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
@@ -162,17 +187,23 @@ class MapAnalysis(ABC):
         for process, launches in self._launches.items():
             coverage.merge(make_coverage(process, launches))
         if self._read:
-            yield from self.iter_answers([*self._kept_lines(), *coverage.verdict(), *self._lost_lines()])
+            lines = [*self._detail_lines(), *self._kept_lines(), *coverage.verdict(), *self._lost_lines()]
+            yield from self.iter_answers(lines)
         yield from coverage.answer()
 
     @property
     def kept(self) -> str:
-        """Return the share of all records that logs kept, or an empty text if they kept all."""
+        """Return the share of records that logs kept, or an empty string if they kept all."""
         return kept_share(self._logs["kept"], self._logs["dropped"]) if self._logs["dropped"] else ""
 
     def titled(self, title: str) -> str:
-        """Return the title of a picture of all launches, and below it the share of the records that it shows."""
+        """Return the title of a picture of all launches, with the share of the records that it shows below."""
         return f"{title}\n{self.kept}" if self.kept else title
+
+    def _detail_lines(self) -> Iterator[str]:
+        if self._details[True]:
+            launches = amount(self._details.total(), "launch")
+            yield f"detail: {self._details[False]:,} of {launches}, totals: {self.summed}"
 
     def _kept_lines(self) -> Iterator[str]:
         if self.kept:

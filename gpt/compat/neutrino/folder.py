@@ -1,8 +1,8 @@
-"""Write the trace folder of a process while its records come.
+"""Write the trace folder of a process as its records arrive.
 
-The lines of a launch stay together. They are written once everything about it has come: the data that its probes saved,
-their cost (`times`), and how long its kernel ran on the GPU. So they follow the lines of calls that the program made in
-the meantime. The calls that arrive in one batch are sorted by time.
+The lines for a launch stay together. They're written once everything about it has arrived: the data that its probes
+saved, their cost (`times`), and how long its kernel ran on the GPU. So they follow the lines for calls that the program
+made in the meantime. Calls that arrive in one batch are sorted by time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Analyze = Callable[[Path], None]  # starts the analysis of a result
 
 @dataclass
 class _Launch:
-    """A launch so far; it has `lines` once its buffers were written."""
+    """A launch so far; it has `lines` once its buffers have been written."""
 
     probed: Record
     lines: list[str] = field(default_factory=list)
@@ -65,8 +65,8 @@ class TraceFolder:
     ) -> None:
         self.process = Process(header, KINDS)
         self.path: Path | None = None  # what it's called
-        self._inside = Path()  # leads there by the descriptor, because others may rename it
-        self._fd = -1
+        self._inside = Path()  # the folder itself, in a parent where others may rename it
+        self._fd = -1  # an open descriptor of `_inside`
         self.fault: str | None = None
         self._stopped = False
         self._parent = parent
@@ -80,7 +80,7 @@ class TraceFolder:
         self._launches: list[str] = []
         self._results: list[Path] = []  # to analyze after the lines of their launches are in the log
         self.logs: dict[str, Counter[str]] = {}  # per map: `kept` and `dropped` records, `launches` and `full` logs
-        self._later: list[Record] = []  # they refer to functions whose records may come later
+        self._later: list[Record] = []  # they refer to functions whose records may arrive later
         self._open: dict[int, _Launch] = {}
         self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
         self._maps: dict[int, Record] = {}
@@ -172,7 +172,7 @@ class TraceFolder:
             self._log.flush()
 
     def _settle(self) -> None:
-        """Write the lines since the last time."""
+        """Write the lines since the last call."""
         for _, rows in self.process.gpu_times.take():
             if {"thread", "call"} <= set(rows.dtype.names or ()):
                 kernels = rows[rows["function"] != 0]
@@ -220,7 +220,7 @@ class TraceFolder:
         return launch.done and ("exec" in probed or (times is not None and timed))
 
     def _say(self, launch: _Launch) -> None:
-        """Write the lines of a launch, as many as there are."""
+        """Write the lines for a launch, as many as are complete."""
         probed, times = launch.probed, launch.times
         del self._open[probed["id"]]
         took = self._gpu.pop((probed["thread"], probed["start"]), None)

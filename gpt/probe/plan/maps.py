@@ -1,16 +1,34 @@
-"""The maps of a kernel: where each one's buffer is, and how it is laid out. gpt-stream(5), PROBE BUFFERS."""
+"""The maps of a kernel: where each buffer is, and how it's laid out. gpt-stream(5), PROBE BUFFERS."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
 
+if TYPE_CHECKING:
+    from gpt.probe.lower.emit import Emitter
+
 COPIES = 64  # copies of a histogram or table, a power of two; with more SMs, several share a copy
 BUDGET = 64 << 20  # default bytes of a log
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letters of types in model.SIZES -> in records
+
+
+class Room(NamedTuple):
+    """A histogram's place in shared memory, if a launch has room for it: at an `offset` in the last `size` bytes of the
+    dynamic shared memory, which begins at `symbol`.
+    """
+
+    symbol: str
+    size: int
+    offset: int
+
+    def find(self, code: Emitter) -> str:
+        """Return a register of 32 bits with the address of the room."""
+        end = code.once("b32", "add.u32", code.once("b32", "mov.u32", self.symbol), code.special("%dynamic_smem_size"))
+        return code.once("b32", "sub.u32", end, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +42,7 @@ class PlacedMap:
     may_fill: bool = False  # the array may be full when a record is saved
     once: bool = False  # no thread saves twice
     idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds nothing but zeros
+    room: Room | None = None  # a histogram's; a launch may have none nevertheless
 
     @property
     def type(self) -> str:
@@ -37,7 +56,7 @@ class PlacedMap:
 
     @property
     def keeps(self) -> str | None:
-        """The value for a `map` record: what it keeps if the lowest bits of its address ask for it."""
+        """The value for a `map` record: which records a buffer keeps if the lowest bits of its address say so."""
         if self.type == "log":
             return "all" if self.capacity else None
         if self.type == "total":
@@ -46,7 +65,7 @@ class PlacedMap:
 
     @property
     def wanted(self) -> int:
-        """The same, or None if records are only counted."""
+        """The capacity that the map asks for, even if records are only counted."""
         if self.map.capacity is None:
             return max(0, ((self.map.budget or BUDGET) - 8) // (8 + self.map.stride))
         return self.map.capacity
@@ -55,6 +74,11 @@ class PlacedMap:
     def copies(self) -> int | None:
         """The number of copies of a histogram or table."""
         return COPIES if self.type in ("histogram", "table") else None
+
+    @property
+    def bins(self) -> int:
+        """The number of bins of a histogram."""
+        return self.stride // 8
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -74,7 +98,7 @@ class PlacedMap:
 
     @property
     def head(self) -> int:
-        """The bytes in front of a unit's slots: its count, if it has one."""
+        """The bytes before a unit's slots: its count, if it has one."""
         return 8 if self.map.counts else 0
 
     @property
@@ -103,4 +127,5 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         low=scale.low if scale else None,
         step=scale.step if scale else None,
         head=placed.head if placed.head != 8 else None,
+        room=placed.room.offset if placed.room else None,
     )

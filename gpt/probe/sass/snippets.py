@@ -1,8 +1,12 @@
 """Compile bodies (body.py) with ptxas, and find out what the resulting words need.
 
-All bodies of a kernel that aren't known yet are compiled by one call, each as a function of its own. The words up to
-the last RET are the snippet: the RET itself is left out, so the next word takes over its waits.
-waits.py adds what a function leaves to its caller.
+All bodies of a kernel that aren't cached are compiled in one run, each as its own function. The words up to the last
+RET are the snippet. The RET itself is left out, so the next word takes over its waits. waits.py adds the waits that a
+function leaves to its caller.
+
+ptxas likes to jump over a predicated save with `@!P0 BRA.U` if no lane saves, and has `@!P0 BRA` between BSSY and BSYNC
+behind it for the case that some do. check.py doesn't take BRA.U, whose exact meaning nobody has measured. As the second
+branch is enough, the first one becomes a NOP.
 
 Compiled words are kept in memory and in the user's cache, under a digest of their text. They aren't shipped with the
 package. A text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves idle,
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,28 +36,28 @@ from gpt.formats.cubin_edit import table_of as read_table
 from gpt.formats.elf import SHT_RELA
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass.waits import announce, await_reads, await_results, space
-from gpt.sass.check_words import FORBIDDEN, is_collective
+from gpt.sass.check_words import FORBIDDEN, NOP, is_collective
 from gpt.sass.code import Code
 from gpt.sass.flow import live_before
 from gpt.sass.graph import make_graph
 from gpt.sass.masks import Registers, unpack
 from gpt.sass.tables import Operand, Table, UnknownOpcodeError
-from gpt.sass.words import control_of, dump_words, opcode_of, parse_words, with_bits
+from gpt.sass.words import SIZE, bits, control_of, dump_words, guard_of, opcode_of, parse_words, with_bits, with_control
 from gpt.sass.woven import Snippet
 
-FORMAT = b"7"  # version of the cache's contents
+FORMAT = b"8"  # version of the cache's contents
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
 RET, UMOV, URZ = "RET", 0x882, 63
-CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: bytes of the program's constants
+CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: size of the program's constants in bytes
 _GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
 _GUARDABLE = {"IADD3", "VIADD", "IMAD", "MOV", "LOP3", "SHF", "SEL", "CS2R", "LEA", "IABS", "NOP"}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """General registers that have to keep their distances, moved by multiples of `align`."""
+    """General registers that keep their distances, and are moved by multiples of `align`."""
 
     members: tuple[int, ...]
     align: int
@@ -60,9 +65,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A body's words, and the barriers that have to be awaited behind them. `sized` are words with the size of
-    the program's constants.
-    """
+    """A body's words, and the barriers to await after them. `sized` words hold the size of the program's constants."""
 
     snippet: Snippet
     table: Table
@@ -94,11 +97,11 @@ class Compiled:
 
     @cached_property
     def takes_guard(self) -> bool:
-        """True if each of its words may get the site's guard: they compute, and have none."""
+        """True if each of its words can take the site's guard: they only compute, and have no guard."""
         return all(one.name in _GUARDABLE and one.guard.always and not one.writes.P for one in self.code)
 
     def find_units(self, pairs: list[int]) -> list[Unit]:
-        """Return the general registers in units. Each of `pairs` stays beside the next one."""
+        """Return the general registers grouped into units. Each of `pairs` stays next to the following register."""
         key = tuple(pairs)
         found = self._units.get(key)
         if found is None:
@@ -106,7 +109,7 @@ class Compiled:
         return found
 
     def find_groups(self, file: str) -> list[tuple[int, ...]]:
-        """Return the registers of another file; a pair of one operand stays together."""
+        """Return the registers of another file in groups: a pair in one operand stays together."""
         found = self._groups.get(file)
         if found is None:
             found = self._groups[file] = self._find_groups(file)
@@ -135,7 +138,7 @@ class Compiler:
         self._known: dict[str, Compiled | str] = {}
 
     def compile(self, texts: list[str]) -> None:
-        """Make sure that these are compiled. Raises GptError if ptxas can't, MissingError if there's none."""
+        """Make sure that these are compiled. Raises GptError if ptxas fails, MissingError if it isn't installed."""
         missing: dict[str, str] = {}
         for text in dict.fromkeys(texts):
             if text not in self._known:
@@ -151,7 +154,7 @@ class Compiler:
             self._cache.put(key, _dump(found))
 
     def find(self, text: str) -> Compiled:
-        """Return the compiled text. Raises CannotProbe if it can't be a snippet."""
+        """Return the compiled text. Raises CannotProbe if it can't serve as a snippet."""
         found = self._known[text]
         if isinstance(found, str):
             raise CannotProbe(found)
@@ -202,6 +205,8 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
         return "never ends"
     last = max(index for index, name in enumerate(names) if name == RET)
     words = list(words[: last + 1])
+    for index in _find_shortcuts(Code(dump_words(words), table)):
+        words[index] = with_control(NOP, control_of(words[index])._replace(reuse=0))
     for word, name in zip(words[:-1], names, strict=False):
         if name in FORBIDDEN - {"YIELD", RET} and not is_collective(word):
             return f"needs {name}, which a probe can't use"
@@ -216,8 +221,30 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
     return Compiled(Snippet(tuple(body), inputs), table, wait | extra, sized)
 
 
+def _find_shortcuts(code: Code) -> Iterator[int]:
+    """Yield each BRA.U that only saves time: a branch with its guard follows, from a BSSY to the BSYNC before its end.
+
+    In between, nothing may touch memory or the guard, so lanes with the guard lose nothing by coming to that branch, as
+    they do whenever some other lane hasn't the guard.
+    """
+    for index, one in enumerate(code):
+        if one.name != "BRA" or bits(one.word, 32, 2) != 1 or bits(one.word, 91, 1) or one.target is None:
+            continue
+        end, opened = one.target // SIZE, False
+        for other in (code[number] for number in range(index + 1, min(end, len(code)))):
+            if other.name == "BSSY":
+                opened = other.guard.always and other.target == one.target
+            elif other.name == "BRA":
+                meets = other.target == one.target - SIZE and code[end - 1].name == "BSYNC"
+                if opened and meets and guard_of(other.word) == guard_of(one.word):
+                    yield index
+                break
+            elif other.memory not in (None, "constant") or other.masks.writes & one.masks.reads:
+                break
+
+
 def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int, ...] | str:
-    """Return the words that hold the size of constant bank 0; other relocations can't be in a snippet."""
+    """Return the words that hold the size of constant bank 0; a snippet can't have other relocations."""
     found = []
     for number, header in enumerate(cubin.sections):
         if header["type"] != SHT_RELA or header["info"] != section:
@@ -234,7 +261,7 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
 
 
 def with_size(compiled: Compiled, size: int) -> Compiled:
-    """Return the snippet with the size of a program's constants: their copy isn't global memory."""
+    """Return the snippet with the size of a program's constants filled in: their copy isn't global memory."""
     if not compiled.sized:
         return compiled
     words = list(compiled.snippet.words)
@@ -251,7 +278,7 @@ def _dump(found: Compiled | str) -> bytes:
 
 
 def _find_units(words: tuple[int, ...], table: Table, named: int, pairs: list[int]) -> list[Unit]:
-    """Join registers that occur in one operand of several."""
+    """Group registers that occur in the same operand."""
     runs = [(first, 2) for first in pairs if named >> first & 3]
     for word in words:
         for operand in table.opcode(word).operands:

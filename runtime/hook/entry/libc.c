@@ -56,7 +56,7 @@ EARLY void hook_find_real(void) {
         abort(); // nothing would work, and no such libc exists
 }
 
-// Records the library before it's unloaded.
+// Record the library before it's unloaded.
 EXPORT int dlclose(void *handle) {
     if (!hook_real_dlclose)
         hook_find_real();

@@ -1,8 +1,8 @@
-// How many entries launches claimed in their logs, so that the next launch of the same kernel gets logs that
-// are large enough.
+// Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
+// logs that are large enough.
 //
-// The list is under a lock of its own, under which nothing is called: a launch looks its demand up, the
-// thread that writes adds to it by atomics.
+// The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
+// writes adds to it with atomics.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -83,7 +83,7 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
     return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
 }
 
-// Return the steps that a launch's claim needs; 0 if it fitted. The next launch may claim a little more.
+// Return the steps that a launch's claim needs, or 0 if it fitted. The next launch may claim a little more.
 static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
     unsigned step = 0;
     if (map->grows && claimed > map->capacity)

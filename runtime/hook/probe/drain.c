@@ -1,13 +1,13 @@
-// The thread that writes buffers into the trace. It sleeps while no launch has a buffer; while slabs are on
-// their way, it looks which events have come when more is sent after it, and every now and then. So what a
-// graph wrote is most likely copied while its next replay runs, and not when the program is about to launch
-// that: there both would want the driver (docs/measured.md). It takes no signals.
+// The thread that writes buffers to the trace. It sleeps while no launch has a buffer. While slabs are on
+// their way, it checks which events have completed when another slab is sent to it, and at intervals. So what
+// a graph wrote is usually copied while the graph's next replay runs, and not when the program is about to
+// launch that: at that point both would need the driver (docs/measured.md). It takes no signals.
 //
 // A slab that isn't full and that the program doesn't wait for would stay on the device, and be lost if the
-// process is killed. So the writer looks at slabs in use, too, and hands those with launches older than OLD
+// process is killed. So the writer also looks at slabs in use, and hands those with launches older than OLD
 // to the marking thread. A buffer is in the trace's files within 200 ms of the end of its launch, unless
-// that's behind others, or in a stream of the driver that only its own thread can name: the per-thread
-// default one.
+// others are queued before it, or it's in the driver's per-thread default stream, which only its own
+// thread can name.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +46,8 @@ static void write_times(const struct slab *slab, const struct save *save, uint64
                .original = {known, original});
 }
 
-// How long the writer has had no rest. If that's long and more slabs wait, it can't keep up.
+// How long the writer has been busy without a break. If that's long and more slabs are waiting, it can't keep
+// up.
 static uint64_t busy_since;
 static bool more_wait;
 
@@ -54,11 +55,15 @@ static bool is_behind(void) { return more_wait && hook_monotonic() - busy_since 
 
 static void write_buffers(struct slab *slab, const struct save *save) {
     const struct woven *woven = save->probed->woven;
+    const uint64_t *sums = save->sums;
     uint64_t at = save->offset;
     if (hook_settings.memusage)
         hook_add_need(slab, save);
     for (size_t i = 0; i < woven->map_count && save->id; i++) {
-        hook_write_parts(slab, save, &woven->maps[i], at, save->sizes[i]);
+        if (save->reduced && woven->maps[i].reducible)
+            sums += hook_write_sums(save, &woven->maps[i], sums);
+        else
+            hook_write_parts(slab, save, &woven->maps[i], at, save->sizes[i]);
         at += hook_rounded(save->sizes[i]);
     }
 }
@@ -72,11 +77,40 @@ static void write_save(struct slab *slab, struct save *save) {
         hook_forget_benchmark(save);
 }
 
+// As many launches at once as are reduced together. A node's save ends before its arguments.
+enum { AT_ONCE = 64 };
+
 static void write_replay(struct slab *slab, const struct save *save) {
-    struct save node;
-    for (size_t at = 0; hook_next_replayed(save, &at, &node);)
-        write_buffers(slab, &node);
+    static struct save nodes[AT_ONCE];
+    struct save *all[AT_ONCE];
+    size_t at = 0, count = 0;
+    bool more = true;
+    while (more || count) {
+        while (more && count < AT_ONCE && (more = hook_next_replayed(save, &at, &nodes[count])))
+            count++;
+        for (size_t i = 0; i < count; i++)
+            all[i] = &nodes[i];
+        size_t done = count ? hook_reduce(slab, all, count) : 0;
+        for (size_t i = 0; i < done; i++)
+            write_buffers(slab, &nodes[i]);
+        memmove(nodes, nodes + done, (count -= done) * sizeof(*nodes));
+    }
     hook_end_replay(save->replay);
+}
+
+// Write launches up to the next graph launch, and return the save behind them.
+static struct save *write_saves(struct slab *slab, struct save *first) {
+    struct save *all[AT_ONCE], *next = first;
+    size_t count = 0;
+    for (; next && !next->replay && count < AT_ONCE; next = next->next)
+        all[count++] = next;
+    size_t done = hook_reduce(slab, all, count);
+    next = all[done - 1]->next;
+    for (size_t i = 0; i < done; i++) {
+        write_save(slab, all[i]);
+        hook_free_save(all[i]);
+    }
+    return next;
 }
 
 static void write_slab(struct slab *slab) {
@@ -87,10 +121,11 @@ static void write_slab(struct slab *slab) {
     hook_writer_calls = false;
     bool pushed = !slab->failed;
     for (struct save *save = slab->saves, *next; save; save = next) {
-        if (save->replay)
-            write_replay(slab, save);
-        else
-            write_save(slab, save);
+        if (!save->replay) {
+            next = write_saves(slab, save);
+            continue;
+        }
+        write_replay(slab, save);
         next = save->next;
         hook_free_save(save);
     }
@@ -130,9 +165,9 @@ void hook_lose(struct save *save) {
 
 // The thread
 
-// Take the next finished slab, or look at the oldest of each context only: with many slabs waiting for
-// events, we don't ask for all of them each time one is queued. While we ask, others add slabs to the list;
-// only this thread takes those away that were issued.
+// Take the next finished slab, or look only at the oldest of each context: with many slabs waiting for
+// events, we don't query all of them each time one is queued. While we query, others add slabs to the list;
+// only this thread removes slabs that were issued.
 static struct slab *take_ready(bool all) {
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         EACH_SLAB (slab, &pool->draining) {
@@ -166,7 +201,8 @@ static struct timespec in_time(uint64_t ns) {
     return (struct timespec){(time_t)(ns / SECOND), (long)(ns % SECOND)};
 }
 
-// See to it that old launches in slabs in use get here. Return when to look again; 0: when a slab is claimed.
+// Make sure that old launches in slabs in use get here. Return when to look again, or 0 for when a slab is
+// claimed.
 static uint64_t hand_old(void) {
     static uint64_t next_look;
     uint64_t now = hook_monotonic();
@@ -267,7 +303,7 @@ void hook_wait_no_longer(void) {
 // are written. What isn't for a live stream is packed (pack.c), with zstd unless the writer is behind. Only
 // the used part of a log is read.
 //
-// Device memory is read through a pinned staging buffer, so that we pin little memory.
+// Device memory is read through a pinned staging buffer, so that little memory is pinned.
 
 enum {
     INLINE = 64 << 10,
@@ -328,7 +364,7 @@ struct part {
 
 static bool is_zero(const char *data, uint64_t size) { return !*data && !memcmp(data, data + 1, size - 1); }
 
-// How many units saved anything, counted as long as they are few enough to be written alone.
+// Return how many units saved anything, counting only while they're few enough to be written by themselves.
 static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *found) {
     *found = 0;
     for (uint64_t i = 0; i < count; i++)
@@ -340,7 +376,7 @@ static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *f
 // Drop units that saved nothing, if that at least halves the part. `number` is the index of its first unit.
 static void make_thin(struct part *part, uint64_t unit, uint64_t number) {
     static char *room;     // only one thread writes
-    if (part->size % unit) // the part ends inside a unit
+    if (part->size % unit) // the part ends within a unit
         unit = part->size;
     uint64_t count = part->size / unit, units;
     if (!is_thin(part->data, unit, count, &units) || (!room && !(room = malloc(PART / 2))))
@@ -360,7 +396,7 @@ struct log {
     uint64_t entries, dropped;
 };
 
-// Return how full a log is, from its buffer of this size.
+// Return how full a log is, given its buffer of this size.
 static struct log read_log(const struct woven_map *map, const char *data, uint64_t size) {
     uint64_t count, room = (size - sizeof(count)) / (NUMBER + map->stride);
     memcpy(&count, data, sizeof(count));
@@ -401,7 +437,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
         struct packing packed = {part.data, part.size, NULL, 0};
         if (packs && part.size)
             hook_pack(part.data, part.size, row, quick, &packed);
-        if (!at) // data whose beginning doesn't shrink stays unpacked
+        if (!at) // data whose beginning doesn't shrink isn't packed
             packs = packed.codec;
         if (beside && !hook_put_beside(packed.data, packed.size, &offset)) {
             lost = hook_limit_reached() ? WHY(max_disk) : WHY(side_file);
@@ -459,7 +495,7 @@ static bool open_side(void) {
     if (side_file >= 0 && is_side(side_file))
         return true;
     if (side_file >= 0)
-        close(side_file); // somebody put another file in its place
+        close(side_file); // the program put another file in its place
     side_file = -1;
     return false;
 }

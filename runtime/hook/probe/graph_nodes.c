@@ -1,7 +1,7 @@
 // The kernel nodes of a graph with probes in them.
 //
 // The program's graph stays as it was built; probes go only into the executable graph. During a call that
-// reads a graph (instantiate, update), its nodes have the kernels with probes, and afterwards their own
+// reads a graph (instantiate, update), its nodes have the kernels with probes, and afterwards the program's
 // again. CUDA says that no other thread may use a graph meanwhile. This way the driver itself matches the
 // nodes of the executable graph, also for graphs in graphs, bodies of conditional nodes, and when the source
 // graph is gone. Setting the nodes of the executable graph one by one would need the source graph. A clone
@@ -44,8 +44,10 @@ static void give_save(struct member *member, const struct launch *launch) {
         member->reason = silent ? WHY(node_parameters) : WHY(parameters);
     else if (!hook_size_buffers(member->save, launch))
         hook_strip_member(member, WHY(buffers_too_large));
-    else
+    else {
         member->room = member->save->bytes;
+        member->save->shared = hook_find_room(&member->choice, launch);
+    }
 }
 
 // The CUDA runtime names kernels in nodes by functions that it gets through private tables.
@@ -84,6 +86,7 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
     if (!launch.function)
         return;
     launch.cooperative = has_attribute(member->node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+    launch.cluster[0] = has_attribute(member->node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
     member->choice = choose(node, &launch, context);
     const struct probed *first = member->choice.first;
     member->function = first ? first->function : hook_ask_function(launch.function);
@@ -108,7 +111,7 @@ struct written hook_written_by_copy(uint64_t node, const CUDA_MEMCPY3D *copy) {
     return (struct written){node, start, start + bytes};
 }
 
-// Kernels don't count: CUDA leaves it undefined what happens if they write to constants.
+// Kernels don't count: in CUDA it's undefined what happens if they write to constants.
 static bool writes_nothing(int type) {
     static const int types[] = {
         CU_GRAPH_NODE_TYPE_KERNEL,
@@ -306,6 +309,8 @@ CUDA_KERNEL_NODE_PARAMS hook_probed_params(const struct member *member) {
     *(params.func ? &params.func : &params.kern) = (void *)member->choice.handle;
     params.kernelParams = member->save->arguments;
     params.extra = NULL;
+    if (member->save->shared)
+        params.sharedMemBytes = member->save->shared;
     return params;
 }
 

@@ -38,7 +38,7 @@ static struct probed *find(uint64_t handle) {
     return NULL;
 }
 
-// Kernels of an earlier order no longer run. The entry of a function that belongs to a kernel only leads to
+// Kernels of an earlier order no longer run. The entry of a function that belongs to a kernel just leads to
 // the kernel's entry.
 struct probed *hook_find_probed(uint64_t handle) {
     struct probed *found = find(handle);
@@ -83,8 +83,8 @@ static bool make_room(void) {
     return true;
 }
 
-// Reuse a replaced entry that owns nothing any more for its successor. This keeps the table at one entry per
-// function, however often the user names other probes.
+// Reuse a replaced entry that no longer owns anything for its successor. This keeps the table at one entry
+// per function, however often the user names other probes.
 static bool take_in(struct probed *there, struct probed *added) {
     if (!there || there->kernel || added->kernel || there->order >= added->order ||
         atomic_load(&there->users) || there->loaded) // an unloading thread is a user too
@@ -157,7 +157,7 @@ void hook_let_probed_go(struct probed *probed) {
         atomic_store(&any_replaced, true);
 }
 
-// Takes off an entry and all its variants.
+// Remove an entry and all its variants.
 static void take_off(struct probed *taken) {
     for (struct probed **at = &all; *at;)
         if (*at == taken || (*at)->first == taken)
@@ -325,7 +325,7 @@ static uint64_t count_resident(const struct launch *launch) {
     return launch->cooperative && processors ? (blocks + processors - 1) / processors : 1;
 }
 
-// If a launch doesn't fit without probes either, let the driver refuse it.
+// If a launch doesn't fit without probes either, let the driver reject it.
 static void want_fewer(struct probed *first, const struct launch *launch, uint64_t threads,
                        uint64_t resident) {
     unsigned most = hook_most_registers(threads, resident), before = atomic_load(&first->limit);
@@ -380,6 +380,28 @@ struct choice hook_choose(const struct launch *launch, uint64_t context) {
         want_fewer(choice.first, launch, threads, resident ? resident : count_resident(launch));
     hook_let_probed_go(choice.first);
     return choice;
+}
+
+// The room begins at a multiple of PADDING, behind what the launch has. It's within the shared memory that
+// any launch may have, so no attribute changes. A cluster, whose blocks must all fit, gets none.
+uint32_t hook_find_room(const struct choice *choice, const struct launch *launch) {
+    enum { PADDING = 1024, MOST = 48 << 10, THREADS = 16, KNOWN = 1, FITS = 2 };
+    uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
+    uint64_t room = choice->probed->woven->room, fixed = (uint64_t)choice->bound->static_shared;
+    uint64_t padded = ((uint64_t)launch->shared + PADDING - 1) / PADDING * PADDING + room;
+    if (!room || launch->cluster[0] || room > MOST || fixed > MOST || padded > MOST - fixed)
+        return 0;
+    uint64_t question = ((uint64_t)launch->shared << THREADS | threads) << 2 | KNOWN;
+    uint64_t known = atomic_load_explicit(&choice->bound->asked_room, memory_order_relaxed);
+    if ((known & ~(uint64_t)FITS) != question) {
+        int before = 0, after = 0;
+        uint64_t function = choice->bound->function;
+        bool asked = !hook_do.occupancy(&before, function, (int)threads, launch->shared) &&
+                     !hook_do.occupancy(&after, function, (int)threads, padded);
+        known = question | (asked && after == before ? FITS : 0);
+        atomic_store_explicit(&choice->bound->asked_room, known, memory_order_relaxed);
+    }
+    return known & FITS ? (uint32_t)padded : 0;
 }
 
 void hook_let_choice_go(const struct choice *choice) {

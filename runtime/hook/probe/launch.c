@@ -36,7 +36,7 @@ static bool is_captured(uint64_t stream) {
 }
 
 // Return whether a stream belongs to this context. Asking the driver costs more than the rest of a launch, so
-// the streams that do are remembered by a hash of both, until any stream ends: then its handle may come back.
+// the streams that do are remembered by a hash of both, until any stream ends, whose handle may be reused.
 static bool is_of_context(uint64_t stream, uint64_t context) {
     enum { STREAMS = 64 };
     static _Atomic uint64_t known[STREAMS];
@@ -52,8 +52,8 @@ static bool is_of_context(uint64_t stream, uint64_t context) {
     return status || of == context;
 }
 
-// Return why this launch can't be probed, or NULL if it can; UNCOUNTED, for example, while capturing, when
-// nothing runs until the graph is launched.
+// Return why this launch can't be probed, or NULL if it can. It's UNCOUNTED, for example, during a capture,
+// when nothing runs until the graph is launched.
 static const struct reason *find_reason(const struct frame *frame, const struct choice *choice,
                                         uint64_t context, uint64_t stream) {
     struct probed *first = choice->first;
@@ -88,16 +88,17 @@ static bool is_known_need(const struct save *save) {
 struct places {
     unsigned function, params, extra;
     bool has_extra;
+    unsigned shared; // 0: in the configuration, which is the first
 };
 
 static struct places places_of(const struct frame *frame) {
     switch (frame->slot->special) {
     case SPECIAL_LAUNCH_EX:
-        return (struct places){1, 2, 3, true};
+        return (struct places){1, 2, 3, true, 0};
     case SPECIAL_LAUNCH_COOPERATIVE:
-        return (struct places){0, 9, 0, false};
+        return (struct places){0, 9, 0, false, 7};
     default:
-        return (struct places){0, 9, 10, true};
+        return (struct places){0, 9, 10, true, 7};
     }
 }
 
@@ -109,9 +110,24 @@ static void pass_arguments(struct frame *frame, uint64_t function, void **params
         frame_set_arg(frame, places.extra, (uint64_t)extra);
 }
 
+// Add shared memory to the launch for its maps, if there's room.
+static void add_room(struct frame *frame, const struct choice *choice, struct save *save) {
+    unsigned place = places_of(frame).shared;
+    uint32_t shared = hook_find_room(choice, &frame->launch);
+    if (!shared ||
+        (!place && !hook_read((const void *)frame_arg(frame, 0), &save->config, sizeof(save->config))))
+        return;
+    save->shared = shared;
+    save->config.sharedMemBytes = shared;
+    save->given = frame_arg(frame, place);
+    frame_set_arg(frame, place, place ? shared : (uint64_t)&save->config);
+}
+
 // Restore the program's arguments in place: some callers use them for several calls.
 static void restore_arguments(struct frame *frame, const struct save *save) {
     pass_arguments(frame, save->function, save->params, save->extra);
+    if (save->shared)
+        frame_set_arg(frame, places_of(frame).shared, save->given);
 }
 
 bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
@@ -119,12 +135,12 @@ bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
     return hook_call_again(frame) == CUDA_SUCCESS;
 }
 
-// Keep the reason in the frame: a launch without probes is counted only once it has been made.
+// Store the reason in the frame: a launch without probes is counted only once it has been made.
 static void keep_reason(struct frame *frame, const struct reason *reason) {
     frame_leave_note(frame, NOTE_REASON, reason != UNCOUNTED ? reason : NULL);
 }
 
-// A launch that the driver refuses doesn't count for --launch-skip and --launch-count.
+// A launch that the driver rejects doesn't count for --launch-skip and --launch-count.
 static void forget_launch(const struct frame *frame) {
     struct probed *first = hook_find_entry(frame->launch.function);
     if (first && frame->slot->special != SPECIAL_LAUNCH_OLD && atomic_load(&first->launches))
@@ -208,15 +224,16 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     }
     save->slab = slab;
     save->offset = offset;
+    add_room(frame, choice, save);
     hook_point_at_buffers(save, hook_slab_address(slab) + offset);
     pass_arguments(frame, choice->handle, save->arguments, NULL);
     frame_leave_note(frame, NOTE_SAVE, save);
     save->prologue = hook_now() - begun;
 }
 
-// Holding signals off takes two system calls, and with another two after the launch they'd be a third of what
-// a launch costs. In most launches nothing needs it: they take no lock and no memory from malloc, and change
-// what others see in one step. What takes a lock then holds signals off for itself.
+// Holding signals off takes two system calls, and with two more after the launch they'd be a third of what a
+// launch costs. Most launches don't need it: they take no lock and no memory from malloc, and change what
+// others see in a single step. Code that takes a lock holds signals off itself.
 static bool is_plain(const struct choice *choice) {
     bool measures = hook_settings.benchmark || hook_settings.memusage;
     return !measures && (!choice->probed || !hook_has_growing_log(choice->probed->woven));
@@ -253,6 +270,7 @@ static void write_launch(const struct frame *frame, struct save *save) {
                          .thread = frame->thread->tid, .start = frame->start,
                          .device = (uint64_t)save->slab->pool->device, .stream = launch->stream,
                          .grid = {grid, 3}, .block = {block, 3}, .shared = launch->shared,
+                         .room = {save->shared, save->shared - launch->shared},
                          .params = {save->block, woven->param_bytes}))
         save->id = id;
 }
@@ -288,7 +306,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     hook_issue(slab, NULL);
     hook_forget_benchmark(save);
     CUresult status = (CUresult)frame->result;
-    // For any failure: launch the program's own kernel instead, which fails as it would have without us.
+    // On any failure, launch the program's own kernel instead, which fails as it would have without us.
     frame->result = hook_call_again(frame);
     hook_call_without_buffers(frame);
     if ((CUresult)frame->result == CUDA_SUCCESS) {
@@ -380,7 +398,7 @@ uint64_t hook_call_again(const struct frame *frame) {
                                               a[10], a[11]);
 }
 
-// The first try frees only unused buffers.
+// The first attempt frees only unused buffers.
 void hook_call_without_buffers(struct frame *frame) {
     for (int i = 0; i < 2 && hook_probing && (CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)
@@ -404,7 +422,7 @@ const struct reason *hook_left_out(struct probed *probed) {
 }
 
 // Copy the program's parameters to one block. Returns false if they're passed in an unknown form, or not all
-// of them: the driver will refuse that.
+// of them are: the driver will reject that.
 static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
     if (launch->params && launch->extra)
         return false;
@@ -438,10 +456,10 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
     return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
 }
 
-// Memory for saves. Signal handlers of the program may run while a launch gets one, may launch themselves,
-// and may leave by siglongjmp, which malloc doesn't survive. So a thread takes them from a list of its own,
-// or else takes all that the writer has given back, or else makes some at once. They are kept for later
-// launches. An exchange empties a list in one step: a handler that comes then finds none.
+// Memory for saves. Signal handlers of the program may run while a launch takes one, may launch themselves,
+// and may leave with siglongjmp, which malloc doesn't survive. So a thread takes saves from its own list, or
+// else takes everything that the writer has given back, or else allocates several at once. They're kept for
+// later launches. An exchange empties a list in one step: a handler that runs after that finds none.
 
 enum { SMALLEST = 512, AT_ONCE = 16 };
 
@@ -515,7 +533,7 @@ void hook_free_save(struct save *save) {
         give_back(save);
 }
 
-// A grid may be given in clusters. Returns false if there are too many blocks.
+// A grid may be specified in clusters. Returns false if there are too many blocks.
 static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]) {
     bool good = true;
     for (int i = 0; i < 3; i++)
@@ -545,7 +563,8 @@ void hook_point_at_buffers(struct save *save, uint64_t address) {
         uint64_t at = address;
         for (uint32_t k = 0; k < woven->added[i].map; k++)
             at += hook_rounded(save->sizes[k]);
-        values[i] = at | (save->repeats && woven->maps[woven->added[i].map].knows_repeats) |
+        const struct woven_map *map = &woven->maps[woven->added[i].map];
+        values[i] = at | (save->repeats && map->knows_repeats) | (save->shared && map->has_room) |
                     save->steps[woven->added[i].map];
         save->arguments[woven->param_count + i] = &values[i];
     }

@@ -23,16 +23,28 @@
 
 enum { MOST_MAPS = 64 };
 
+enum { MOST_FIELDS = 64 }; // reduce.c takes no map with more
+struct woven_field {
+    uint16_t offset;
+    uint8_t size;
+    enum { FIELD_UNSIGNED, FIELD_SIGNED, FIELD_FLOAT } kind;
+    uint64_t flip; // bits that are inverted in a total's least or greatest value
+};
+
 struct woven_map {
     uint64_t id;                     // in the answer
-    uint64_t capacity, stride, head; // head: bytes of a unit before its slots
+    uint64_t capacity, stride, head; // head: bytes before a unit's slots
     uint64_t copies; // units of a histogram or table; 0 for other maps, which have units by `level`
     enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
     uint64_t wanted; // capacity wanted by a map whose records are only counted
     bool log;
     bool knows_repeats; // the lowest bit of its address says that the launch may run several times
     bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
-    uint32_t number;    // in the trace
+    bool has_room;      // a histogram that can count in shared memory: the lowest bit of its address says so
+    bool reducible;     // reduce.c can add up what it holds
+    struct woven_field *fields; // if it's reducible, and not a histogram
+    size_t field_count;
+    uint32_t number; // in the trace
 };
 
 struct woven_param {
@@ -60,6 +72,7 @@ struct woven {
     size_t param_count, added_count, map_count, variable_count;
     size_t param_bytes;         // the kernel's own parameters
     uint32_t cluster[3];        // blocks per entry of a launch's grid
+    uint64_t room;              // bytes of dynamic shared memory that a launch may add for its maps
     const char *table;          // variable with the table of addresses, or NULL
     const struct reason *fault; // why it has no probes, or NULL if it has
     uint32_t number;            // the kernel's number in the trace
@@ -80,7 +93,7 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
 void hook_free_woven(struct woven *woven);
 
-// Return the bytes of a unit of an array or total.
+// Return the bytes per unit of an array or total.
 uint64_t hook_unit_bytes(const struct woven_map *map);
 
 // Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
@@ -166,6 +179,8 @@ struct bound {
     struct reference of_context;
     uint64_t function;            // the CUfunction in that context
     int max_threads;              // threads of a block
+    int static_shared;            // bytes
+    _Atomic uint64_t asked_room;  // by hook_find_room: the last question and its answer
     const struct reason *refused; // why it can't run there, or NULL if it can
     struct shared_variable *variables;
     size_t variable_count;
@@ -231,7 +246,7 @@ uint64_t hook_kernel_function(uint64_t kernel,
 // Find the kernel that a function of this name in the current context was made from. Returns 0 if unknown.
 uint64_t hook_find_kernel(uint64_t function, const char *name);
 
-// Take a kernel that a launch in this context wanted before it was there. Each is returned once; NULL if none
+// Take a kernel that a launch in this context wanted before it was ready. Each is returned once; NULL if none
 // is left.
 struct probed *hook_take_missed(uint64_t context);
 void hook_miss(struct probed *probed, uint64_t context);
@@ -254,6 +269,10 @@ struct choice {
 // Choose a variant and hold it until hook_let_choice_go.
 struct choice hook_choose(const struct launch *launch, uint64_t context);
 void hook_let_choice_go(const struct choice *choice);
+
+// Return the bytes of dynamic shared memory with which a launch has room for its maps, or 0 if that wouldn't
+// fit or fewer blocks would run at once.
+uint32_t hook_find_room(const struct choice *choice, const struct launch *launch);
 
 // Record that the driver refused the launch with probes and then launched the program's kernel.
 void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status);
@@ -295,6 +314,7 @@ static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256
 enum { BENCHMARK_EVENTS = 4 };
 struct replay;
 struct demand;
+struct pool;
 
 struct save { // a launch and the place of its buffers
     struct save *next;
@@ -316,7 +336,12 @@ struct save { // a launch and the place of its buffers
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
     uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
     uint8_t steps[MOST_MAPS];          // how far logs outgrow their maps' capacity
+    uint32_t shared;                   // bytes of dynamic shared memory with room for maps; 0: without
+    CUlaunchConfig config;             // the program's, but for that
+    uint64_t given;                    // the argument in whose place that goes
     struct demand *demand;             // NULL without a growing log
+    bool reduced;                      // only `sums` are written, which hook_reduce found
+    const uint64_t *sums;              // until the next call of it
     uint32_t grid[3];                  // blocks
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
@@ -371,6 +396,19 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step);
 // Size the logs of a launch by the claims of earlier launches, while all its buffers fit into `most` bytes. A
 // log never gets smaller than its map's capacity. Returns false if the total didn't shrink.
 bool hook_size_logs(struct save *save, uint64_t most);
+
+// -- reduce.c --------------------------------------------------------------
+
+// Launches after the first ones of --detail: the sums of their buffers.
+
+enum { SUM_COUNTS = 3, SUM_FIELD = 3 + 65 }; // words of sums: before the fields, and for each
+void hook_load_reducer(struct pool *pool);   // in the pool's context, which is current
+
+// For the thread that writes, in the slab's context. Count these launches, and reduce all that keep no
+// detail, as many as fit at once. Returns how many it looked at, at least 1.
+size_t hook_reduce(struct slab *slab, struct save **saves, size_t count);
+// Write the sums of a launch's map, from `sums` on. Returns how many words they are.
+uint64_t hook_write_sums(const struct save *save, const struct woven_map *map, const uint64_t *sums);
 
 // -- slabs.c ---------------------------------------------------------------
 
@@ -468,20 +506,21 @@ struct pool {
     uint64_t reserved;    // the most that the driver's pool has held
     uint64_t scratch, scratch_size;
     _Atomic bool furnished;
-    uint64_t mover; // the kernel that copies and clears
-    char *zeros;    // in pinned memory, or NULL
+    uint64_t mover;         // the kernel that copies and clears
+    uint64_t reducer, area; // with --detail: the kernel that adds up, and its memory
+    char *zeros;            // in pinned memory, or NULL
 
     // A claim searches in_use and ready only, not the thousands of slabs that may be draining or held.
     struct slab_list in_use;   // claimed
     struct slab_list ready;    // longest ready first
-    struct slab_list draining; // handed, marking, issued and copying, in the order that they came
+    struct slab_list draining; // handed, marking, issued and copying, in order of arrival
     struct slab_list bare, retired;
     uint64_t sent;                 // number of slabs sent to be drained
     uint64_t wanted;               // size of a slab that the marking thread should make for later launches
     uint64_t held, largest;        // bytes of slabs held by graphs; the size of the largest
     unsigned count[SLAB_STATES];   // slabs in each state
     bool making;                   // a thread is making the scratch memory
-    TAILQ_HEAD(, waiting) waiting; // calls that wait for a slab, the first one first
+    TAILQ_HEAD(, waiting) waiting; // calls that wait for a slab, first one first
     unsigned patience;             // seconds that one may wait for the driver
     bool stuck,
         uncounted; // a wait for a slab or count was given up: don't wait again before a slab comes back
@@ -492,13 +531,13 @@ extern pthread_cond_t hook_pools_changed; // a slab's state, or something else t
 extern unsigned hook_slabs_issued;        // how many are in that state
 enum { PATIENCE = 60 };                   // seconds of waiting for the driver, at first
 
-// Progress of our threads, for calls that wait for them
+// The progress of our threads, for calls that wait for them
 extern _Atomic uint64_t hook_progress; // steps made by slabs on their way back, and pieces of them read
 extern uint64_t hook_looks;            // how often no slab had a completed event
 extern _Atomic bool hook_writer_calls; // the writer is in a call of the driver
 
 struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
-// Make the pool of the current context, if it's missing. Returns NULL if that fails. Don't hold the lock.
+// Make the pool of the current context if it's missing. Returns NULL if that fails. Don't hold the lock.
 struct pool *hook_make_pool(uint64_t context);
 bool hook_add_scratch(struct pool *pool, uint64_t size); // once; false without room. Don't hold the lock
 void hook_wake_claims(void);                             // don't hold the lock
@@ -508,15 +547,16 @@ CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the fi
 // Under the lock. Functions that call the driver drop it for that time.
 
 void hook_step(struct slab *slab, enum slab_event event);
-// Let no launch take a place in a claimed slab from now on, before it's handed, marked or sent. Returns false
-// if a launch has one and isn't in the stream yet; with `even_then`, it's closed nevertheless.
+// Stop launches from taking places in a claimed slab, before it's handed, marked or sent. Returns false if a
+// launch has one and isn't in the stream yet; with `even_then`, the slab is closed anyway.
 bool hook_seal(struct slab *slab, bool even_then);
 int hook_begin_calls(void); // drops the lock to call the driver
 void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
 bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
 bool hook_free_memory(struct pool *pool);      // calls; also gives unused memory back to the driver
-// Calls; `calls`: where to say while it does, or NULL. The slab is taken. NULL without memory.
+// Make a slab, in state TAKEN. Calls; `calls` is set while it does, unless it's NULL. Returns NULL if there's
+// no memory.
 struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls);
 void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied,
                        _Atomic bool *calls);           // the same for later, unless one is ready
@@ -577,8 +617,8 @@ void hook_mark(struct slab *slab);                              // calls; within
 // captured. Returns false if there's none left. Calls.
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
-// Take the slabs of the caller's stream back from the marking thread. A walk that has begun doesn't hand them
-// to it again. Returns true if there were any, or it had to wait for one.
+// Take the slabs of the caller's stream back from the marking thread, whose current pass doesn't get them
+// again. Returns true if there were any, or it had to wait for one.
 bool hook_recall(struct pool *pool, uint64_t stream, uint32_t thread);
 // Send slabs of other streams back, for later launches. Calls.
 void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t round);
@@ -624,7 +664,7 @@ void hook_forget_stage(void); // the slab is about to be reused
 // The thread that writes buffers into the trace.
 
 bool hook_begin_writing(void);     // not while the process ends, possibly inside malloc
-void hook_lose(struct save *save); // for a launch made while the process ends
+void hook_lose(struct save *save); // for a launch made while the process is ending
 
 // Under hook_pools_lock:
 void hook_write_later(void);    // a slab was issued
@@ -895,7 +935,7 @@ bool hook_needed_bytes(const struct woven *woven, const uint32_t grid[3], const 
 
 void hook_count_need(uint32_t function, uint64_t bytes);        // for one launch
 void hook_add_need(struct slab *slab, const struct save *save); // for a launch with probes that has ended
-void hook_write_needs(void); // writes records of the counts since the last call
+void hook_write_needs(void); // writes the counts since the last call as records
 
 // -- pack.c ----------------------------------------------------------------
 
@@ -998,6 +1038,7 @@ bool hook_will_probe(const struct order *order, bool recording); // about to pro
 struct settings {
     uint64_t wait; // ms that a burst of look-ups may wait
     uint64_t skip, count, sample;
+    uint64_t detail; // launches of a kernel and grid that keep all that was saved
     uint64_t memory; // device memory for buffers, in bytes; 0: a tenth of what's free
     bool complete;
     bool keeps;     // stages keep their output (--keep): request everything

@@ -48,8 +48,8 @@ bool hook_will_probe(const struct order *order, bool recording) {
     return hook_probing && order->identity && recording && !atomic_exchange(&has_probed, true);
 }
 
-// NVIDIA's libraries with closed code, by the beginnings of their names. What a library's name doesn't tell,
-// the pipeline does: gpt/formats/closed.py.
+// NVIDIA's libraries with closed code, by name prefix. If a library's name doesn't tell, the pipeline finds
+// out: gpt/formats/closed.py.
 static const char *const closed[] = {GPT_CLOSED_FILES};
 
 static uint64_t number(const char *name, uint64_t otherwise) {
@@ -86,6 +86,7 @@ void hook_probe_setup(void) {
         .skip = number("GPT_HOOK_PROBE_SKIP", 0),
         .count = number("GPT_HOOK_PROBE_COUNT", UINT64_MAX),
         .sample = number("GPT_HOOK_PROBE_SAMPLE", 1),
+        .detail = number("GPT_HOOK_PROBE_DETAIL", UINT64_MAX),
         .memory = number("GPT_HOOK_PROBE_MEMORY", 0),
         .complete = getenv("GPT_HOOK_PROBE_COMPLETE") != NULL,
         .keeps = keep && *keep,

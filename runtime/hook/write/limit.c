@@ -1,11 +1,13 @@
-// --max-disk: how many bytes the processes of a run may write together, into traces and files of buffers.
+// --max-disk: the total number of bytes that the processes in a run may write, to traces and files of
+// buffers.
 //
 // They count in a small file that all of them map, and that the root process removes when it ends. Processes
 // that start later begin to count again, in a file that stays. Where there can be no such file, each process
 // counts for itself.
 //
-// Before the last eighth, recording is turned off as by gpt-hook ctl. That rest is for records that must
-// not be missing: loads, look-ups, and the ends of traces. Without that, traces end as on a full disk.
+// Before the last eighth is used, recording is turned off as by gpt-hook ctl. The rest is for records that
+// must not be missing: loads, look-ups, and the ends of traces. When it's used up, traces end as on a full
+// disk.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -94,7 +96,7 @@ static struct written *find_written(void) {
 bool hook_limit_reached(void) { return atomic_load_explicit(&reached, memory_order_relaxed); }
 
 static void reach(struct written *all) {
-    static _Atomic pid_t stopped; // counted last; a forked child counts again
+    static _Atomic pid_t stopped; // the last process counted here; a child inherits its parent's
     pid_t own = getpid();
     if (atomic_load(&stopped) != own && atomic_exchange(&stopped, own) != own)
         atomic_fetch_add(&all->stopped, 1);

@@ -41,7 +41,7 @@ static struct quantity quantity_of(uint64_t bytes) {
     static const char *const units[] = {"KiB", "MiB", "GiB"};
     double size = (double)bytes / 1024;
     unsigned unit = 0;
-    for (; size >= 1000 && unit < 2; unit++)
+    for (; size >= 1023.5 && unit < 2; unit++)
         size /= 1024;
     return (struct quantity){size, units[unit]};
 }
@@ -53,7 +53,7 @@ static struct {
     char text[1024];
 } loss;
 
-// Reports the worst loss, if it's at least `least`. Returns false if there's none. `trace` is a file that
+// Report the worst loss, if it's at least `least`. Returns false if there's none. `trace` is a file that
 // wasn't written, or NULL.
 static bool say_loss(const char *trace, enum loss least) {
     static char line[PATH_MAX + sizeof(loss.text) + 64];

@@ -73,8 +73,8 @@ static inline bool hook_is_alive(struct reference reference) {
 
 struct thread;
 
-// How often a thread launched a function or made a query, and when first: a row of a `launches` or `counts`
-// record, in a chunk that stays mapped. Only that thread writes it.
+// How often a thread launched a function or made a query, and when it first did: a row of a `launches` or
+// `counts` record, in a chunk that stays mapped. Only that thread writes it.
 struct count {
     _Atomic uint64_t count, first;
     uint32_t id, pad; // id of the function or api

@@ -102,7 +102,7 @@ def test_the_folder_of_a_process(tmp_path, capfd):
 
 
 def test_a_link_that_takes_the_place_of_the_folder_is_not_followed(tmp_path):
-    """In a folder where others can rename, such as a group's."""
+    """Others can rename in a group's folder."""
     for name in ("trace", "other"):
         (tmp_path / name).mkdir()
 

@@ -168,8 +168,8 @@ extern "C" __global__ void locks(const u32 *in, u32 *out, int n) { // one lane a
 __constant__ u32 factors[128] = {SIXTEEN(1),  SIXTEEN(5),  SIXTEEN(9),  SIXTEEN(13),
                                  SIXTEEN(17), SIXTEEN(21), SIXTEEN(25), SIXTEEN(29)};
 
-// ptxas keeps so many constants in uniform registers that a probe has to save some. Lanes leave at different times,
-// and the others need all of them.
+// ptxas keeps so many constants in uniform registers that a probe has to save some. Lanes leave at different
+// times, and the others need all of them.
 extern "C" __global__ void crowded(const u32 *in, u32 *out, int n) {
     u32 i = NUMBER, x = in[i], sum = 0;
     for (int turn = 0; turn < n; turn++) {
