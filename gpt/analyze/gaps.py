@@ -343,7 +343,7 @@ def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
     group = ALL if len(use.processes) > 1 else use.processes[0]
     whole, (first, last) = use.whole(group), use.edges(group)
     began = min(trace.began(trace.processes[process]) for process in use.processes)
-    ends = [end for process in use.processes if (end := trace.last(process)) is not None]
+    ends = [trace.last(process) for process in use.processes if trace.called(process)]
     told = (
         f"{use.name}: idle {100 * use.gaps.recorded(group) / (whole or 1):.1f} % of the {human_time(whole)} from the "
     )

@@ -323,7 +323,7 @@ def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
     rows: list[tuple[Any, ...]] = []
     if len(moments):
         first = min(int(moments[0]), trace.began(pieces.process))
-        stop = max(int(moments[-1]), trace.last(trace.processes.index(pieces.process)) or 0) + 1
+        stop = max(int(moments[-1]), trace.last(trace.processes.index(pieces.process))) + 1
         edges = np.linspace(first, stop, min(PARTS, stop - first) + 1).astype(np.int64)
         for low, high in pairwise(edges):
             new, gone = (begins >= low) & (begins < high), (ends >= low) & (ends < high)
