@@ -344,15 +344,16 @@ def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
     group = ALL if len(use.processes) > 1 else use.processes[0]
     whole, (first, last) = use.whole(group), use.edges(group)
     began = min(trace.began(trace.processes[process]) for process in use.processes)
-    ended = max(trace.last(process) for process in use.processes)
+    ends = [trace.last(process) for process in use.processes if trace.called(process)]
     told = (
         f"{use.name}: idle {100 * use.gaps.recorded(group) / (whole or 1):.1f} % of the {human_time(whole)} from the "
     )
     told += "first to the last thing that ran on it"
     its = "its process" if len(use.processes) == 1 else "the first of its processes"
-    told += f", which began {human_time(max(0, first - began))} after {its} did and ended "
-    left, call = ended - last, "the last call"
-    told += f"{human_time(left)} before {call} did" if left >= 0 else f"{human_time(-left)} after {call} did"
+    told += f", which began {human_time(max(0, first - began))} after {its} did"
+    if ends:
+        left = max(ends) - last
+        told += f" and ended {human_time(abs(left))} {'before' if left >= 0 else 'after'} the last call did"
     if (off := last - first - whole) > 0:
         told += f", without {human_time(off)} in which recording was off"
     yield told

@@ -723,3 +723,12 @@ def test_calls_that_all_contain_their_kernels_load_nothing():
     times = records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES))
     found = ask("summary", made(*(("cuLaunchKernel", *call) for call in made_), more=[times]))
     assert (found.rows["kernels"][0]["gpu_total"], found.verdicts["kernels"]) == (240 * MS, [])
+
+
+def test_gaps_of_a_process_that_made_no_call():
+    """As when a trace ends before its calls were written."""
+    times = forge.gpu_times([(ZERO, 4 * MS, 1, 0), (ZERO + 10 * MS, 4 * MS, 1, 0)])
+    done = run("gaps", data=forge.pack(forge.trace(times)))
+    text = " ".join(done.stdout.decode().split())
+    said = "GPU 0: idle 42.9 % of the 14.0ms from the first to the last thing that ran on it, which began"
+    assert done.returncode == 0 and said in text and "the last call" not in text
