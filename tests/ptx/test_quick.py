@@ -1,4 +1,4 @@
-"""The quick way to read instructions, declarations and parameters against the grammar."""
+"""The fast readers of instructions, declarations and parameters, compared with the grammar."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def test_it_is_what_the_grammar_says(guard, head, space, operands, end):
 
 @pytest.fixture
 def no_grammar(monkeypatch):
-    """Plain text is read by hand."""
+    """Fail if plain text is read by the grammar."""
     for name in ("parse_statements", "parse_head"):
         monkeypatch.setattr(quick, name, None)
 
