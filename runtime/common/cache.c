@@ -1,5 +1,6 @@
 // Keeps results for the next process: a folder in XDG_CACHE_HOME/gpt has a file for each. The hook keeps
-// probed kernels, the simulated device host code, and gpt-asm (gpt/base/cache.py calls this) cubins.
+// probed kernels, gpt-hook probes, the simulated device host code, and gpt-asm (gpt/base/cache.py calls this)
+// cubins.
 //
 // Any number of processes use a folder at once, without locks. A file is named by its key, the digest of
 // whatever led to the result. It's written under another name and renamed, so it's complete or absent, and
@@ -211,7 +212,7 @@ void gpt_keep(const char *name, const char key[65], const struct gpt_bytes *made
 }
 
 bool gpt_complain_of_kept(void) {
-    static const char *const names[] = {"probed", "sim", "asm", "ptx"};
+    static const char *const names[] = {"probed", "probes", "sim", "asm", "ptx"};
     struct room *room = calloc(1, sizeof(*room));
     for (size_t i = 0; room && !*room->why.reason && i < sizeof(names) / sizeof(*names); i++) {
         int folder = name_folder(names[i], room->path) ? gpt_open_private(room->path, false, &room->why) : -1;
