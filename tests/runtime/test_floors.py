@@ -67,9 +67,6 @@ def test_the_readme_names_each_file():
 # The circles that are left, a text each. They need a callback where one file reports to another, or a file for the
 # state that two share. The list only shrinks: add nothing, and take out what you break.
 CIRCLES = {
-    "hook/probe": [
-        "attributes buffers drain graph_nodes graph_replay kernels launch load marks measure moments request sources",
-    ],
     "hook/entry": ["calls control decode intercept libc processes setup stub stub_address"],  # by hook_enter
     "sim": [
         "attributes block build capture check code context copy cubin device environment event exec "

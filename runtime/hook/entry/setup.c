@@ -66,6 +66,8 @@ bool hook_setup(void) {
     hook_save_setup();
     hook_report_setup();
     hook_limit_setup(hook_stop_recording);
+    hook_kernels_setup(hook_ask_later);
+    hook_request_setup(hook_end_probing);
     const char *why = why_unwatched();
     if (why)
         say_unwatched(why);

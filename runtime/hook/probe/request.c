@@ -47,6 +47,16 @@ static uint64_t out(const struct frame *frame) {
     return hook_probing && (CUresult)frame->result == CUDA_SUCCESS && handle ? *handle : 0;
 }
 
+void hook_after_load_image(struct frame *frame) {
+    if (hook_keep_loaded_image(frame))
+        hook_finish_lookups();
+}
+
+void hook_after_load_file(struct frame *frame) {
+    if (hook_keep_loaded_file(frame))
+        hook_finish_lookups();
+}
+
 // cuModuleGetFunction, cuLibraryGetKernel
 void hook_after_function(struct frame *frame) {
     if (out(frame))
@@ -509,13 +519,17 @@ static bool make_key(const char *const *parts, size_t count, char key[65]) {
     return whole;
 }
 
+static void (*end_probing)(void);
+
+void hook_request_setup(void (*at_exit)(void)) { end_probing = at_exit; }
+
 const struct reason *hook_name_result(const struct looked_up *function, const char *kernel,
                                       struct answer_keys *keys) {
     static atomic_flag registered =
         ATOMIC_FLAG_INIT; // registered after the driver's own handlers, so it runs before them
     char digest[65], arch[GPT_ARCH_BYTES], target[GPT_ARCH_BYTES], registers[16];
     if (!atomic_flag_test_and_set(&registered))
-        atexit(hook_end_probing);
+        atexit(end_probing);
     if (!hook_find_probe_calls())
         return WHY(driver_too_old);
     const struct reason *refused = hook_digest_source(function->handle, digest);

@@ -55,7 +55,7 @@
 // event has to come behind all launches. It doesn't fail at the end of the process: those launches are lost.
 // A slab that is claimed again is opened again. A launch that's in the stream takes the lock to say so.
 //
-// Order: the lock of a graph (struct prepared), then hook_pools_lock. demand.c has a lock of its own, and no
+// Order: the lock of a graph (struct prepared), then hook_pools_lock. saves.c has a lock of its own, and no
 // thread holds both.
 //
 // Waits
@@ -146,6 +146,7 @@ enum { ZEROS = 1 << 20, MOST_COPIED = 16 << 20 }; // bytes
 pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t hook_pools_changed = PTHREAD_COND_INITIALIZER;
 unsigned hook_slabs_issued;
+bool hook_pools_end, hook_slabs_given_up;
 _Atomic uint64_t hook_progress;
 static struct pool *pools;
 
@@ -484,4 +485,12 @@ bool hook_add_scratch(struct pool *pool, uint64_t size) {
     bool made = pool->scratch;
     pthread_mutex_unlock(&hook_pools_lock);
     return made;
+}
+
+struct pool *hook_pool_here(void) {
+    uint64_t context = hook_current_context();
+    pthread_mutex_lock(&hook_pools_lock);
+    struct pool *pool = hook_find_pool(context);
+    pthread_mutex_unlock(&hook_pools_lock);
+    return pool;
 }

@@ -99,6 +99,15 @@ void hook_count(struct count *row, uint64_t now);
 uint64_t hook_count_launches(void); // the total
 uint32_t hook_newest_launch(void);  // the function whose first launch is the most recent, or 0
 
+// Launches without probes, counted by reason.
+struct reason;
+
+// Count a launch.
+void hook_count_unprobed(uint32_t function, const struct reason *reason);
+void hook_count_unprobed_times(uint32_t function, const struct reason *reason, uint64_t launches);
+void hook_write_unprobed(void); // counts since the last call
+uint64_t hook_unprobed_total(void);
+
 // -- exec_parent.c ---------------------------------------------------------
 
 // Traces of other processes.

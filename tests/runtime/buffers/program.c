@@ -77,7 +77,7 @@ void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
     (void)demand, (void)map, (void)entries;
 }
 bool hook_is_counted(const struct demand *demand) { return *(const _Atomic bool *)demand; }
-void hook_add_need(struct slab *slab, const struct save *save) { (void)slab, (void)save; }
+void hook_count_need(uint32_t function, uint64_t bytes) { (void)function, (void)bytes; }
 bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original) {
     return *kernel = *original = 0, (void)save, false;
 }
