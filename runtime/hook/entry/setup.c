@@ -61,7 +61,7 @@ bool hook_setup(void) {
         hook_exits_setup();
     else if (is_wanted()) // RLIMIT_AS
         hook_say("memory", hook_describe_error(errno), "this process is not watched");
-    hook_decode_setup();
+    hook_decode_setup(hook_serve_control);
     hook_ioctl_setup();
     hook_save_setup();
     hook_report_setup();
