@@ -162,7 +162,9 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
                                             .dependent = is_dependent(frame)},
                              &offset, &reason);
     if (slab) // otherwise the claim has said why
-        reason = hook_copy_variables(choice->bound, stream) ? NULL : WHY(constants);
+        reason = !choice->bound->variable_count || hook_copy_variables(choice->bound, stream)
+                     ? NULL
+                     : WHY(constants);
     if (save)
         save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
     if (slab && !reason && hook_settings.benchmark && (reason = hook_benchmark(frame, save, choice, stream)))

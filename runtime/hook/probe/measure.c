@@ -121,7 +121,7 @@ const struct reason *hook_benchmark(struct frame *frame, struct save *save, cons
     if (!reason)
         reason = launch_plain(frame, save, choice, stream);
     if (reason)
-        hook_forget_benchmark(save);
+        hook_forget_events(save);
     hook_relaxed_mode(mode);
     return reason;
 }
@@ -138,12 +138,12 @@ static bool measure(const struct save *save, int begin, int end, uint64_t *ns) {
     return good;
 }
 
-bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original) {
-    return save->events[0] && measure(save, PLAIN_BEGINS, PLAIN_ENDS, original) &&
+bool hook_read_times(const struct save *save, uint64_t *kernel, uint64_t *original) {
+    return measure(save, PLAIN_BEGINS, PLAIN_ENDS, original) &&
            measure(save, PROBED_BEGINS, PROBED_ENDS, kernel);
 }
 
-void hook_forget_benchmark(struct save *save) {
+void hook_forget_events(struct save *save) {
     for (size_t i = 0; i < BENCHMARK_EVENTS; i++) {
         if (save->events[i])
             hook_do.destroy_event(save->events[i]);

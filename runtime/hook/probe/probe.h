@@ -81,11 +81,25 @@ void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers
 void hook_free_woven(struct woven *woven);
 
 // Return the bytes of a unit of an array or total.
-uint64_t hook_unit_bytes(const struct woven_map *map);
+static inline uint64_t hook_unit_bytes(const struct woven_map *map) {
+    return map->capacity ? map->head + map->capacity * map->stride : sizeof(uint64_t);
+}
 
 // Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
-bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
-                    uint64_t *bytes);
+static inline bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3],
+                                  const uint32_t block[3], uint64_t *bytes) {
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2], size;
+    uint64_t units = map->level == LEVEL_THREAD ? threads
+                     : map->level == LEVEL_WARP ? (threads + 31) / 32
+                                                : 1;
+    if (map->log)
+        size = 8 + (unsigned __int128)map->capacity * (8 + map->stride);
+    else
+        size = (map->copies ? map->copies : blocks * units) * hook_unit_bytes(map);
+    *bytes = (uint64_t)size;
+    return size >> 62 == 0;
+}
 
 // Records of the pipeline's answers, copied to the trace.
 
@@ -722,8 +736,15 @@ const struct reason *hook_benchmark(struct frame *frame, struct save *save, cons
 void hook_benchmarked(const struct save *save, uint64_t stream); // the launch with probes is in the stream
 
 // Read the GPU times of both after they ended. Returns false if unknown.
-bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original);
-void hook_forget_benchmark(struct save *save);
+bool hook_read_times(const struct save *save, uint64_t *kernel, uint64_t *original);
+static inline bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original) {
+    return save->events[0] && hook_read_times(save, kernel, original);
+}
+void hook_forget_events(struct save *save);
+static inline void hook_forget_benchmark(struct save *save) {
+    if (save->events[0])
+        hook_forget_events(save);
+}
 
 // --memusage: count the bytes that buffers would need, by function.
 
@@ -787,7 +808,13 @@ void hook_count_known(struct known_counts *counts);
 extern handler hook_after_load_image, hook_after_load_file, hook_after_function, hook_after_kernel_function,
     hook_after_functions, hook_after_kernels;
 void hook_finish_lookups(void); // load results that have arrived, without waiting
-void hook_end_burst(void);      // ends a burst of look-ups, which share one time limit
+
+// A burst of look-ups shares one time limit. A launch ends it.
+extern _Atomic uint64_t hook_burst_spent; // ms waited in it
+static inline void hook_end_burst(void) {
+    if (atomic_load_explicit(&hook_burst_spent, memory_order_relaxed))
+        atomic_store_explicit(&hook_burst_spent, 0, memory_order_relaxed);
+}
 
 // Kernels whose probes are being built. Each is requested once, however many threads look it up.
 
@@ -827,7 +854,10 @@ struct order {
                           // cache; NULL: no probes
     const char *probes, *kernels, *filter; // as the user typed them; NULL: not given
 };
-const struct order *hook_order(void);
+extern const struct order *_Atomic hook_last_order;
+static inline const struct order *hook_order(void) {
+    return atomic_load_explicit(&hook_last_order, memory_order_acquire);
+}
 const struct order *hook_order_of(unsigned number);
 bool hook_make_order(const struct order *made); // false if memory runs out
 

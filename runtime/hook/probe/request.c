@@ -259,12 +259,8 @@ static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *all;
 static _Atomic unsigned count; // number of requests
 static unsigned asked_count;
-static _Atomic uint64_t spent, waited_until; // ms waited in this burst; the time up to which they're counted
-
-void hook_end_burst(void) {
-    if (atomic_load_explicit(&spent, memory_order_relaxed))
-        atomic_store_explicit(&spent, 0, memory_order_relaxed);
-}
+_Atomic uint64_t hook_burst_spent;
+static _Atomic uint64_t waited_until; // the time up to which it's counted
 
 // Adds the time since `start`. Threads that wait at the same time count only once.
 static void spend(uint64_t start) {
@@ -273,7 +269,7 @@ static void spend(uint64_t start) {
     uint64_t from = atomic_load(&waited_until);
     from = from > start ? from : start;
     if (now > from) {
-        atomic_fetch_add(&spent, now - from);
+        atomic_fetch_add(&hook_burst_spent, now - from);
         atomic_store(&waited_until, now);
     }
     pthread_mutex_unlock(&pending_lock);
@@ -453,7 +449,7 @@ static bool look_after(uint64_t handle, int *socket) {
 
 void hook_await(uint64_t handle) {
     for (int socket; look_after(handle, &socket);) {
-        uint64_t used = atomic_load(&spent), start = gpt_now();
+        uint64_t used = atomic_load(&hook_burst_spent), start = gpt_now();
         if (used >= hook_settings.wait)
             return;
         if (socket < 0)

@@ -35,7 +35,8 @@ static uint64_t most, enough; // 0: no limit; where recording is turned off
 static const char *path;      // the file's path
 static pid_t root;
 static struct written *_Atomic written;
-static _Atomic bool reached, untold; // untold: it isn't in the trace yet
+_Atomic bool hook_limit_is_reached;
+static _Atomic bool untold; // untold: it isn't in the trace yet
 static void (*stop)(void);
 
 void hook_limit_setup(void (*stop_recording)(void)) {
@@ -87,10 +88,8 @@ static struct written *find_written(void) {
     return atomic_compare_exchange_strong(&written, &none, found) ? found : none;
 }
 
-bool hook_limit_reached(void) { return atomic_load_explicit(&reached, memory_order_relaxed); }
-
 static void reach(struct written *all) {
-    if (atomic_exchange(&reached, true))
+    if (atomic_exchange(&hook_limit_is_reached, true))
         return;
     stop();
     atomic_store(&untold, true);
