@@ -39,7 +39,7 @@ static inline size_t gpt_shown(const unsigned char *text) {
     return code >= first[size] ? size : 0;
 }
 
-// Writes a message and a line feed in one piece. It's cut to the size that a pipe writes atomically, so
+// Write a message and a line feed in one piece. It's cut to the size that a pipe writes atomically, so
 // messages of several processes don't mix.
 static inline void gpt_write_line(const char *text) {
     static const char digits[] = "0123456789abcdef";

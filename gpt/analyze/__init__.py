@@ -1,1 +1,1 @@
-"""Analyses of traces, one file each; gpt/stages/analyze.py lists them."""
+"""Analyses of traces, one per file; gpt/stages/analyze.py lists them."""

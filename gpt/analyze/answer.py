@@ -1,3 +1,3 @@
-"""The name under which users' scripts import gpt.analyze.lib.answer, see gpt-analyze(1)."""
+"""Re-exports gpt.analyze.lib.answer under the name that users' scripts import, see gpt-analyze(1)."""
 
 from gpt.analyze.lib.answer import *  # noqa: F403

@@ -1,15 +1,15 @@
-"""gpt-analyze bank_conflict: how many passes over the banks of shared memory its accesses take.
+"""gpt-analyze bank_conflict: how many passes over its banks shared memory needs for its accesses.
 
-Shared memory has 32 banks of 4 bytes. Lanes of a warp access it together if the probe saw them at one clock: a
-*request*. It is served in groups of lanes that together ask for 128 bytes: all 32 lanes for accesses of 4 bytes, 16 for
-8 bytes, 8 for 16 bytes. A group takes as many *passes* as there are different words in its busiest bank; lanes that ask
-for the same word share a pass. Passes beyond the first of a group are *conflicts*.
+Shared memory has 32 banks of 4 bytes. Lanes of a warp access it together if the probe saw them at the same clock: a
+*request*. It's served in groups of lanes that together ask for 128 bytes: all 32 lanes for accesses of 4 bytes, 16 for
+8 bytes, 8 for 16 bytes. A group takes as many *passes* as there are distinct words in its busiest bank; lanes that ask
+for the same word share a pass. All passes of a group but the first are *conflicts*.
 
-On the simulated device lanes run one after the other, each at its own clocks. There the nth accesses of all lanes of a
+On the simulated device lanes run one after another, each at its own clocks. There the nth accesses of all lanes of a
 warp count as one request, which is right as long as the lanes follow the same path.
 
-The passes follow from this rule; the device doesn't count them. Two instructions don't obey it: atomics on one word
-take further passes, and ldmatrix and stmatrix smaller than .x4 get addresses from some lanes only.
+The passes are computed from this rule; the device doesn't count them. Two kinds of instructions don't obey it: atomics
+on the same word take further passes, and ldmatrix and stmatrix smaller than .x4 get addresses from only some lanes.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ WAYS = (
     Column("high", "u64", shown="never"),
     Column("groups", "u64"),
 )
-LANES, BANKS, WORD, ROW = 32, 32, 4, 128  # ROW: bytes that a pass serves at most
-WIDEST = 16  # bytes per access of a lane
+LANES, BANKS, WORD, ROW = 32, 32, 4, 128  # ROW: most bytes that a pass can serve
+WIDEST = 16  # most bytes that a lane can access at once
 TOP, TOP_LAUNCHES, TOP_STRIDES = 30, 10, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches that are listed
-KEPT, DRAWN = 1000, 5  # strides of a kernel that are kept, kernels that are drawn
+MOST_LAUNCHES = 100_000  # launches listed at most
+KEPT, DRAWN = 1000, 5  # strides kept per kernel, kernels drawn
 NAMED = 60  # width of a name in a sentence
 
 
 class Passes(NamedTuple):
     """The requests of a launch, and the passes that each of their `groups` takes."""
 
-    size: Any  # bytes of a lane
+    size: Any  # bytes per lane
     stride: Any  # bytes from its first lane to its second
-    alone: Any  # True if it has a single lane
+    alone: Any  # True if only one lane takes part
     least: Any  # passes without conflicts: one per group
     passes: Any
     groups: Any
@@ -91,7 +91,7 @@ class _Kernel:
 
 
 class BankConflict(MapAnalysis):
-    """The passes of kernels and launches, and the accesses that cause them."""
+    """The passes by kernel and by launch, and the accesses that cause them."""
 
     name = "bank_conflict"
     fields = ("clock", "address", "bytes")
@@ -126,7 +126,7 @@ class BankConflict(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), share, *counts.values()))
 
     def merge(self, other: BankConflict) -> None:
-        """Merge the results for later traces."""
+        """Merge an analysis of later traces."""
         for name, kernel in other._kernels.items():
             mine = self._kernels.setdefault(name, _Kernel())
             mine.sums.update(kernel.sums)
@@ -138,7 +138,7 @@ class BankConflict(MapAnalysis):
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels, most conflicts first, then launches, strides of accesses, and passes of groups."""
+        """Yield kernels, most conflicts first, then launches, strides of accesses, and passes per group."""
         ordered = sorted(self._kernels.items(), key=lambda one: (-one[1].sums["conflicts"], one[0]))
         total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
         names = [column.name for column in COUNTS]
@@ -191,9 +191,9 @@ class BankConflict(MapAnalysis):
 
 
 def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Passes:
-    """Return the requests of a launch whose blocks have `threads` threads, and the passes that each takes.
+    """Return the requests of a launch with `threads` threads per block, and the passes that each takes.
 
-    `in_turn` says that the lanes of a warp run one after the other.
+    `in_turn` says that the lanes of a warp run one after another.
     """
     import numpy as np
 
@@ -228,7 +228,7 @@ def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Pass
 
 
 def _number_accesses(units: Any, clock: Any) -> Any:
-    """Number the accesses of each thread from 0, in order of time, and return the number of each access."""
+    """Number the accesses of each thread from 0, sorted by time, and return the number of each access."""
     import numpy as np
 
     order = np.lexsort((clock, units))
@@ -241,7 +241,7 @@ def _number_accesses(units: Any, clock: Any) -> Any:
 
 
 def _count_passes(group: Any, address: Any, size: Any) -> tuple[Any, Any]:
-    """Return the groups, which come in order, and for each the number of different words in its busiest bank."""
+    """Return the groups, sorted, and the number of distinct words in the busiest bank of each."""
     import numpy as np
 
     words = (address + size - 1) // WORD - address // WORD + 1

@@ -1,4 +1,4 @@
-"""gpt-analyze block_sched: which blocks ran on each SM and when, what each start cost, and how full the SM was."""
+"""gpt-analyze block_sched: which blocks ran on each SM and when, the cost of starting them, and how full the SM was."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ BLOCKS = (
 )
 NONE = (1 << 64) - 1  # no value of a u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
-NEAR = 4  # draw the device's capacity if it's at most this many times the most resident warps
-MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # launches and blocks that are listed
+NEAR = 4  # draw the device's capacity if it's at most this multiple of the most resident warps
+MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # launches and blocks listed at most
 
 Number = Annotated[
     int | None, Option("--launch", metavar="NUMBER", min=1, help="Show the SMs and blocks of this launch.")
@@ -84,7 +84,7 @@ Number = Annotated[
 
 
 class _Totals:
-    """The sums of a kernel, or of one launch of it; its cycles are means over the SMs that a launch used."""
+    """The sums of a kernel or of a launch; cycles are means over the SMs that a launch used."""
 
     def __init__(self) -> None:
         from gpt.analyze.lib.occupancy import Occupancy
@@ -109,7 +109,7 @@ class _Totals:
         return self.blocks, self.sms, self.slots, *cycles, self.silent
 
     def line(self) -> str:
-        """Return the line that scripts parse."""
+        """Return the line for scripts to parse."""
         return f"No.block:{self.blocks} Running:{round(self.running)} Scheduling:{round(self.scheduling)}(cycle)"
 
 
@@ -128,7 +128,7 @@ class Shown(NamedTuple):
 
 
 class BlockSched(MapAnalysis):
-    """The sums of all launches, and the schedule of one: number `launch`, or else the one with the most cycles."""
+    """The sums of all launches, and the schedule of one launch: number `launch`, or the one with the most cycles."""
 
     name = "block_sched"
 
@@ -233,14 +233,14 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
 
 
 def _make_resident(shown: Shown) -> Record:
-    """Return how many warps and blocks of a launch were resident over time."""
+    """Return the number of resident warps and blocks of a launch over time."""
     import numpy as np
 
     from gpt.analyze.lib.occupancy import BINS, find_resident
 
     found, all_ = shown.totals.occupancy, find_resident(shown.schedule)
     edges = np.linspace(0, found.time, BINS + 1)
-    blocks = np.append(all_.mean_between(edges), 0)  # nothing is resident after the last one
+    blocks = np.append(all_.mean_between(edges), 0)  # after the last one, nothing is resident
     values = [edges, blocks * found.most_warps / found.most_blocks, blocks, found.holds or NONE]
     near = 0 < found.holds <= NEAR * found.most_warps
     title = "\n".join(
@@ -251,7 +251,7 @@ def _make_resident(shown: Shown) -> Record:
 
 
 def _describe_occupancy(of: Occupancy, sms: int) -> list[str]:
-    """Describe the occupancy of this number of SMs, in lines; return an empty list if no time is known."""
+    """Describe the occupancy of `sms` SMs, as lines; return an empty list if no time is known."""
     from gpt.screen.units import human_count, human_time
 
     if not of.time:

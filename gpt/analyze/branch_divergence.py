@@ -1,8 +1,8 @@
 """gpt-analyze branch_divergence: how often the lanes of a warp diverge at branches.
 
 When a warp reaches a branch, each of its active lanes counts as `reached`. A lane that jumps counts as `taken`, and
-also as `split` if another active lane doesn't jump. `split` thus counts only one side of the lanes that diverge: a
-branch at which half of the warp jumps counts with half of its lanes.
+also as `split` if another active lane doesn't jump. So `split` counts only one side of a divergent branch: if half of
+the warp jumps, half of its lanes count.
 """
 
 from __future__ import annotations

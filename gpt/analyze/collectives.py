@@ -1,22 +1,21 @@
-"""gpt-analyze collectives: how long NCCL's kernels transfer data, how long they wait, and which rank they wait for.
+"""gpt-analyze collectives: how long NCCL's kernels transfer data, how long they wait, and for which rank.
 
-A kernel of a collective runs on each rank and waits there for the other ranks. The time of a rank, from the beginning
-of its kernel to its end, has two parts:
+A collective's kernel runs on each rank and waits there for the other ranks. A rank's time, from the start of its kernel
+to its end, has two parts:
 
-- *waiting* is the time until the last rank began, which is the rank it waits for;
-- *transfer* is the rest.
+- *waiting* is the time until the last rank started, which is the rank it waits for; - *transfer* is the rest.
 
-This holds where no rank can finish before all have begun: all-reduce, all-gather, reduce-scatter and all-to-all. For
-a broadcast, a reduction to one rank, sends and receives, only the time they ran is shown.
+This is valid if no rank can finish before all have started: for all-reduce, all-gather, reduce-scatter and all-to-all.
+For a broadcast, a reduction to one rank, sends and receives, only the running time is shown.
 
-GPU times say when kernels ran. Without them the probe `block_sched` does, with the times of its blocks. These are on a
-clock of the GPU, which is shifted so that the launch that waited least for its first block waited zero.
+GPU times say when kernels ran. Without them, the times of blocks from the probe `block_sched` do. These are on one of
+the GPU's clocks, which is shifted so that the launch that waited least for its first block waited zero.
 
-The trace doesn't say which kernels form one collective. Two streams of two ranks belong to one communicator if their
-collective kernels have the same names in the same order, and if nearly all pairs at the same place run at the same
-time. The clocks of machines are first joined by the time of day, which isn't precise enough for this. But the ranks of
-a communicator all end a collective at the same time, so the clocks are corrected by the median difference of their
-ends, at the beginning and at the end of the recording.
+The trace doesn't say which kernels form one collective. Streams of two ranks belong to one communicator if their
+collective kernels have the same names in the same order, and if nearly all corresponding pairs overlap in time. The
+clocks of machines are first aligned by the time of day, which isn't precise enough for this. But all ranks of a
+communicator end a collective at the same time, so the clocks are corrected by the median difference of their ends, at
+the beginning and at the end of the recording.
 """
 
 from __future__ import annotations
@@ -83,10 +82,10 @@ SPANS = (
     Column("end", "u64", "ns", shown="never"),
 )
 TOP, TOP_SPANS = 16, 8  # rows that tables show
-AROUND = 10  # collectives that are drawn before the one with the most waiting, and after it
+AROUND = 10  # collectives drawn before and after the one with the most waiting
 WAITING, TRANSFER = "waiting", "transfer"
 NONE = "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"
-NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' or '-p block_sched' does"
+NO_TIMES = "no times of kernels: 'gpt-hook run --gpu-time' or '-p block_sched' records when they ran"
 ALONE = "collectives of one rank only: name the traces of the others too"
 
 
@@ -142,7 +141,7 @@ def _iter_ranks(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
 
 
 def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
-    """Yield which rank waits for which, the longest first."""
+    """Yield which rank waits for which, longest first."""
     import numpy as np
 
     sums = defaultdict[tuple[str, str], list[Any]](list)
@@ -160,7 +159,7 @@ def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
 
 
 def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
-    """Yield kernels by communicator, most time first; means over ranks and collectives."""
+    """Yield kernels by communicator, most time first; values are means over ranks and collectives."""
     rows = []
     for part in parts:
         ranks = _list(sorted(part.name(found, at).removeprefix("rank ") for at in range(len(part.group.ranks))))
@@ -183,7 +182,7 @@ def _iter_others(found: Collectives) -> Iterator[tuple[Any, ...]]:
 
 
 def _list(numbers: list[str]) -> str:
-    """Write ranks in few characters."""
+    """Abbreviate a list of ranks."""
     found = sorted(map(int, numbers))
     whole = len(found) > 2 and found[-1] - found[0] == len(found) - 1
     return f"{found[0]}-{found[-1]}" if whole else ",".join(map(str, found))

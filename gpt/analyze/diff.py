@@ -35,7 +35,7 @@ from gpt.analyze.lib.differences import (
     pair_names,
     tell_difference,
 )
-from gpt.analyze.lib.runs import RunSummary, answer_sides
+from gpt.analyze.lib.runs import RunSummary, answer_sides, describe_change
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human_count, human_time
 
@@ -69,17 +69,17 @@ WHOLE = (
     Column("runs_a", "u64", title="runs A"),
     Column("runs_b", "u64", title="runs B"),
 )
-WALL, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "outside of calls", "CUDA calls", "on the GPU"
+WALL, OFF, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "not recorded", "outside of calls", "CUDA calls", "on the GPU"
 ONE_THREAD = "in the thread that spends most time in calls, "
 SEVERAL = (
     f"'{OUTSIDE}' is about the thread that spends most time in calls, and '{IN_CALLS}' about all threads of all "
     "processes: they don't add up"
 )
-NOT_KNOWN = "not known"  # too few runs to tell whether a difference is noise
-MEANS = {  # what words in the column 'differs in' mean
+NOT_KNOWN = "not known"  # too few runs to tell a difference from noise
+MEANS = {  # meaning of the words in the column 'differs in'
     COUNT: "count: how often it was called or launched",
     UNSURE: "unsure: changed by over 1 % of the sum of this table, but no more than its calls vary: it may be noise",
-    FEW_TIMES: f"few times: fewer than {FEW} times on a side, which can't tell a difference from noise",
+    FEW_TIMES: f"few times: fewer than {FEW} have a time on a side, which can't tell a difference from noise",
     NOISE_ONLY: f"noise: means within {NOISE:.0f} standard errors of {{}}, or within {100 * LITTLE:.0f} %",
     SLOWEST: "slowest: p99 or the longest is over twice the other side's, and the time changed by over 1 % of the "
     "sum of this table",
@@ -91,7 +91,7 @@ TOP = 30  # rows that tables show
 
 
 class Compared(NamedTuple):
-    """A function or kernel on both sides, and what differs."""
+    """A function or kernel on both sides, and how it differs."""
 
     name: str
     type: str
@@ -101,12 +101,12 @@ class Compared(NamedTuple):
 
     @property
     def change(self) -> float:
-        """Return by how many ns a run of B took longer than one of A."""
+        """Return how many ns longer a run of B took than one of A."""
         return self.b.total - self.a.total
 
 
 class Diff:
-    """The runs of two sides; `runs` has the names of A's inputs and of B's."""
+    """The runs of both sides; `runs` has the names of A's inputs and of B's."""
 
     streams = True
     apart = True
@@ -129,7 +129,7 @@ class Diff:
         self._open[process].take()
 
     def end(self, process: Process) -> None:
-        """Add a process that has ended to the sums of its run."""
+        """Add a process that has ended to its run's sums."""
         self._runs[process.origin].add(self._open.pop(process))
 
     @property
@@ -142,7 +142,7 @@ class Diff:
         return f"no calls in trace {' and '.join(absent)}: 'gpt-hook run' records some" if absent else None
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the sides, then whole runs, functions and kernels, the largest changes first."""
+        """Yield the sides, then whole runs, functions and kernels, largest changes first."""
         for process in [*self._open]:
             self.end(process)
         if not all(run.commands for run in self._runs):
@@ -165,7 +165,7 @@ class Diff:
 
 
 def _compare(a: Sequence[Mapping[Any, RunSums]], b: Sequence[Mapping[Any, RunSums]], whole: float) -> list[Compared]:
-    """Compare functions, or kernels (which have no type), of both sides, which took `whole` ns together."""
+    """Compare functions, or kernels (which have no type), of both sides; `whole` is the total ns of both sides."""
     found = []
     for key in dict.fromkeys(key for run in (*a, *b) for key in run):
         one, other = (make_side([run[key] for run in runs]) for runs in (a, b))
@@ -175,7 +175,7 @@ def _compare(a: Sequence[Mapping[Any, RunSums]], b: Sequence[Mapping[Any, RunSum
 
 
 def _order(found: list[Compared], whole: float) -> list[Compared]:
-    """Sort: what differs or changes much before the rest, and the largest changes first."""
+    """Sort by change, largest first, with everything that differs or changes much before the rest."""
     found = [one for one in found if one.a.number or one.b.number]
     return sorted(found, key=lambda one: (one.differs not in REAL and abs(one.change) <= MUCH * whole,
                                           -abs(one.change), -abs(one.b.number - one.a.number), one.name))  # fmt: skip
@@ -198,10 +198,11 @@ def _row(one: Compared) -> tuple[Any, ...]:
 def _answer_whole(
     a: list[RunSummary], b: list[RunSummary], functions: list[Compared], kernels: list[Compared]
 ) -> dict[str, Any]:
-    """Compare whole runs: how much longer B takes, whether that's more than noise, and where most of it goes."""
+    """Compare whole runs: how much longer B takes, whether that's more than noise, and what takes most of it."""
     sides = a, b
     values = {
         WALL: [[run.wall for run in runs] for runs in sides],
+        OFF: [[float(run.unrecorded) for run in runs] for runs in sides],
         OUTSIDE: [[run.outside for run in runs] for runs in sides],
         IN_CALLS: [[run.in_calls for run in runs] for runs in sides],
         ON_GPU: [[run.on_gpu for run in runs] for runs in sides],
@@ -209,15 +210,18 @@ def _answer_whole(
     rows = [
         (what, *_compare_means(*both), len(a), len(b))
         for what, both in values.items()
-        if what != ON_GPU or all(map(any, both))
+        if (what != ON_GPU or all(map(any, both))) and (what != OFF or any(map(any, both)))
     ]
     changes = {row[0]: row[4] for row in rows}
     verdict = [_sum_up("", *rows[0][1:6])]
+    if changes[WALL] and (why := describe_change(a, b)):
+        verdict.append(why)
     if max(len(run.commands) for run in (*a, *b)) > 1:
         verdict.append(SEVERAL)
     else:
         threads = max(run.threads for run in (*a, *b))
-        verdict += _break_down(changes[WALL], changes[OUTSIDE], ONE_THREAD if threads > 1 else "")
+        parts = changes[OUTSIDE], changes.get(OFF, 0.0)
+        verdict += _break_down(changes[WALL], *parts, ONE_THREAD if threads > 1 else "")
     if any(run.counted for run in (*a, *b)):
         verdict.append("calls that were not timed count as outside of calls")
     verdict += filter(None, (
@@ -242,7 +246,7 @@ def _compare_means(
 
 
 def _tell_outliers(a: list[RunSummary], b: list[RunSummary]) -> Iterator[str]:
-    """Name the runs that took far more or less than the others of their side, and compare the others."""
+    """Name the runs that took far more or far less time than the others of their side, and compare the other runs."""
     rest = []
     for name, runs in (("A", a), ("B", b)):
         far = find_outliers([run.wall for run in runs])
@@ -256,7 +260,7 @@ def _tell_outliers(a: list[RunSummary], b: list[RunSummary]) -> Iterator[str]:
 
 
 def _tell_outlier(name: str, run: RunSummary, others: list[RunSummary], runs: int) -> str:
-    """Describe a run of the side `name`, and the function whose time sets it apart most."""
+    """Describe a run of the side `name`, and the function whose time differs most from the other runs."""
     usual = mean_of(other.wall for other in others).mean
     told = f"{run.name}, one of {runs} runs of {name}, took {human_time(run.wall)}; the others {human_time(usual)}"
     changes = {
@@ -271,13 +275,21 @@ def _tell_outlier(name: str, run: RunSummary, others: list[RunSummary], runs: in
     return told
 
 
-def _break_down(whole: float, outside: float, where_from: str) -> Iterator[str]:
-    """Say how much of a difference is time outside of calls, and how much is in them: the larger part first.
+def _break_down(whole: float, outside: float, off: float, where_from: str) -> Iterator[str]:
+    """Say how much of a difference is time outside of calls, in them, and not recorded: the largest part first.
 
-    `where_from` says of which thread.
+    `where_from` says which thread this refers to.
     """
-    parts = {"outside of CUDA calls, in host code": outside, "in CUDA calls": whole - outside}
+    parts = {
+        "outside of CUDA calls, in host code": outside,
+        "in CUDA calls": whole - outside - off,
+        "while recording was off": off,
+    }
+    parts = {where: part for where, part in parts.items() if abs(part) >= 1}
     if not whole:
+        return
+    if len(parts) == 1:
+        yield f"{where_from}all of that is {next(iter(parts))}"
         return
     alike = all(part * whole >= 0 for part in parts.values())
     told = [
@@ -286,11 +298,11 @@ def _break_down(whole: float, outside: float, where_from: str) -> Iterator[str]:
         + f" {where}"
         for where, part in sorted(parts.items(), key=lambda one: -abs(one[1]))
     ]
-    yield f"of that, {where_from}{', and '.join(told)}"
+    yield f"of that, {where_from}{', '.join(told[:-1])}, and {told[-1]}"
 
 
 def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: float | None) -> str:
-    """Continue a sentence with how much longer B took than A, and whether that is noise."""
+    """Continue a sentence with how much longer B took than A, and whether that's noise."""
     told += f"B took {human_time(abs(change))} {'longer' if change > 0 else 'less'} than A"
     if ratio is not None:
         told += f" ({human_count(ratio)} times as long)" if ratio >= 2 else f" ({100 * abs(ratio - 1):.1f} %)"
@@ -302,12 +314,12 @@ def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: f
 
 
 def _find_most(where: str, what: str, compared: list[Compared], whole: float) -> str | None:
-    """Name the function or kernel that changed most, if that isn't noise; together they changed by `whole` ns."""
+    """Name the function or kernel that changed most, if that isn't noise; all changed together by `whole` ns."""
     known = (one for one in compared if one.differs not in (NOISE_ONLY, NOTHING, NOT_TIMED))
     found = max(known, key=lambda one: abs(one.change), default=None)
     if not found or not found.change:
         return None
-    rest = whole - found.change  # may be far more the other way
+    rest = whole - found.change  # may be far larger, with the opposite sign
     most = "most of it" if 2 * abs(rest) < abs(whole) else "the largest change"
     told = f"{where}, {most}: {what}{brief_name(found.name)}, {human_time(abs(found.change))} "
     told += "longer" if found.change > 0 else "less"
@@ -317,7 +329,10 @@ def _find_most(where: str, what: str, compared: list[Compared], whole: float) ->
     if found.differs == UNSURE:
         told += ", which may be noise: its calls vary by as much"
     if found.differs == FEW_TIMES:
-        told += f", in {amount(round(found.b.number), 'call')}: too few to tell whether that's noise"
+        timed = round(min(side.timed for side in (found.a, found.b) if side.number))
+        told += (
+            f", with times of only {amount(timed, 'launch' if what else 'call')}: too few to tell whether that's noise"
+        )
     return told
 
 

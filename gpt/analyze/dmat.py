@@ -1,12 +1,12 @@
-"""gpt-analyze dmat: which pages of global memory a launch accesses when.
+"""gpt-analyze dmat: which pages of global memory a launch accesses, and when.
 
-A launch can make a hundred million accesses, 32 bytes each, in a file that is mapped. It's read BATCH accesses at a
-time, in several passes: first to find the range of clocks and of pages, then to find the pages that are accessed
-(page_ranks.py), and last to count in a matrix of at most ROWS by COLUMNS. Its rows are the pages that are accessed
-at all (the map is *dense*: addresses in between take no room), its columns are clocks since the first access. Each SM
-has its own clock, which counts from its first access in the launch. Where entries don't name the SM (Neutrino's don't),
-SMs whose clocks differ are drawn beside each other. A row gets the name of the tensor in its first page, if
-`gpt.tensors` or TensorTrace recorded the tensors. An entry may stand for several accesses, `count`, as in a `.dmat`.
+A launch can make a hundred million accesses, 32 bytes each, in a memory-mapped file. It's read BATCH accesses at a
+time, in several passes: first to find the range of clocks and pages, then the pages that are accessed (page_ranks.py),
+and last to count the accesses in a matrix of at most ROWS by COLUMNS. The rows are the pages that are accessed at all
+(the map is *dense*: addresses in between take no room), the columns are clocks since the first access. Each SM has its
+own clock, which counts from its first access in the launch. If entries don't name the SM (Neutrino's don't), SMs whose
+clocks differ are drawn side by side. A row is named after the tensor in its first page, if `gpt.tensors` or TensorTrace
+recorded the tensors. An entry may stand for several accesses, `count`, as in a `.dmat`.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ TENSORS_OF = (
     Column("address", "u64", "address"),
 )
 NONE = (1 << 32) - 1  # no text
-BATCH = 4 << 20  # accesses that are processed at once
+BATCH = 4 << 20  # accesses processed at once
 ROWS, COLUMNS = 1024, 1024  # limits for the matrix
-MOST_SMS = 4096  # a greater number can't be an SM
+MOST_SMS = 4096  # a larger number can't be an SM
 PAGE = 4096  # bytes
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches that are listed
-AFTER_ALL = (1 << 63) - 1  # a time stamp after all lines of a tensor.trace
+MOST_LAUNCHES = 100_000  # launches listed at most
+AFTER_ALL = (1 << 63) - 1  # a time stamp later than all lines of a tensor.trace
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 Page = Annotated[int | None, Option("--page", metavar="BYTES", help="Page size, a power of two; 4096.")]
@@ -67,9 +67,9 @@ Names = Annotated[Path | None, Option("--tensors", metavar="FILE", help="Tensor 
 
 
 class Matrix(NamedTuple):
-    """The accesses of a launch: `counts` by row and column. A row begins at a page, a column is `step` clocks wide."""
+    """The accesses of a launch: `counts` by row and column. A row begins at a page; a column is `step` clocks wide."""
 
-    pages: Any  # the first address of each row
+    pages: Any  # the first address in each row
     rows: int  # pages per row
     step: int
     counts: Any
@@ -85,7 +85,7 @@ class _Shown(NamedTuple):
 
 
 class Dmat(MapAnalysis):
-    """All launches, and the matrix of launch number `launch`, or else of the one with the most accesses."""
+    """All launches, and the matrix of one launch: number `launch`, or the one with the most accesses."""
 
     name = "dmat"
     fields = ("address", "clock")
@@ -170,7 +170,7 @@ def _sum(slots: Any, name: str) -> int:
 
 
 def _find_tensors(tensors: Tensors, start: int, pages: Any, size: int) -> Any:
-    """Return the number of the tensor at the beginning of each page, or else at its end, or -1."""
+    """Return the number of the tensor at the start of each page, or else at its end, or -1."""
     import numpy as np
 
     if not tensors.tensors:
@@ -184,14 +184,14 @@ def _describe(tensor: NamedTensor) -> str:
 
 
 class _Pages(NamedTuple):
-    """The numbers of the pages that are accessed, sorted; `rank` returns the index of pages among them."""
+    """The sorted numbers of the accessed pages; `rank` returns the indexes of pages among them."""
 
     pages: Any
     rank: Callable[..., Any]
 
 
 class _Clock:
-    """Clocks since the first access, per SM if entries name their SM; `last` is the greatest."""
+    """Clocks since the first access, per SM if entries name their SM; `last` is the largest."""
 
     def __init__(self, slots: Any, named: bool) -> None:
         import numpy as np
@@ -208,7 +208,7 @@ class _Clock:
         self.last = max((int(self.since(batch).max()) for batch in batches), default=0)
 
     def since(self, batch: Any) -> Any:
-        """Return the clocks since the first access, for each entry."""
+        """Return each entry's clocks since the first access."""
         return batch["clock"] - (self._first[batch["sm"]] if self._named else self._first[0])
 
 

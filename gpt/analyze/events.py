@@ -1,7 +1,7 @@
-"""gpt-analyze events: every call, a line each, oldest or slowest first.
+"""gpt-analyze events: every call on a line, oldest or slowest first.
 
-Threads write their own chunks and processes their own files, so the whole trace has to be read before the first call
-is known. Rows are spilled to a temporary file. Memory holds 24 bytes a call: the start as a time stamp and as
+Threads write separate chunks and processes separate files, so the whole trace has to be read before the first call is
+known. Rows are spilled to a temporary file. Memory holds 24 bytes per call: the start as a time stamp and in
 nanoseconds, and its place in the order. Lines are built column by column, WINDOW calls at a time.
 """
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
 
 WINDOW = 1 << 16
-RECORDING = {0: "off", (1 << 31) - 1: "on"}  # pseudo function ids for the points where recording was turned off and on
-TIMED = ("start", "duration", "result")  # fields that every line writes in a form of its own
+RECORDING = {0: "off", (1 << 31) - 1: "on"}  # pseudo function ids for when recording was turned off and on
+TIMED = ("start", "duration", "result")  # fields that every line formats differently
 
 
 class Order(StrEnum):
@@ -51,7 +51,7 @@ class EventFormat(StrEnum):
 
 
 class Events:
-    """The calls of all processes that were read."""
+    """The calls of all processes read so far."""
 
     streams = False
 
@@ -118,7 +118,7 @@ class Events:
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Write the lines; they aren't records."""
+        """Write the lines, which aren't records."""
         if self._json:
             around = (self._notes.iter_before(), self._notes.iter_after()) if self._notes else ((), ())
             for lines in chain(around[0], self.iter_lines(), around[1]):
@@ -134,7 +134,7 @@ class Events:
         yield from ()
 
     def iter_lines(self) -> Iterator[str]:
-        """Yield all calls, or the first `top` in the order asked for, some thousand lines at a time."""
+        """Yield all calls, or the first `top` in the requested order, some thousand lines at a time."""
         import numpy as np
 
         if not self._batches:
@@ -147,7 +147,7 @@ class Events:
             [b.process.clock.times(b.starts) + machines.offset(b.process.header) for b in self._batches]
         )
         order = np.argsort(times, kind="stable")
-        if self._sort is Order.TOOK:  # calls that did not return come last
+        if self._sort is Order.TOOK:  # calls that didn't return come last
             took = np.concatenate([b.process.clock.durations(b.took) for b in self._batches])
             order = order[np.argsort(-took[order], kind="stable")]
         order = order[: self._top]
@@ -163,15 +163,15 @@ class Events:
                     threads, rows = batch.read(data, window[places] - edges[number])
                     lines[places] = list(texts[id(batch.process)].iter_lines(times[window[places]], threads, rows))
                 yield "".join(lines)
-                data.madvise(mmap.MADV_DONTNEED)  # the next window lies elsewhere
+                data.madvise(mmap.MADV_DONTNEED)  # the next window is elsewhere
 
 
 class _Batch(NamedTuple):
-    """Rows of one layout that were spilled."""
+    """Spilled rows of one layout."""
 
     process: Process
     layout: np.dtype[np.void]
-    offset: int  # in the file, of the threads; the rows follow
+    offset: int  # where the threads are in the file; the rows follow
     starts: npt.NDArray[np.uint64]
     took: npt.NDArray[np.uint64]  # empty unless calls are sorted by it
 
@@ -186,7 +186,7 @@ class _Batch(NamedTuple):
 
 
 class _CallText:
-    """Makes lines from the calls of a process. The part that all calls of a function share is made once."""
+    """Formats the calls of a process as lines. The part that all calls of a function share is formatted once."""
 
     def __init__(self, process: Process, who: Who) -> None:
         host, rank, pid = who
@@ -211,9 +211,11 @@ class _CallText:
             yield f'{{"ts":{time:.3f},{said},{who},"tid":{thread}{back}{more}}}\n'
 
     def _arguments(self, rows: Rows) -> list[str]:
-        """Return the other fields of each row, each with a comma before it. A field that is zero means absent: no text.
+        """Return the other fields of each row as text that begins with a comma. A zero field counts as absent: empty
+        text.
 
-        Addresses and handles are hexadecimal text, because as numbers they wouldn't survive every JSON reader.
+        Addresses and handles are written as hexadecimal strings, because not every JSON reader preserves such large
+        numbers.
         """
         columns = {name: rows[name].tolist() for name in rows.dtype.names or () if name not in TIMED}
         parts: list[list[str]] = []

@@ -1,9 +1,9 @@
-"""gpt-analyze export: traces as database tables, with the names that Nsight Systems' export uses.
+"""gpt-analyze export: write traces as database tables, named as in Nsight Systems' export.
 
-Rows are written as they are read, so memory doesn't grow with the length of a trace. Data about the whole of it, such
-as the texts that rows refer to by number, comes last. The file is made in its own folder beside the destination and
-gets its name once it is complete. A file for standard output is made in a temporary folder, because SQLite doesn't
-write sequentially.
+Rows are written as they're read, so memory doesn't grow with the length of a trace. Data about the whole trace, such as
+the text that rows refer to by number, comes last. The file is created in a separate folder next to the destination and
+renamed once it's complete. A file for standard output is created in a temporary folder, because SQLite doesn't write
+sequentially.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 NAMES = {"sqlite": "tables.sqlite", "parquet": "tables"}  # within the folder
-PREFIX = ".gpt-export."  # the name of the folder begins with it
+PREFIX = ".gpt-export."  # prefix of the folder's name
 
 
 class ExportFormat(StrEnum):
@@ -41,11 +41,11 @@ class ExportFormat(StrEnum):
 
 
 class Export:
-    """The file that is written, and the rows that wait for its end."""
+    """The output file, and the rows that must wait for the end."""
 
     streams = False
-    timed = True  # times count from the moment the first trace began
-    drains = True  # ranges and ioctls are taken from processes as they come
+    timed = True  # times count from the start of the first trace
+    drains = True  # ranges and ioctls are taken from processes as they arrive
 
     def __init__(self, stage: Stage, json: bool, shape: ExportFormat | None, output: Path | None) -> None:
         from gpt.export.files import load_pyarrow
@@ -116,7 +116,7 @@ class Export:
         return rows
 
     def end(self, process: Process) -> None:
-        """Write the rows that had to wait for the end of the process."""
+        """Write the rows that had to wait until the process ended."""
         self._end(process)
         process.probes.check_taken()
 
@@ -127,16 +127,16 @@ class Export:
         self._targets.add(rows, self._strings)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what to say if there is nothing to export."""
+        """Return what to say if there's nothing to export."""
         lack = base.find_lack(kinds, self.kinds)
         self._lacks = lack is not None
         return lack
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Finish the file and give it its name; there are no records."""
+        """Finish the file and rename it; there are no records."""
         if self._lacks:
             return
-        for process in list(self._processes):  # processes with malformed rows stay in it
+        for process in list(self._processes):  # processes with malformed rows are still in it
             self._end(process)
         incomplete += [f"map {name} has no table: there are too many" for name in sorted(self._maps.left_out)[:3]]
         self._targets.close(incomplete, self._strings)

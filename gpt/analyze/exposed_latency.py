@@ -1,6 +1,6 @@
-"""gpt-analyze exposed_latency: the time of a probed launch, prologue, kernel and epilogue, as multiples of a plain one.
+"""gpt-analyze exposed_latency: the time of a probed launch (prologue, kernel and epilogue) relative to an unprobed one.
 
-Figures of another tool can be shown beside it, from a file of comma-separated values (read_figures).
+Another tool's figures can be shown next to it, from a file of comma-separated values (read_figures).
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ PARTS = ("prologue", "kernel", "epilogue")
 OURS = "gpt-hook"
 NO_PROBE = "-"
 TOP = 30  # rows that tables show
-KERNEL = 30  # width of the name of a kernel beside a bar
-MOST = 1000  # rows of a file
+KERNEL = 30  # width of a kernel's name next to a bar
+MOST = 1000  # rows per file
 LONGEST = 1 << 20  # bytes of it
-RANGE = 1e-30, 1e30  # where times other than 0 may lie
+RANGE = 1e-30, 1e30  # limits for nonzero times
 
 Beside = Annotated[Path | None, Option("--beside", metavar="FILE", help="Show another tool's figures beside: a .csv.")]
 
 
 class Figure(NamedTuple):
-    """A tool's time with a probe, as a multiple of the time without, and its parts, where the file has them."""
+    """A tool's time with a probe relative to the time without, and its parts if the file has them."""
 
     probe: str
     name: str | None
@@ -62,7 +62,7 @@ class Figure(NamedTuple):
 
 
 def read_figures(path: Path) -> list[Figure]:
-    """Read the rows of a file; gpt-analyze(1) has its format. Raises OSError, and MalformedError with the line."""
+    """Read a file's rows; gpt-analyze(1) has the format. Raises OSError, and MalformedError with the line."""
     with open(path, "rb") as file:
         data = file.read(LONGEST + 1)
     if len(data) > LONGEST:
@@ -113,13 +113,13 @@ def _read_time(cell: str, where: str) -> float:
 
 
 class Bar:
-    """The times of the launches of a kernel with the same probes, in ns."""
+    """The times of launches of a kernel with the same probes, in ns."""
 
     def __init__(self) -> None:
         self.samples = Samples()
 
     def add(self, times: dict[str, Any], on_gpu: float | None) -> None:
-        """Add a launch. With --benchmark it has no buffers to wait for, and a time without probes."""
+        """Add a launch. With --benchmark it has no buffers to wait for, but a time without probes."""
         compared = "original" in times and "kernel" in times
         how = "compared" if compared else "plain"
         self.samples.add(**{f"{how}_{name}": times[name] for name in ("prologue", "epilogue")})
@@ -134,11 +134,11 @@ class Bar:
 
     @property
     def launches(self) -> int:
-        """Return the number of launches, with and without --benchmark."""
+        """Return the number of launches, both with and without --benchmark."""
         return sum(self.samples.count(f"{how}_prologue") for how in ("plain", "compared"))
 
     def times(self) -> dict[str, float | None]:
-        """Return medians: `prologue`, `kernel`, `epilogue`, their sum `total`, and `original`; None where unknown."""
+        """Return medians: `prologue`, `kernel`, `epilogue`, their sum `total`, and `original`; None if unknown."""
         median = self.samples.median
         how = "plain" if self.samples.count("plain_prologue") else "compared"
         found = {name: median(f"{how}_{name}") for name in ("prologue", "epilogue")}
@@ -160,7 +160,7 @@ class ExposedLatency(TimedFold[Key, Bar]):
         self._figures = read_figures(beside) if beside else []
 
     def new(self) -> Bar:
-        """Return a bar of no launches."""
+        """Return a bar without launches."""
         return Bar()
 
     def add_up(self, process: Process, launches: TimedLaunches) -> dict[Key, Bar]:

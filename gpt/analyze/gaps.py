@@ -1,7 +1,8 @@
-"""gpt-analyze gaps: times in which nothing was launched, and in which the GPU was idle."""
+"""gpt-analyze gaps: times when nothing was launched, and when the GPU was idle."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES
 
 if TYPE_CHECKING:
+    from gpt.analyze.lib.gap_lengths import GapLengths
     from gpt.analyze.lib.gpu_use import GpuUse, Switches, Work
     from gpt.analyze.lib.launch_gaps import Between, Gap
-    from gpt.analyze.lib.numbers import Numbers
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
@@ -23,10 +24,10 @@ TIMES = (
     Column("count", "u64"),
     Column("total", "u64", "ns"),
     Column("share", "f64", "%"),
-    *(Column(name, "u64", "ns") for name in ("longest", "mean", "p50", "p99")),
+    *(Column(name, "u64?", "ns") for name in ("longest", "mean", "p50", "p99")),
 )
 GAPS = (
-    Column("gap", "text", title="from, to"),
+    Column("gap", "text", title="gap after"),
     *WHO,
     Column("thread", "u64?", "id", shown="any"),
     *TIMES,
@@ -80,25 +81,26 @@ POINTS = (
     Column("took", "u64", "ns"),
 )
 BRIEF = 18  # width of a name in a picture
-TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
-MOST_OF = 0.5  # share of a gap that a call must cover to be named as its reason
+TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest gaps
+MOST_OF = 0.5  # share of a gap that a call must cover to be named as its cause
 HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
-LAUNCH, WAIT = "launch, launch", "wait, launch"
-NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
-OVERLAP = "'wait, launch' may be time that 'launch, launch' counts too: don't add them up"
+LAUNCH, WAIT = "launch", "wait"
+NO_TIMES = "no GPU times{}: 'gpt-hook run --gpu-time' records when kernels ran"
+OVERLAP = "gaps after waits may lie inside gaps after launches: don't add them up"
 AT_LEAST = (
-    "{:.1f} % of {} is between the end of a wait for all work and the next launch: the process had no kernel then"
+    "{:.1f} % of {} is between the end of a wait for all work and the next launch: the GPU had no kernel of it to run"
 )
 NO_GAPS = "{} launched once, so nothing is between two launches"
-PAUSED = "{} was not recorded for {}: no gap includes that time, and launches in it are missing"
+PAUSED = "recording of {} was off for {}: launches in that time are missing"
+CUT = "{} around that {} not counted or listed, but the recorded time is in {} and 'share'"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 COUNT, SHARE = 5, 7  # their places in a row of GAPS
 WHOLE = "all processes", "all streams"
-NOBODY = (None, None, None)  # the columns WHO of a row about several processes
+NOBODY = (None, None, None)  # the columns WHO of a row for several processes
 
 
 def gaps(trace: TraceModel) -> Answers:
-    """Yield gaps between launches of a thread, from waits to launches, and between work on the GPU; switches."""
+    """Yield gaps between launches in a thread, from waits to launches, and between work on the GPU; then switches."""
     from gpt.analyze.lib.gpu_use import Switches, find_uses, name_processes
 
     who, switches = tell_apart(process.header for process in trace.processes), Switches()
@@ -136,9 +138,9 @@ def gaps(trace: TraceModel) -> Answers:
 
 
 def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Between]]:
-    """Return the gaps of each process that launched anything, most launches first, then by rank.
+    """Return the gaps of each process that launched anything, sorted by number of launches, descending, then by rank.
 
-    Adds the `switches` of threads, too.
+    Also adds the `switches` of threads.
     """
     from gpt.analyze.lib.gpu_use import ThreadSwitches
     from gpt.analyze.lib.launch_gaps import Between
@@ -158,12 +160,21 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
 
 def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> Iterator[str]:
-    """Name the processes whose recording was off at times."""
+    """Name the processes whose recording was off at times, and say where the gaps around that are."""
+    from gpt.analyze.lib.launch_gaps import WAITS
+
     found = {number: between.unrecorded.within_one(between.first, between.last) for number, between in launching}
     paused = [number for number, off in found.items() if off]
     if paused:
-        more = f", and {len(paused) - 1:,} more at times" if len(paused) > 1 else ""
+        more = f", and of {len(paused) - 1:,} more at times" if len(paused) > 1 else ""
         yield PAUSED.format(describe(who[paused[0]]), human_time(found[paused[0]]) + more)
+    cut = Counter[str]()
+    for _, between in launching:
+        for group in between.gaps:
+            cut["after waits" if group == WAITS else "after launches"] += between.gaps.cut(group)[0]
+    told = [f"{count:,} {where}" for where, count in cut.items() if count]
+    if told:
+        yield CUT.format(f"{amount(cut.total(), 'gap')} ({', '.join(told)})", _are(cut.total()), "'total'")
 
 
 def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
@@ -177,7 +188,7 @@ def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
 
 
 def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
-    """Yield the points at which threads and GPUs switch, if there are any: the sums by kind, and each one."""
+    """Yield the points at which threads and GPUs switch, if any: sums by kind, and the individual switches."""
     if not switches.count:
         return
     rows = [
@@ -206,29 +217,40 @@ def _who(process: int | None, who: list[Who]) -> tuple[Any, ...]:
     return NOBODY if process is None else who[process]
 
 
-def _times(found: Numbers, group: Hashable, whole: float) -> tuple[Any, ...]:
+def _times(found: GapLengths, group: Hashable, whole: float) -> tuple[Any, ...]:
     """Return the columns TIMES."""
-    count, total = found.count(group), found.total(group)
+    count, total = found.count(group), found.recorded(group)
+    share = 100 * total / (whole or 1)
+    if not count:
+        return count, total, share, *[None] * 4
     percentiles = (found.percentile(group, percent) for percent in (50, 99))
-    return count, total, 100 * total / (whole or 1), found.most(group), total / count, *percentiles
+    return count, total, share, found.most(group), found.total(group) / count, *percentiles
 
 
 def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns GAPS: gaps between the launches of each thread, then gaps of the process after a wait."""
+    """Yield the columns GAPS: gaps between the launches of each thread, then the process's gaps after a wait."""
     from gpt.analyze.lib.launch_gaps import WAITS
 
     whole, gaps = float(between.whole), between.gaps
-    threads = sorted(thread for thread in gaps if isinstance(thread, int) and gaps.count(thread))
+    threads = sorted(thread for thread in gaps if isinstance(thread, int) and _any(gaps, thread))
     found = [(LAUNCH, *who, thread, *_times(gaps, thread, whole)) for thread in threads]
     yield from sorted(found, key=lambda row: -row[6])
-    if gaps.count(WAITS):
+    if _any(gaps, WAITS):
         yield WAIT, *who, None, *_times(gaps, WAITS, whole)
 
 
-def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]]) -> Iterator[str]:
-    """Say what part of its time a process spent between launches, in long gaps, and after waits.
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
-    With several threads, it describes the one with most launches.
+
+def _any(gaps: GapLengths, group: Hashable) -> bool:
+    return gaps.count(group) > 0 or gaps.cut(group)[0] > 0
+
+
+def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]]) -> Iterator[str]:
+    """Say what share of its time a process spent between launches, in long gaps, and after waits.
+
+    With several threads, it describes the one with the most launches.
     """
     from gpt.analyze.lib.launch_gaps import LONG
 
@@ -275,7 +297,7 @@ def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tupl
 
 
 def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
-    """Return where a thread spent most of a gap, the share of that, and the call if it's a single one."""
+    """Return where a thread spent most of a gap, as which share, and the call if it's a single one."""
     api = gap.calls.api
     if api is not None and gap.calls.longest >= MOST_OF * gap.time:
         name = process.api(api).name
@@ -289,7 +311,7 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns IDLE: for a GPU, for each process if there are several, and for each of their streams."""
+    """Yield the columns IDLE: for a GPU, for each of several processes, and for each of their streams."""
     from gpt.analyze.lib.gpu_use import ALL
 
     if len(use.processes) > 1:
@@ -302,7 +324,7 @@ def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
 
 
 def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns PERIODS of the longest idle periods of a GPU, with the process that ended each."""
+    """Yield the columns PERIODS of a GPU's longest idle periods, with the process that ended each."""
     kernels = {process: trace.processes[process].kernels() for process in use.processes}
 
     def name(work: Work) -> str:
@@ -315,14 +337,16 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
 
 
 def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
-    """Say how long a GPU was idle from its first to its last work, and how far these are from the processes' edges."""
+    """Say how long a GPU was idle between its first and last work, and how far these are from the processes' ends."""
     from gpt.analyze.lib.gpu_use import ALL
 
     group = ALL if len(use.processes) > 1 else use.processes[0]
     whole, (first, last) = use.whole(group), use.edges(group)
     began = min(trace.began(trace.processes[process]) for process in use.processes)
     ended = max(trace.last(process) for process in use.processes)
-    told = f"{use.name}: idle {100 * use.gaps.total(group) / (whole or 1):.1f} % of the {human_time(whole)} from the "
+    told = (
+        f"{use.name}: idle {100 * use.gaps.recorded(group) / (whole or 1):.1f} % of the {human_time(whole)} from the "
+    )
     told += "first to the last thing that ran on it"
     its = "its process" if len(use.processes) == 1 else "the first of its processes"
     told += f", which began {human_time(max(0, first - began))} after {its} did and ended "
@@ -331,15 +355,18 @@ def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
     if (off := last - first - whole) > 0:
         told += f", without {human_time(off)} in which recording was off"
     yield told
+    if cut := use.gaps.cut(group)[0]:
+        yield CUT.format(amount(cut, "idle period"), _are(cut), "'idle'")
     kernels, time = trace.loading(use.places)
     if kernels:
-        yield f"not busy: {human_time(time)} for loading {amount(kernels, 'kernel')} in a first launch"
+        code = f"the code of {amount(kernels, 'kernel')}"
+        yield f"idle includes {human_time(time)} in which first launches loaded {code}"
 
 
 def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:
     """Return the columns IDLE from `busy` on."""
     whole = use.whole(group)
-    count, total, share, *more = _times(use.gaps, group, whole) if use.gaps.count(group) else (0,) * 7
+    count, total, share, *more = _times(use.gaps, group, whole)
     return whole - total, total, share, count, *more
 
 

@@ -12,7 +12,7 @@ EXPECTED = "expected: bytes that barriers waited for, the bulk copies by tensor 
 
 
 class GmemBytes(KernelSums):
-    """Bytes by the kind of access."""
+    """Bytes by kind of access."""
 
     name = "gmem_bytes"
     parts = ("read", "written", "sync", "async", "bulk")
@@ -29,7 +29,7 @@ class GmemBytes(KernelSums):
     )
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
-        """Explain `expected`, if there is any."""
+        """Explain `expected` if it isn't zero."""
         return [*super().verdict(sums), *([EXPECTED] if sums["expected"] else [])]
 
 

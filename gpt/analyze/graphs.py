@@ -1,8 +1,7 @@
 """gpt-analyze graphs: what ran in launches of CUDA graphs, by executable graph and by kernel.
 
-A `graph` record lists the kernels and copies of the graph that a handle means from then on; a call says which handle it
-launched.
-GPU times tell how long a replay takes, the probe block_sched how long its kernels do.
+A `graph` record lists the kernels and copies of the graph that a handle refers to from then on; a call says which
+handle it launched. GPU times say how long a replay takes, the probe block_sched how long its kernels take.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ TOP = 30  # rows that tables show
 
 
 class Replayed(NamedTuple):
-    """A graph that a handle meant from some time on, and the calls that launched it."""
+    """A graph that a handle referred to from some time on, and the calls that launched it."""
 
     number: int
     process: Process
@@ -62,12 +61,12 @@ class Replayed(NamedTuple):
 
     @property
     def copies(self) -> list[Operation]:
-        """Return the copies and sets of a launch."""
+        """Return the copies and memsets of a launch."""
         return [one for one in self.made.operations or () if one.type in COPIES]
 
 
 def graphs(trace: TraceModel) -> Answers:
-    """Yield the graphs that were launched, most launches of kernels first, and their kernels."""
+    """Yield the graphs that were launched, in order of their first launches, and their kernels by name."""
     found = _find_graphs(trace)
     if not found:
         return
@@ -82,18 +81,21 @@ def graphs(trace: TraceModel) -> Answers:
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
                      len(graph.calls), *gpu, _median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
-        own = {function: spans.get((graph.number, function), (0, 0, 0.0)) for function in made.kernels}
-        whole = sum(span for _, _, span in own.values())
+        own: dict[str, tuple[int, int, int, float]] = {}  # nodes, and what spans has; functions may share a name
         for function, count in made.kernels.items():
-            probed, timed, span = own[function]
+            probed, timed, span = spans.get((graph.number, function), (0, 0, 0.0))
+            name = names.get(function, f"#{function}")
+            before = own.get(name, (0, 0, 0, 0.0))
+            own[name] = before[0] + count, before[1] + probed, before[2] + timed, before[3] + span
+        whole = sum(span for *_, span in own.values())
+        for name, (count, probed, timed, span) in own.items():
             known = (span, span / timed, 100 * span / (whole or 1)) if timed else (None,) * 3
-            kernels.append((names.get(function, f"#{function}"), graph.number, count, count * len(graph.calls),
-                            probed or None, *known))  # fmt: skip
+            kernels.append((name, graph.number, count, count * len(graph.calls), probed or None, *known))
     replays = Replays()
     for process in trace.processes:
         mine = ((graph.made, len(graph.calls)) for graph in found if graph.process is process)
         replays.merge(sum_replays(mine, process.graphs))
-    verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
+    verdict = [] if times else ["no GPU times: 'gpt-hook run --gpu-time' records how long replays took"]
     if times and (untimed := sum(len(graph.calls) for graph in found) - sum(map(len, times.values()))):
         verdict.append(f"{amount(untimed, 'replay')} without a time on the GPU, not in the times")
     verdict += replays.verdict()
@@ -101,7 +103,7 @@ def graphs(trace: TraceModel) -> Answers:
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []
     if not spans:
-        verdict.append(f"how long kernels in replays took is not recorded: 'gpt-hook run -p {MAP}' does")
+        verdict.append(f"no times of kernels in replays: 'gpt-hook run -p {MAP}' records them")
     elif missing := sum(1 for row in kernels if row[4] is None):
         verdict.append(f"{missing:,} of these kernels {'has' if missing == 1 else 'have'} no times of the probe {MAP}")
     if zero := sum(1 for row in kernels if row[2] == 0):
@@ -124,7 +126,7 @@ def _median(values: Any) -> int:
 
 
 def _find_graphs(trace: TraceModel) -> list[Replayed]:
-    """Return the graphs that were launched, numbered from 1 in the order of their first launches."""
+    """Return the launched graphs, numbered from 1 in the order of their first launches."""
     calls = trace.calls("object", "stamp")
     calls = calls[trace.chosen(calls, type="graph", op="launch")]
     calls = calls[(calls["result"] == 0) & (calls["duration"] > 0)]  # a launch that never returned may not have run
@@ -138,7 +140,7 @@ def _find_graphs(trace: TraceModel) -> list[Replayed]:
 
 
 def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
-    """Return the ns of the replays of each graph, where they are known."""
+    """Return the ns of each graph's replays, where known."""
     import numpy as np
 
     times = trace.gpu_times()
@@ -153,12 +155,12 @@ def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
 
 
 def _key(threads: Any, starts: Any) -> Any:
-    """Return a number for each call of a process."""
+    """Return a number that identifies each call of a process."""
     return starts.astype("<u8") * _stamps(0x9E3779B97F4A7C15) + threads
 
 
 def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """Return by graph and function the launches with probes, those with a time, and the sum of their ns."""
+    """Return the launches with probes by graph and function, those with a time, and the sum of their ns."""
     from gpt.analyze.lib.schedule import make_schedule
 
     by_handle = defaultdict(list)
@@ -176,11 +178,20 @@ def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tu
             schedule = make_schedule(buffer.read(), launch.process.cards.get(launch.device, {}))
         except (MissingError, TruncatedError):
             schedule = None
-        key = max(meant, key=lambda graph: graph.made.since).number, launch.launch.function
+        graph = max(meant, key=lambda graph: graph.made.since)
+        key = graph.number, _find_node(graph, launch.launch.function)
         probed, timed, span = spans.get(key, (0, 0, 0.0))
         known = schedule is not None and schedule.ns_per_clock is not None
         spans[key] = probed + 1, timed + known, span + (float(schedule.ended.max()) if schedule and known else 0.0)
     return spans
+
+
+def _find_node(graph: Replayed, function: int) -> int:
+    """Return the function by which a graph knows a kernel: a capture may have looked it up once more, by a new id."""
+    if function in graph.made.kernels:
+        return function
+    names = graph.process.kernels()
+    return next((one for one in graph.made.kernels if names.get(one) == names.get(function)), function)
 
 
 def _find_need(trace: TraceModel) -> str | None:

@@ -1,8 +1,8 @@
 """gpt-analyze ioctl: what the driver asks the Linux kernel for, and which CUDA calls cause it.
 
 Each ioctl to NVIDIA's devices has the name of its escape; an ioctl that controls or allocates an object also has a
-command or class. gpt-hook records which driver call each one is part of. An ioctl without a call comes from a thread of
-the driver, from a call that isn't recorded, or from another library that opens the devices.
+command or class. gpt-hook records which driver call each ioctl is part of. An ioctl without a call comes from a thread
+of the driver, from a call that isn't recorded, or from another library that opens the devices.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NO_IOCTLS = (
 
 
 class _Row(NamedTuple):
-    """An ioctl; `call` is the index of the call that it is part of, or -1."""
+    """An ioctl; `call` is the index of the call that made it, or -1."""
 
     name: str
     command: str | None
@@ -71,7 +71,7 @@ class _Row(NamedTuple):
 def ioctl(trace: TraceModel) -> Answers:
     """Yield ioctls by name and command, the calls that make them, and the ioctls about scheduling."""
     rows: list[_Row] = []
-    spent: dict[int, float] = {}  # ns by call that makes any
+    spent: dict[int, float] = {}  # ns by call, for calls that make any
     scheduling: list[tuple[Any, ...]] = []
     who = tell_apart(process.header for process in trace.processes)
     for number, one in enumerate(who):
@@ -95,7 +95,7 @@ def ioctl(trace: TraceModel) -> Answers:
 
 
 def _iter_rows(trace: TraceModel, number: int, spent: dict[int, float]) -> Any:
-    """Yield the ioctls of a process with start and thread; put the times of calls with any into `spent`."""
+    """Yield a process's ioctls with start and thread; store the times of calls that make any in `spent`."""
     import numpy as np
 
     from gpt.trace.escapes import name_command
@@ -118,7 +118,7 @@ def _iter_rows(trace: TraceModel, number: int, spent: dict[int, float]) -> Any:
 def _find_calls(
     trace: TraceModel, number: int, wanted: set[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[int, str, float]]:
-    """Return for the thread and start of each call its index among all calls, its function and its duration."""
+    """Return, by thread and start of each call, its index among all calls, its function and its duration."""
     import numpy as np
 
     calls = trace.calls("stamp")
@@ -145,7 +145,7 @@ def _times(rows: list[_Row], whole: float) -> tuple[Any, ...]:
 
 
 def _grouped(rows: list[_Row], *keys: str) -> list[tuple[Any, list[_Row]]]:
-    """Group rows by some of their fields, the longest total time first."""
+    """Group rows by some of their fields, longest total time first."""
     groups: dict[tuple[Any, ...], list[_Row]] = defaultdict(list)
     for row in rows:
         groups[tuple(getattr(row, key) for key in keys)].append(row)
@@ -174,7 +174,7 @@ def _make_ioctls(rows: list[_Row], total: float, spent: dict[int, float]) -> Any
 
 
 def _make_callers(rows: list[_Row], total: float, spent: dict[int, float]) -> Any:
-    """Return functions, the longest time in ioctls first, and what each asks for."""
+    """Return functions, longest time in ioctls first, and what each asks for."""
     found: list[tuple[Any, ...]] = []
     for (function,), group in _grouped(rows, "function"):
         for name, part in [(None, group), *((n, p) for (n,), p in _grouped(group, "name"))]:

@@ -1,7 +1,7 @@
-"""gpt-analyze maps: the records of any probe, field by field: how many, their range, and their distribution.
+"""gpt-analyze maps: the records of any probe, field by field: their number, range and distribution.
 
-It doesn't know what the fields mean, so it shows them all in the same way. A total has one record for each unit; the
-values that were added up in it can't be separated. A table has a row for each key.
+It doesn't know what the fields mean, so it shows them all in the same way. A total has one record per unit; the values
+that were added up in it can't be separated. A table has a row per key.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ VALUES = (
     Column("records", "u64", title="values"),
 )
 TOP = 60  # rows that a table shows
-BINS, DRAWN, PANELS = 20, 5, 8  # bins of a histogram, kernels in it, fields that get one
+BINS, DRAWN, PANELS = 20, 5, 8  # bins per histogram, kernels in it, fields that get one
 RESERVED = ("bins", "unprobed")  # names of other answers
-STAMP = 1 << 32  # numbers this large are clocks or addresses, whose sum means nothing
+STAMP = 1 << 32  # numbers at least this large are clocks or addresses, whose sum means nothing
 
 Map = Annotated[str | None, Option("--map", metavar="GLOB", help="Only these maps, or fields as MAP.FIELD.")]
 
@@ -81,7 +81,7 @@ class Fields(MapAnalysis):
         self._rows: dict[tuple[str, str, TableLayout], tuple[Counts, Rows]] = {}  # rows of tables
 
     def wants(self, layout: MapLayout) -> bool:
-        """Return True if the map, or a field of it, is named."""
+        """Return True if the map or one of its fields is named."""
         return any(self._is_named(layout.name, field) for field in layout.types)
 
     def _is_named(self, name: str, field: str) -> bool:
@@ -91,7 +91,7 @@ class Fields(MapAnalysis):
         """Accept any map."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return that there was no probe, or none that is named."""
+        """Return that there was no probe, or that none is named."""
         if self._read or self._known or self._glob is None:
             self.name = "any"
             told = super().find_lack(kinds)
@@ -187,7 +187,7 @@ class Fields(MapAnalysis):
         return make_answer(f"map {name}" if name in RESERVED else name, columns, rows, verdict, top=TOP)
 
     def _make_histogram(self, name: str) -> dict[str, Any]:
-        """Return the bins of a histogram that aren't empty, added up over the launches of each kernel."""
+        """Return the nonempty bins of a histogram, added up over each kernel's launches."""
         rows = [
             (kernel, low, high, values)
             for (kernel, of), bins in sorted(self._bins.items())
@@ -198,7 +198,7 @@ class Fields(MapAnalysis):
         return make_answer(f"histogram {name}", VALUES, rows, top=TOP, plots=[drawn])
 
     def _make_tables(self, name: str) -> Answers:
-        """Yield the rows of a table, most often saved first; tables of this name with other fields by themselves."""
+        """Yield the rows of a table, most often saved first; tables of this name with other fields come separately."""
         layouts = list(dict.fromkeys(table for _, of, table in self._rows if of == name))
         for number, layout in enumerate(layouts, 1):
             found = {kernel: rows for (kernel, of, table), rows in self._rows.items() if (of, table) == (name, layout)}

@@ -1,16 +1,15 @@
-"""gpt-analyze memory: the memory of a program over time, where it was asked for, and what's left at the end.
+"""gpt-analyze memory: a program's memory over time, where it was asked for, and what's left at the end.
 
 A piece of memory exists from the return of the call that allocates it to the call that frees it; memory of cuMemCreate
-exists until its handle is released and it's no longer mapped. If something is allocated at an address that is taken,
-the older piece was freed in a way that isn't recorded. When the only context of a process ends, its memory ends with it
-and counts as left, like the memory that exists when the trace ends. That's no leak by itself: drivers free what a
-program leaves, and many programs count on that.
+exists until its handle is released and it's no longer mapped. If an address is allocated again while it's in use, the
+older piece was freed in a way that isn't recorded. When the only context of a process ends, its memory ends with it and
+counts as left, like the memory that exists when the trace ends. That isn't necessarily a leak: drivers free what a
+program leaves, and many programs rely on that.
 
-Fragmentation: the driver maps memory in pages of 2 MiB. In the pages that hold a part of a live piece, fragmentation is
-the share of bytes outside any piece. Gaps between the regions that the driver takes addresses from cost nothing, so
+Fragmentation: the driver maps memory in pages of 2 MiB. In pages that contain part of a live piece, fragmentation is
+the share of bytes outside any piece. Gaps between the regions from which the driver takes addresses cost nothing, so
 they don't count. Only memory with addresses in the device's pages can be fragmented, which excludes memory of
-cuMemCreate, whose pieces are whole pages, and memory of the host. Arrays aren't counted, because their sizes aren't
-recorded.
+cuMemCreate, whose pieces are whole pages, and host memory. Arrays aren't counted, because their sizes aren't recorded.
 """
 
 from __future__ import annotations
@@ -92,18 +91,20 @@ SPANS = (
 TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
 GPU, HOST = "GPU memory", "host memory"
 PYTORCH, UNKNOWN = "libc10_cuda.", "not known"
-NO_SITES = "where calls came from is not recorded: 'gpt-hook run --stacks memory' does"
+NO_SITES = "no call sites: 'gpt-hook run --stacks memory' records where calls came from"
 NONE = "no call allocates memory: 'gpt-hook run' records them, unless --calls leaves out 'memory'"
 
 
 def memory(trace: TraceModel) -> Answers:
-    """Yield the allocations of each process, who asked for them, and the highest peak's process over time."""
+    """Yield the allocations of each process, who asked for them, and the memory over time of the process with the
+    highest peak.
+    """
     from gpt.analyze.lib.allocations import make_pieces
 
     found = sorted(make_pieces(trace), key=lambda pieces: -pieces.peak(pieces.on_gpu))
     who = tell_apart(pieces.process.header for pieces in found)
     rows = [row for pieces, one in zip(found, who, strict=True) for row in _rows(pieces, one)]
-    yield make_answer("memory", MEMORY, rows, list(_verdict(found)))
+    yield make_answer("memory", MEMORY, rows, [*_describe_growth(found[:1], trace), *_verdict(found)])
     if not found:
         return
     names = [_Names(pieces.process) for pieces in found]
@@ -111,7 +112,7 @@ def memory(trace: TraceModel) -> Answers:
     yield _make_live(found[0], len(found))
     if any(pieces.stacks.any() for pieces in found):
         yield _make_sites(found, names)
-    if not _is_simulated(found[0]):  # its memory is the host's, and not in such pages
+    if not _is_simulated(found[0]):  # its memory is the host's, not in such pages
         yield from _iter_fragments(found[0])
     yield from _iter_left(found, names)
 
@@ -131,7 +132,7 @@ def _rows(pieces: Pieces, who: Who) -> Iterator[tuple[Any, ...]]:
 
 
 def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tuple[Any, ...]:
-    """Return the columns SUMS of some pieces, without the failed ones if that is None."""
+    """Return the columns SUMS of some pieces, without failed ones if `failed` is None."""
     left = mask & pieces.left
     sizes = pieces.sizes
     counts = int(mask.sum()), int((mask & ~pieces.left).sum()), *(() if failed is None else (failed,))
@@ -142,6 +143,20 @@ def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tu
 def _add(sizes: npt.NDArray[np.uint64]) -> float:
     """Add up sizes as a float: the sum of malformed rows may not fit."""
     return float(sizes.sum(dtype=float))
+
+
+def _describe_growth(found: list[Pieces], trace: TraceModel) -> Iterator[str]:
+    """Say that memory grows all the time, if it does."""
+    from gpt.analyze.lib.growth import find_growth
+    from gpt.screen.units import human, human_time
+
+    for pieces in found:
+        grown = find_growth(pieces, trace.last(trace.processes.index(pieces.process)))
+        if grown:
+            yield (
+                f"GPU memory grows all the time, from {human(grown.start)} to {human(grown.end)} in "
+                f"{human_time(grown.time)}: {grown.pieces:,} allocations are kept. Which results does the program keep?"
+            )
 
 
 def _verdict(found: list[Pieces]) -> Iterator[str]:
@@ -177,7 +192,7 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
 
 
 def _compare_pytorch(pieces: Pieces) -> Iterator[str]:
-    """Say how much of the memory at the peak PyTorch's allocator had."""
+    """Say how much of the memory at the peak belonged to PyTorch's allocator."""
     import numpy as np
 
     from gpt.screen.units import human
@@ -196,7 +211,7 @@ def _compare_pytorch(pieces: Pieces) -> Iterator[str]:
 
 
 class _Names:
-    """Libraries and functions of stacks, each looked up once."""
+    """Libraries and functions on stacks, each looked up once."""
 
     def __init__(self, process: Process) -> None:
         self._sites = process.sites
@@ -216,7 +231,7 @@ class _Names:
 
 
 def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
-    """Return libraries, the one with most at the peak first, and their functions."""
+    """Return libraries, most bytes at the peak first, and their functions."""
     import numpy as np
 
     sums: dict[tuple[str, str | None], Any] = defaultdict(lambda: np.zeros(len(SITES_OF) - 3))
@@ -236,12 +251,12 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
 
 
 def _site(library: str, function: str | None) -> str | None:
-    """Return a name for a function of a library; None for a library, which is the sum of its functions."""
+    """Return a name for a function of a library, or None for a library, which is the sum of its functions."""
     return library if function == UNKNOWN else function and f"{library} {_readable(function)}"
 
 
 def _iter_left(found: list[Pieces], names: list[_Names]) -> Answers:
-    """Yield the pieces that weren't freed, the largest first."""
+    """Yield the pieces that weren't freed, largest first."""
     import numpy as np
 
     rows: list[tuple[Any, ...]] = []
@@ -269,7 +284,7 @@ def _readable(function: str | None) -> str:
 
 
 def _iter_fragments(pieces: Pieces) -> Answers:
-    """Yield the fragmentation at the peak, at the end, and when most bytes of pages were unused."""
+    """Yield the fragmentation at the peak, at the end, and when the most bytes in pages were unused."""
     import numpy as np
 
     from gpt.analyze.lib.allocations import PAGE
@@ -277,7 +292,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     moments, live, held = pieces.pages()
     if not len(moments):
         return
-    share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # without pages nothing is lost
+    share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # without pages, nothing is lost
     wasted = int(np.argmax(held - live))
     rows = []
     places = ("most pages", int(np.argmax(held))), ("most unused", wasted), ("last change", len(moments) - 1)
@@ -295,8 +310,8 @@ def _iter_fragments(pieces: Pieces) -> Answers:
 
 
 def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
-    """Divide the time from the beginning of a process to its last call into PARTS of equal length, and return what
-    happened to GPU memory in each."""
+    """Divide the time from a process's start to its last call into PARTS of equal length, and return what happened to
+    GPU memory in each."""
     import numpy as np
 
     from gpt.analyze.lib.allocations import NEVER
@@ -313,7 +328,7 @@ def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
         for low, high in pairwise(edges):
             new, gone = (begins >= low) & (begins < high), (ends >= low) & (ends < high)
             before, after = np.searchsorted(moments, (low, high))
-            there = values[max(0, before - 1) : after]  # begins with what's allocated already
+            there = values[max(0, before - 1) : after]  # starts with what's already allocated
             most, live = float(there.max(initial=0)), float(there[-1]) if after else 0
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
@@ -342,7 +357,7 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
         _at((moments, held), time),
         _at(pieces.line(~pieces.on_gpu), time),
     ]
-    columns[1] = columns[1] + columns[0] - _at((moments, pages_live), time)  # memory in no shared page is held, too
+    columns[1] = columns[1] + columns[0] - _at((moments, pages_live), time)  # memory outside shared pages is held, too
     chosen = _choose(columns[0])
     verdict = ["live: how much was allocated after each allocation and free, to draw over time"]
     verdict += [f"process {pieces.process.pid}, of {processes}: --pid chooses"] if processes > 1 else []
@@ -352,7 +367,7 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
     title = f"memory of process {pieces.process.pid}"
     y = ["gpu"] if _is_simulated(pieces) else ["held", "gpu"]  # the last one is drawn in front
     drawn = [plot("levels", "time", *y, title=title)] if columns[0].any() else []
-    if columns[2].any():  # on an axis of its own, as it's much less, or much more
+    if columns[2].any():  # on a separate axis, as it's much less, or much more
         drawn.append(plot("levels", "time", "host", title=f"pinned host {title}"))
     values = [np.maximum(time, 0)[chosen], *(column[chosen] for column in columns)]
     return make_array_answer("live", LIVE, values, verdict, top=0, plots=drawn)
@@ -371,7 +386,7 @@ def _at(line: tuple[Whole, Any], times: Whole) -> Any:
 
 
 def _choose(values: Any) -> Any:
-    """Return the indices of at most POINTS values: the highest and the last of each group."""
+    """Return the indexes of at most POINTS values: the highest and the last of each group."""
     import numpy as np
 
     if len(values) <= POINTS:

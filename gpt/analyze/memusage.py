@@ -1,4 +1,4 @@
-"""gpt-analyze memusage: the memory that the buffers of probes would need, and the peak of the program's own."""
+"""gpt-analyze memusage: the memory that probes' buffers would need, and the peak of the program's own."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ PROCESSES = (
     Column("most", "u64", "bytes", "for probes"),
 )
 TOP = 30  # rows that tables show
-# These handle device memory; others of this type handle host memory, addresses and handles.
+# Functions that handle device memory; others of this type handle host memory, addresses and handles.
 ALLOCATE = frozenset(
     ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemAllocPitch", "cuMemCreate")
 )
 FREE = frozenset(("cuMemFree", "cuMemFreeAsync", "cuMemRelease"))
 BY_HANDLE = frozenset(("cuMemCreate", "cuMemRelease"))
-WINDOW = 1 << 16  # allocations and frees that are converted at once
+WINDOW = 1 << 16  # allocations and frees converted at once
 NOT_COUNTED = "peak: without arrays, and without what the driver itself needs"
 
 
 class MemoryPeak(NamedTuple):
-    """The device memory of a process, in bytes: its peak, and how much is left at its end."""
+    """A process's device memory in bytes: its peak, and how much is left at its end."""
 
     allocations: int
     peak: int
@@ -53,7 +53,7 @@ class MemoryPeak(NamedTuple):
 
 
 class _Use:
-    """The allocations of a process, and the needs of probes there."""
+    """A process's allocations, and what its probes need."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -83,12 +83,12 @@ class _Use:
                         self._changes.append(np.stack([times, apis, found["to"], found["bytes"]], axis=1))
 
     def kernels(self) -> dict[str, Counter[str]]:
-        """Return the needs of the launches of each kernel so far."""
+        """Return what each kernel's launches need so far."""
         names = self.process.kernels()
         return {names.get(function, f"#{function}"): needs for function, needs in self._needs.items()}
 
     def _iter_changes(self) -> Iterator[list[int]]:
-        """Yield allocations at their return and frees at their call, in order of time."""
+        """Yield allocations when they return and frees when they're called, in time order."""
         import numpy as np
 
         changes = np.concatenate([np.zeros((0, 4), np.uint64), *self._changes])
@@ -97,7 +97,7 @@ class _Use:
             yield from changes[at : at + WINDOW].tolist()
 
     def memory(self) -> MemoryPeak:
-        """Return its memory so far. If an address is allocated twice, an unknown function freed it in between."""
+        """Return the memory so far. If an address is allocated twice, an unknown function freed it in between."""
         live: dict[tuple[bool, int], int] = {}
         allocations = now = peak = 0
         for _, api, where, size in self._iter_changes():
@@ -129,7 +129,7 @@ class MemUsage:
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"memusage", "function", "api", "calls", "call", "clock"}
-        self._coverage = Coverage()  # launches of processes that have ended
+        self._coverage = Coverage()  # launches in processes that have ended
         self._done: dict[str, Counter[str]] = {}  # needs of processes that have ended, by kernel
         self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # the same processes
         self._open: dict[Process, _Use] = {}
@@ -162,7 +162,7 @@ class MemUsage:
         return "nothing was added up in the trace: 'gpt-hook run -p PROBE --memusage' does that"
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield kernels, the one with the neediest launch first, and processes."""
+        """Yield kernels, sorted by the need of their neediest launch, and processes."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         kernels: dict[str, Counter[str]] = {}

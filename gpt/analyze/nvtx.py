@@ -1,9 +1,9 @@
-"""gpt-analyze nvtx: sums of the calls and GPU work within the ranges that a program sets with NVTX.
+"""gpt-analyze nvtx: sums of the calls and GPU work within the ranges that a program marks with NVTX.
 
-A call is within a pushed range if it began on the thread of the range while that was open. It is within a started
-range, which belongs to no thread, if any thread of the process made it while that was open. Its work on the GPU
-counts where the call does, no matter when it ran. If ranges of one name are nested or overlap, each call counts once;
-the times of ranges are simply added.
+A call is within a pushed range if it began on the range's thread while the range was open. It's within a started range,
+which belongs to no thread, if any thread of the process made it while the range was open. Its GPU work is counted with
+the call, no matter when it ran. If ranges of the same name are nested or overlap, each call counts once; the times of
+ranges are simply added.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ MARKS = (
 )
 TOP, TOP_LONGEST, LISTED = 30, 10, 20_000
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
-NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
+NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran"
 
 
 class _Key(NamedTuple):
-    """The key of ranges that are added up together."""
+    """The key by which ranges are added up."""
 
     name: str
     type: str
@@ -105,11 +105,11 @@ class _Totals:
         self._open: Counter[_Key] = Counter()
         self._paths: dict[tuple[str, ...], list[float]] = {}
         self._longest: list[tuple[Any, ...]] = []
-        self._least = -1  # ns up to which a range is too short for the longest
+        self._least = -1  # a range of at most this many ns is too short for the longest
         self._marks: dict[tuple[str, str | None], tuple[int, int, int]] = {}
         self._launches = self._within = 0.0
         self._headers: list[Header] = []
-        self._off = 0  # ns that weren't recorded
+        self._off = 0  # unrecorded ns
 
     def add(self, trace: TraceModel, number: int) -> None:
         """Add a process."""
@@ -204,7 +204,7 @@ class _Totals:
         return make_answer("ranges", NAMES, rows, verdict, top=TOP, plots=[drawn])
 
     def _make_nested(self) -> Record:
-        """Return the tree: each range after its parent, the longest time first."""
+        """Return the tree: each range after its parent, longest time first."""
         order: dict[tuple[str, ...], tuple[Any, ...]] = {}
         for path in sorted(self._paths, key=len):
             order[path] = (*order.get(path[:-1], ()), -self._paths[path][1], path[-1])

@@ -31,7 +31,7 @@ TOP = 30  # rows that tables show
 
 
 class Costs:
-    """The times of the launches of a kernel, in ns, and the registers of its code."""
+    """The times of a kernel's launches in ns, and the registers of its code."""
 
     def __init__(self) -> None:
         self.samples = Samples()

@@ -1,9 +1,9 @@
-"""gpt-analyze roofline: the operations and bytes of kernels, compared with the limits of the device.
+"""gpt-analyze roofline: compare the operations and bytes of kernels with the limits of the device.
 
-Bytes count where instructions ask for them (gmem_bytes), even if caches serve them; operations count in tensor cores
-only (tensorop_count). The *intensity* of a kernel is operations divided by bytes. A kernel is limited by the device's
-memory if its intensity is below the device's, and by computing if it's above: this is the roof. A kernel far below both
-limits is bound by *latency* instead: of instructions, of memory, or because it has too few blocks.
+Bytes are counted where instructions ask for them (gmem_bytes), even if caches serve them; operations are counted only
+in tensor cores (tensorop_count). A kernel's *intensity* is operations divided by bytes. A kernel is limited by the
+device's memory if its intensity is below the device's, and by computing if it's above: this is the roof. A kernel far
+below both limits is bound by *latency* instead: of instructions, of memory, or because it has too few blocks.
 
 Bytes, operations and times may come from different runs: each is a mean over the launches that have it.
 """
@@ -60,7 +60,7 @@ MAPS = {
     "tensorop_count": ("flops",),
     "block_sched": ("start", "end", "stop|elapsed", "sm"),
 }
-TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, the best first
+TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, best first
 MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
 NO_DEVICE = "unknown device"
 TOP, SOURCES = 30, 3  # rows that tables show, and devices whose peaks are explained
@@ -73,7 +73,7 @@ Key = tuple[str, str]  # kernel and device
 
 
 class _Sums:
-    """The sums of a kernel on a device: for each `what` the amount and the number of launches that have it."""
+    """The sums of a kernel on a device: for each `what`, the amount and the number of launches that have it."""
 
     def __init__(self) -> None:
         self.sums: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class _Sums:
         return self.sums[what] / self.counts[what] if self.counts[what] else None
 
     def time(self) -> tuple[str | None, float | None]:
-        """Return the source of the best time, and ns."""
+        """Return the source of the best time, and its ns."""
         return next(((what, self.mean(what)) for what in TIMES if self.sums[what] > 0), (None, None))
 
 
@@ -203,7 +203,7 @@ class Roofline(MapAnalysis):
 
 
 class _Times:
-    """The times of the kernels of a process, which are known once all its records have come."""
+    """The times of a process's kernels, which are known once all its records have arrived."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -231,7 +231,7 @@ class _Times:
         self._launches.take()
 
     def _firsts_of(self) -> dict[tuple[int, int, bool], tuple[float, int]]:
-        """Return ns and number of the first launches of each kernel on each device, one per thread."""
+        """Return the ns and number of each kernel's first launches on each device, one per thread."""
         rows = self._firsts.rows
         took = self._process.clock.durations(rows["duration"]).tolist()
         found: dict[tuple[int, int, bool], tuple[float, int]] = {}
@@ -298,7 +298,7 @@ def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float
 
 
 def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sources of the peaks, a line for each of the first devices."""
+    """Yield the sources of the peaks, one line for each of the first devices."""
     for device, (flops, bytes_) in list(peaks.items())[:SOURCES]:
         yield f"{device}: FLOPs: {flops.source}; memory: {bytes_.source}"
 

@@ -1,11 +1,13 @@
-"""gpt-analyze stages: where an inference spends its time, from its first call to its last one.
+"""gpt-analyze stages: where an inference spends its time, from its first call to its last.
 
-The calls of the process that launches most tell the stages:
+The stages follow from the calls of the process that launches most:
 
-- Initialization: from the first call to the first copy to the device, or, without one, the first loading of code.
+- Initialization: from the first call to the first copy of weights to the device, or, without one, the first loading of
+  code.
 - Weight Loading: from there to the end of the copies to the device before the first launch. The last of these copies,
-  with less than 1 % of the bytes together, are the input and don't count.
-- Input Transfer: copies to the device between the weights and the first launch, and during the inference.
+  with less than 1 % of the bytes together, are the input and don't count. If all of them copy less than WEIGHTS_LEAST
+  bytes, they can hardly be weights, and are input.
+- Input Transfer: other copies to the device before the first launch, and those during the inference.
 - Kernel Compile: from the first loading of code after the weights, or the first launch if that comes earlier, until
   every kernel has been launched once, except kernels that are launched only once, and the program has waited for them
   (or, if it didn't wait before it launched again, until the last of these launches returned). It's called Warmup if no
@@ -16,10 +18,11 @@ The calls of the process that launches most tell the stages:
 - After Inference: from there to the last call, for example what a program does when it exits.
 - Other: the rest, between the stages.
 
-Calls that were only counted have no time, so no stage has them; a line says how many there are.
+Calls that were only counted have no time, so they're in no stage; a line says how many there are.
 
 A program that marks its stages with NVTX knows them better: if names of its outermost ranges contain one of the WORDS,
-the times of these ranges are shown. Ranges of LIBRARIES don't count: ncclCommInitRankConfig isn't a stage of a program.
+the times of these ranges are shown. Ranges from LIBRARIES don't count: ncclCommInitRankConfig isn't a stage of a
+program.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
 from gpt.analyze.lib.locations import PROGRAM, SINCE, WHO, describe, name_program, tell_apart
-from gpt.screen.units import amount, human_time
+from gpt.screen.units import amount, human_time, percent
 from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, GRAPHS, RANGES
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, AFTER, OTHER = N
     "Output Transfer", "After Inference", "Other",
 )  # fmt: skip
 ROUND, TOTAL = "Per round", "Total"
-PROCESSES = (  # the time of each stage, if several processes launched
+PROCESSES = (  # the time in each stage, if several processes launched
     *PROGRAM,
     *WHO,
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name) for name in (TOTAL, INFERENCE, ROUND)),
@@ -80,15 +83,16 @@ WHOLE = (
 )
 NO_WAIT, FEW_WAITS = f"no wait between them, {WHOLE}", f"few waits between them, {WHOLE}"
 MEDIAN = "per round: the median from its first launch to the one after its last, waits included"
-AT_LEAST = "; few of them are waited for, so they may take longer on the GPU"
+AT_LEAST = "; {} of them {} waited for, so they may take longer on the GPU"
 LAST = "; the last round ends with the wait for it"
 AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
+WEIGHTS_LEAST = 64 << 10  # bytes
 LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
-COPIES = 0.05  # share of the time from which on copies are worth a remark
+COPIES = 0.05  # share of the time from which copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
-BETWEEN = "Other: the time between the stages"
+BETWEEN = "Other: the time between the stages, {} of it in no CUDA call"
 UNTIMED = "counted but not timed, and in no stage"
-RECURS = "every kernel that recurs had been launched once, with host code, waits and copies"
+RECURS = "each kernel that's launched more than once had been launched; host code, waits and copies included"
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and stages are found by launches: "
     "'gpt-hook run' records launches unless --calls or ctl excludes them"
@@ -104,7 +108,7 @@ class RangeTimes(NamedTuple):
 
 
 def stages(trace: TraceModel) -> Answers:
-    """Yield the table of the process that launches most, and the times of all if there are several."""
+    """Yield the table of the process that launches most, and the times of all processes if there are several."""
     who = tell_apart(process.header for process in trace.processes)
     found = sorted(
         ((process.header, one, *made) for number, (process, one) in enumerate(zip(trace.processes, who, strict=True))
@@ -139,6 +143,7 @@ def find_need(trace: TraceModel) -> str | None:
 
 def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, ...]], list[str]] | None:
     """Return the number of launches of a process, its table, and the verdict; None if it launched nothing."""
+    from gpt.analyze.lib.rounds import INTERLEAVED
     from gpt.analyze.lib.short_calls import Tapes
 
     tapes = Tapes(trace, number)
@@ -155,18 +160,23 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     ]
     if not marked:
         verdict += _describe_warmup(rows, inference == tapes.begin)
-        if any(row[0] == OTHER and row[TIME] > LITTLE * total for row in rows):
-            verdict.append(BETWEEN + (f"; its longest call: {_name_longest(process, *longest)}" if longest else ""))
+        for row in rows:
+            if row[0] == OTHER and row[TIME] > LITTLE * total:
+                verdict.append(_describe_other(process, row, longest))
     if not marked and not tapes.copies_timed:
         verdict += [COPIES_WAIT for row in rows if row[0] == OUTPUT and row[TIME] > COPIES * total]
     if off := process.unrecorded_until(tapes.last - process.machines.offset(process.header)):
         verdict.append(f"recording was off for {human_time(off)}, which are in no stage")
     first = tapes.find_launch(inference)
-    period = _find_rounds(tapes, first)
-    if period and any(row[0] == INFERENCE for row in rows):
+    found = _find_rounds(tapes, first)
+    if found and any(row[0] == INFERENCE for row in rows):
+        every, period, searched = found
         took, told = _time_round(tapes, first, period)
         rows.append((ROUND, took, None, None, None, None, period.length, None))
-        verdict.append(f"{_describe_rounds(tapes, period)}; {told}")
+        before = "the warm-up" if marked else next((row[0] for row in rows if row[0] in (COMPILE, WARMUP)), WARMUP)
+        verdict.append(f"{_describe_rounds(tapes, every, period, before)}; {told}")
+        if (in_threads := tapes.count_in_threads(every, searched)) > every.times:
+            verdict.append(INTERLEAVED.format(f"{in_threads:,} rounds"))
     if not marked and (counted := trace.counted(number)):
         verdict.append(f"{amount(counted, 'call')} {UNTIMED}")
     verdict.append(f"'from' {SINCE}")
@@ -178,12 +188,16 @@ def _describe_warmup(rows: list[tuple[Any, ...]], no_launch: bool) -> Iterator[s
     times = {row[0]: row[TIME] for row in rows}
     weights = " after the weights" if times.get(WEIGHTS) else ""
     since = {COMPILE: f"from the first loading of code{weights}", WARMUP: "from the first launch"}
-    until = "the first launch, as no kernel recurs" if no_launch else RECURS
+    until = "the first launch, as no kernel is launched twice" if no_launch else RECURS
     yield from (f"{name}: {begin} until {until}" for name, begin in since.items() if times.get(name))
 
 
-def _name_longest(process: Process, api: int, took: int) -> str:
-    return f"{process.api(api).name}, {human_time(took)}"
+def _describe_other(process: Process, row: tuple[Any, ...], longest: tuple[int, int] | None) -> str:
+    """Say how much of the time between the stages is host code, and name its longest call if calls are most of it."""
+    told = BETWEEN.format(percent(row[TIME] - row[IN_CALLS], row[TIME]))
+    if longest and 2 * row[IN_CALLS] > row[TIME]:
+        told += f"; its longest call: {process.api(longest[0]).name}, {human_time(longest[1])}"
+    return told
 
 
 def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
@@ -192,7 +206,8 @@ def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
 
     (took, waited), begin, done = tapes.measure(period), tapes.start(int(period.begins[0])), tapes.done
     if done is None:
-        return took, MEDIAN + (AT_LEAST if waited < AHEAD else "")
+        few = AT_LEAST.format(*(("few", "are") if waited else ("none", "is")))
+        return took, MEDIAN + (few if waited < AHEAD else "")
     whole = max(0, done - begin - tapes.unrecorded.within_one(begin, done))
     covers_all = period.covered >= ALL * (len(tapes.launches) - first)
     if waited < AHEAD and (took * period.times < AHEAD * whole or covers_all):
@@ -200,32 +215,38 @@ def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
     return took, MEDIAN + (LAST if period.ends[-1] == len(tapes.launches) else "")
 
 
-def _describe_rounds(tapes: Tapes, period: Period) -> str:
-    """Say how many rounds there are, and what repeats within each."""
+def _describe_rounds(tapes: Tapes, every: Period, period: Period, before: str) -> str:
+    """Say how many rounds there are, what repeats within each, and how many come after a stage."""
     from gpt.analyze.lib.periods import REPEATS
     from gpt.analyze.lib.rounds import find_rounds
 
-    begin = int(period.begins[0])
+    begin = int(every.begins[0])
     graphs = tapes.count_graphs(begin, begin + period.length)
     among = "" if not graphs else f", {graphs:,} of graphs," if period.length > 1 else " of a graph"
-    told = f"{period.times:,} equal rounds of {amount(period.length, 'launch')}{among} from launch {begin + 1:,} on"
+    told = f"{every.times:,} equal rounds of {amount(period.length, 'launch')}{among} from launch {begin + 1:,} on"
     inside = find_rounds(tapes.codes(begin, begin + period.length)).unit
     if inside and inside.length < period.length and inside.times >= REPEATS:
         told += f" (within each, {inside.times:,} times {amount(inside.length, 'launch')})"
+    if period.times < every.times:
+        told += f", of which the {period.times:,} after {before} are timed"
     return told
 
 
-def _find_rounds(tapes: Tapes, first: int) -> Period | None:
-    """Return the rounds from a launch on: rounds of the whole process, unless there they're less than SHARE of all."""
+def _find_rounds(tapes: Tapes, first: int) -> tuple[Period, Period, int] | None:
+    """Return the rounds of the whole process, and of these the ones from a launch on, which cover SHARE of the rest.
+
+    If they don't, only launches from there on are searched. The last value is the first launch that was searched.
+    """
     from gpt.analyze.lib.periods import SHARE
     from gpt.analyze.lib.rounds import begin_at_break, find_after
 
     for begin in dict.fromkeys((0, first)):
         codes = tapes.codes(begin)
         if unit := find_after(codes, partial(max, 0, tapes.again[2] + 1 - begin)).unit:
-            found = begin_at_break(codes, tapes.starts(begin), unit).shift(begin).after(first)
+            every = begin_at_break(codes, tapes.starts(begin), unit).shift(begin)
+            found = every.after(first)
             if found.times > 1 and found.covered >= SHARE * (len(tapes.launches) - first):
-                return found
+                return every, found, begin
     return None
 
 
@@ -237,7 +258,7 @@ def _find_inference(tapes: Tapes) -> int:
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan
 
-    last, returned, before = tapes.again  # not the very last kernel: it may run only once, at the end
+    last, returned, before = tapes.again  # not the very last kernel, which may run only once, at the end
     if before == len(tapes.launches) - 1:
         return tapes.begin
     ends = [end[((acts & (WAIT | OUT)) != 0) & (start >= last)] for start, end, _, acts in iter_scan(tapes)]
@@ -246,7 +267,7 @@ def _find_inference(tapes: Tapes) -> int:
 
 
 class _Part:
-    """The calls of a stage: how many, launches among them, bytes copied, and their total ns."""
+    """The calls in a stage: how many, launches among them, bytes copied, and their total ns."""
 
     def __init__(self) -> None:
         self.calls = self.launches = self.time = 0
@@ -267,7 +288,7 @@ class _Part:
 
 
 class _Cover:
-    """The time of calls in several threads: overlaps count once, unrecorded time doesn't."""
+    """The time of calls in several threads: overlaps count once, unrecorded time doesn't count."""
 
     def __init__(self, unrecorded: Unrecorded) -> None:
         self._unrecorded = unrecorded
@@ -287,13 +308,14 @@ class _Cover:
 
 
 def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[int, int] | None]:
-    """Return the columns of each stage and of their sum, and the longest call between stages: its api, and its ns."""
+    """Return the columns of each stage and of their sum, and the longest call between stages: its api and ns."""
     from gpt.analyze.lib.sequence import IN, LOAD, OUT, WAIT
     from gpt.analyze.lib.short_calls import find_loaded, iter_scan
 
     begin = tapes.begin
     none = begin if tapes.load is None else min(begin, tapes.load)  # when weights would have been loaded
-    loaded = find_loaded(tapes, begin, LITTLE) or (none, none)
+    weights = find_loaded(tapes, begin, LITTLE, WEIGHTS_LEAST)
+    loaded = weights or (none, none)
     stop, code = tapes.launched, None
     for start, end, _, acts in iter_scan(tapes):
         stop = max(stop, int(end[((acts & WAIT) != 0) & (start >= inference)].max(initial=stop)))
@@ -304,14 +326,13 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[in
     compiled = COMPILE if code is not None and code < inference else WARMUP
     windows = {INIT: (tapes.first, loaded[0]), WEIGHTS: loaded, compiled: warmup, INFERENCE: (inference, stop),
                AFTER: (stop, tapes.last)}  # fmt: skip
-    alone = {INPUT: (IN, [(loaded[1], begin), (inference, tapes.last)]), OUTPUT: (OUT, [(inference, tapes.last)]),
+    inputs = weights[1] if weights else tapes.first
+    alone = {INPUT: (IN, [(inputs, begin), (inference, tapes.last)]), OUTPUT: (OUT, [(inference, tapes.last)]),
              SYNC: (WAIT, [(inference, stop)])}  # fmt: skip
     total = tapes.last - tapes.first - tapes.unrecorded.within_one(tapes.first, tapes.last)
     rows, longest = _add_up(tapes, alone, windows, total)
     shown = [
-        rows[name]
-        for name in NAMES
-        if name in rows and (name not in (AFTER, OTHER) or rows[name][TIME] or rows[name][CALLS_OF])
+        rows[name] for name in NAMES if name in rows and (name == INFERENCE or rows[name][TIME] or rows[name][CALLS_OF])
     ]
     shown.append(rows[TOTAL])
     return [(*row[: TIME + 1], 100 * row[TIME] / (total or 1), *row[TIME + 2 :]) for row in shown], longest
@@ -320,9 +341,9 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[in
 def _add_up(
     tapes: Tapes, alone: dict[str, tuple[int, list[tuple[int, int]]]], windows: dict[str, tuple[int, int]], total: int
 ) -> tuple[dict[str, tuple[Any, ...]], tuple[int, int] | None]:
-    """Return the columns of stages, and the longest call that's in OTHER.
+    """Return the columns of stages, and the longest call in OTHER.
 
-    Calls that do some act in some times have a line of their own, `alone`, and all others are in `windows`, or else in
+    Calls that perform some act at some times have a separate line, `alone`; all others are in `windows`, or else in
     OTHER. TOTAL sums up all of `total` ns.
     """
     import numpy as np
@@ -333,7 +354,7 @@ def _add_up(
     calls_of, in_calls = {name: _Cover(tapes.unrecorded) for name in windows}, dict.fromkeys(windows, 0)
 
     def add(cover: _Cover, start: Whole, end: Whole, window: tuple[int, int]) -> int:
-        """Add the part of calls that is in a window."""
+        """Add the part of calls that's in a window."""
         reaches = (start < window[1]) & (end > window[0])
         clipped = np.maximum(start[reaches], window[0]), np.minimum(end[reaches], window[1])
         return int(cover.add(*clipped).sum())
@@ -377,7 +398,7 @@ def _add_up(
 
 
 def _ranges(trace: TraceModel, number: int) -> Marked:
-    """Return the times of outermost NVTX ranges that name a stage, by stage."""
+    """Return the times of the outermost NVTX ranges that name a stage, by stage."""
     import numpy as np
 
     found: Marked = {}

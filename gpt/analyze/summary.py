@@ -1,4 +1,4 @@
-"""gpt-analyze summary: which calls a program makes and how long they take, bytes each way, kernels."""
+"""gpt-analyze summary: which calls a program makes and how long they take, bytes in each direction, kernels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
+    from gpt.analyze.lib.next_step import Hints
     from gpt.analyze.lib.questions import InferenceFacts
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
@@ -33,7 +34,7 @@ FUNCTIONS = (
     Column("op", "text?", shown="never"),
     Column("name", "text?", shown="under"),
     Column("calls", "u64"),
-    Column("timed", "u64?", shown="any"),  # if not all are
+    Column("timed", "u64?", shown="any"),  # if not all of them are
     Column("counted", "u64", shown="never"),
     Column("open", "u64", shown="never"),
     Column("failed", "u64", shown="any"),
@@ -58,15 +59,15 @@ KERNELS = (
     Column("name", "text", "kernel", "kernel"),
     Column("launches", "u64"),
     Column("share", "f64", "%"),
-    Column("gpu_launches", "u64?", title="timed", shown="never"),  # shown if not all launches are
+    Column("gpu_launches", "u64?", title="timed", shown="never"),  # shown if not all launches are timed
     Column("gpu_total", "u64?", "ns", "GPU time", "any"),
     Column("gpu_share", "f64?", "%", "share", "any"),
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
     Column("captured", "u64", shown="any"),
 )
-MUCH = 0.05  # share of the time on the GPU that is worth a line
-GRAPHS = "graph", "launch"  # type and op of functions that launch them
-TOP = 30  # kernels that tables show
+MUCH = 0.05  # minimum share of the time on the GPU that's worth a line
+GRAPHS = "graph", "launch"  # type and op of functions that launch graphs
+TOP = 30  # kernels shown in tables
 
 
 class Summary:
@@ -81,7 +82,7 @@ class Summary:
         self.kinds = RUNS | COVERED
         self._done = Totals()  # processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
-        self._facts: list[InferenceFacts] = []  # facts about ended processes
+        self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # ended processes
         self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
 
     def take(self, process: Process) -> None:
@@ -90,14 +91,12 @@ class Summary:
 
         current = self._open.pop(process, None) or ProcessTotals(process)
         current.take()
-        self._open[process] = current  # gone if its rows make no sense: it doesn't count
+        self._open[process] = current  # removed again if its rows make no sense: it doesn't count
 
     def end(self, process: Process) -> None:
         """Add the sums of a process that has ended."""
-        from gpt.analyze.lib.questions import make_facts
-
         if current := self._open.pop(process, None):
-            self._facts.append(make_facts(current))
+            self._facts.append(_find_facts(current))
             self._done.merge(current.named())
             self._processes.append(_process_row(current))
 
@@ -113,7 +112,8 @@ class Summary:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Yield the sums."""
-        from gpt.analyze.lib.questions import answer_questions, make_facts
+        from gpt.analyze.lib.next_step import name_next
+        from gpt.analyze.lib.questions import answer_questions
         from gpt.analyze.lib.totals import Totals
 
         totals, processes = Totals(), [*self._processes]
@@ -139,8 +139,19 @@ class Summary:
             shown = [one._replace(shown="any") if partly and one.name == "gpu_launches" else one for one in KERNELS]
             yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
         yield from totals.coverage.answer()
-        if facts := [*self._facts, *map(make_facts, self._open.values())]:
+        if found := [*self._facts, *map(_find_facts, self._open.values())]:
+            facts = [one for one, _ in found]
             yield from answer_questions(totals, facts)
+            if last := name_next(totals, facts, [hints for _, hints in found]):
+                yield last
+
+
+def _find_facts(totals: ProcessTotals) -> tuple[InferenceFacts, Hints | None]:
+    from gpt.analyze.lib.next_step import find_hints
+    from gpt.analyze.lib.questions import make_facts
+
+    facts = make_facts(totals)
+    return facts, find_hints(totals, facts)
 
 
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
@@ -178,7 +189,9 @@ def _make_functions(totals: Totals) -> Record:
     late = sum(function.at_exit for function in types.values())
     verdict = []
     if counted:
-        verdict.append(f"{amount(counted, 'call')} counted but not timed; times and means cover the others, 'timed'")
+        verdict.append(
+            f"{amount(counted, 'call')} counted but not timed: times and means cover only the calls in 'timed'"
+        )
     if late:
         verdict.append(
             f"{amount(late, 'call')} came after the driver had shut down at the program's exit, which is usual: "
@@ -202,7 +215,7 @@ def _times(function: FunctionTotals, partly: bool) -> tuple[Any, ...]:
 
 
 def _iter_copies(totals: Totals) -> Rows:
-    """Yield bytes by direction, most first: of calls that ran, and of nodes of graphs that were launched."""
+    """Yield bytes by direction, most first: of calls that ran, and of nodes in graphs that were launched."""
     found: dict[str, Any] = {}  # a Counter for each
     for api, function in totals.functions.items():
         if api.type in ("memcpy", "memset") and function.moved["calls"]:
@@ -223,7 +236,7 @@ def _iter_copies(totals: Totals) -> Rows:
 def _iter_kernels(totals: Totals) -> Rows:
     """Yield each kernel, longest time on the GPU first, then most launches.
 
-    Traces that other tools made may have times of launches that they don't count.
+    Traces from other tools may have times for launches that they don't count.
     """
     counts = {name: max(kernel.launches, kernel.gpu.count) for name, kernel in totals.kernels.items()}
     launches = sum(counts.values())
@@ -235,27 +248,27 @@ def _iter_kernels(totals: Totals) -> Rows:
 
 
 def _graph_times(totals: Totals) -> list[float]:
-    """Return the ns on the GPU of functions that launch graphs, whose kernels have no times of their own."""
+    """Return the GPU time in ns of functions that launch graphs, whose kernels have no times of their own."""
     return [function.gpu.total for api, function in totals.functions.items() if api[:2] == GRAPHS]
 
 
 def _describe_graphs(totals: Totals) -> Iterator[str]:
-    """Say how much of the time on the GPU was inside graphs."""
+    """Say how much of the GPU time was in graphs."""
     if inside := sum(_graph_times(totals)):
         whole = inside + sum(kernel.gpu.total for kernel in totals.kernels.values())
         share = f"{human_time(inside)}, {100 * inside / whole:.1f} % of the GPU time"
         launches = amount(sum(one.gpu.count for api, one in totals.functions.items() if api[:2] == GRAPHS), "launch")
-        yield f"in {launches} of graphs, and not in the times of kernels: {share}; 'gpt-analyze graphs' lists them"
+        yield f"not in the times of kernels: {share}, in {launches} of graphs, which 'gpt-analyze graphs' lists"
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
-    """Say how much of the GPU time was loading code, if that's known, or how much it may have been, if that's much."""
+    """Say how much of the GPU time was spent loading code, if that's known, or may have been, if that's much."""
     from gpt.trace.loading import FAR
 
     kernels = totals.kernels.values()
     if loaded := [kernel.loaded for kernel in kernels if kernel.loaded]:
-        took = human_time(sum(loaded))
-        yield f"not in the GPU time: {took} for loading {amount(len(loaded), 'kernel')} in a first launch"
+        code = f"the code of {amount(len(loaded), 'kernel')}"
+        yield f"not in the GPU time: {human_time(sum(loaded))} in which first launches loaded {code}"
     much = MUCH * sum(kernel.gpu.total for kernel in kernels)
     if (unsure := sum(kernel.unsure for kernel in kernels)) > much:
         once = amount(sum(kernel.unsure > 0 for kernel in kernels), "kernel")
@@ -264,8 +277,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
     loads, time = sum(kernel.loads for kernel in kernels), sum(kernel.loading for kernel in kernels)
     if time > much:
         launches = f"{amount(loads, 'launch')} that took over {FAR} times as long as the others of the same kernel"
-        fact = "a first launch may contain the loading of its code"
-        yield f"{human_time(time)} of the GPU time are of {launches}: {fact}"
+        fact = "a first launch may include the loading of its code"
+        yield f"{human_time(time)} of the GPU time went to {launches}: {fact}"
 
 
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)

@@ -1,8 +1,8 @@
 """gpt-analyze sync_wait: how long warps wait in barriers, and for which other warps.
 
 The warp of a block that reaches a barrier last waits least. *Imbalance* compares the warps of a block that wait most
-and least: by how much their waits differ, as a share of the longer one. At 0 % all warps wait equally, for the time of
-the barrier itself; at 100 % one warp never waits, and the others wait for it.
+and least: the difference between their waits, as a share of the longer one. At 0 % all warps wait equally, for the time
+that the barrier itself takes; at 100 % one warp never waits, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PLACES = (
     Column("clocks", "u64", "cycles"),
 )
 TOP_PLACES = 16  # rows that a table shows
-MOST_WARPS = 64  # warps of a block that are counted separately
-LATE = 0.5  # others wait for a warp if it waits less than this share of their mean
+MOST_WARPS = 64  # warps per block that are counted individually
+LATE = 0.5  # others wait for a warp whose wait is less than this share of their mean
 
 
 class SyncWait(Ratios):
-    """Clocks of a warp in a barrier."""
+    """Clocks that a warp spends in a barrier."""
 
     name = "sync_wait"
     fields = ("waits", "clocks")
@@ -53,7 +53,7 @@ class SyncWait(Ratios):
 
         super().__init__()
         self._places: dict[str, Sums] = defaultdict(partial(np.zeros, (2, MOST_WARPS)))  # waits and clocks, by warp
-        self._spread: dict[str, Sums] = defaultdict(partial(np.zeros, 2))  # longest less shortest wait, longest
+        self._spread: dict[str, Sums] = defaultdict(partial(np.zeros, 2))  # longest minus shortest wait, longest
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Add a launch."""

@@ -27,7 +27,7 @@ class TensoropCount(KernelSums):
     columns = (Column("flops", "u64", title="FLOPs"), Column("operations", "u64", title="instructions"))
 
     def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
-        """Return the sum over warps. In Neutrino's probe each thread of a warp counts the warp's operations."""
+        """Return the sum over warps. In Neutrino's probe, each thread of a warp counts the warp's operations."""
         if layout.level == "thread":
             import numpy as np
 

@@ -51,13 +51,13 @@ FORMS = {
 
 
 def _find_form(output: Path | None) -> TimelineFormat:
-    """Return the form that the name of a file asks for; text by default."""
+    """Return the format that a file's name asks for, by default text."""
     suffixes = [suffix.lower() for suffix in output.suffixes if suffix.lower() != ".gz"] if output else []
     return FORMS.get(suffixes[-1], TimelineFormat.ascii) if suffixes else TimelineFormat.ascii
 
 
 class Drawing:
-    """Keeps everything that was read until it is drawn."""
+    """Keeps everything that was read until it's drawn."""
 
     streams = False
 
@@ -87,7 +87,7 @@ class Drawing:
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Draw it; the output isn't records."""
+        """Draw the timeline; the output isn't records."""
         from gpt.analyze.lib.over_time import count_memory, count_warps
         from gpt.timeline.tracks import make_timeline
 

@@ -1,7 +1,7 @@
-"""gpt-analyze value_range: the range of the results in single precision that kernels compute, infinities and NaN.
+"""gpt-analyze value_range: the range of single-precision results that kernels compute, infinities and NaN.
 
 Each thread records the least and the greatest of its results. Threads with results beyond the range of half precision
-are counted, too: they tell whether the kernel could compute in half precision.
+are counted too: they tell whether the kernel could compute in half precision.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SIZES = (
 )
 HALF = 65504.0  # the greatest number of half precision
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches that are listed
+MOST_LAUNCHES = 100_000  # launches listed at most
 BINS, DRAWN = 20, 5  # bins of the histogram, and kernels in it
 NAMED = 60  # width of a name in a sentence
 
 
 class _Range:
-    """The results of the threads of a kernel, or of a launch."""
+    """The results of a kernel's or launch's threads."""
 
     def __init__(self) -> None:
         from gpt.analyze.lib.values import Distribution
@@ -57,7 +57,7 @@ class _Range:
         self.greatest: float | None = None
         self.sums = Counter[str]()
         self.sizes: Distribution = Distribution()  # each thread's largest result
-        self.first: tuple[int, str] | None = None  # the first launch with NaN or infinity, and which it was
+        self.first: tuple[int, str] | None = None  # the first launch with NaN or infinity, and which of them it had
 
     def add(self, slots: Any) -> None:
         """Add threads."""

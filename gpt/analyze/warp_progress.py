@@ -1,4 +1,4 @@
-"""gpt-analyze warp_progress: how fast warps compute in tensor cores, from their first operation to their last one."""
+"""gpt-analyze warp_progress: how fast warps compute in tensor cores, from their first operation to their last."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""gpt-analyze warp_sched: how long warps run, alone and beside other kernels, and how long the last ones take.
+"""gpt-analyze warp_sched: how long warps run, alone and together with other kernels, and how long the last ones take.
 
-Times are ns of a clock that all SMs share, so launches can be compared. A launch is `shared` if its warps ran at the
-same time as the warps of another launch on its GPU; the others ran `alone`. Each launch keeps the run times of its
-warps as a histogram (gpt/trace/durations.py), because only at the end it's known which launches were shared.
+Times are ns on a clock that all SMs share, so launches can be compared. A launch is `shared` if its warps ran at the
+same time as the warps of another launch on its GPU; the others ran `alone`. Each launch keeps its warps' run times as a
+histogram (gpt/trace/durations.py), because it's only known at the end which launches were shared.
 
-The *tail* of a launch is the time at its end during which at most half as many warps ran as at its peak.
+A launch's *tail* is the time at its end during which at most half as many warps ran as at its peak.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TIMES = (
     Column("shared", "u64", title="warps shared"),
 )
 TOP, TOP_LAUNCHES, TOP_TIMES = 30, 10, 24  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches that are listed
-PARTS = 8  # bins of the answer between a time and twice that time
+MOST_LAUNCHES = 100_000  # launches listed at most
+PARTS = 8  # bins in the answer between a time and its double
 ALONE, SHARED = "alone", "shared"
 
 
@@ -95,7 +95,7 @@ class WarpSched(MapAnalysis):
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels by how they ran, launches, and the distribution of run times of warps."""
+        """Yield kernels by how they ran, launches, and the distribution of warps' run times."""
         shared = _find_shared(self._runs)
         groups: dict[tuple[str, str], list[_Run]] = {}
         for run, how in zip(self._runs, shared, strict=True):
@@ -129,7 +129,7 @@ def _find_tail(start: Any, end: Any) -> int:
 
 
 def _find_shared(runs: list[_Run]) -> list[str]:
-    """Return for each launch whether others ran on its GPU at the same time."""
+    """Return, for each launch, whether others ran on its GPU at the same time."""
     found = [ALONE] * len(runs)
     last: dict[Hashable, int] = {}  # by GPU, the earlier launch that ends last
     for number in sorted(range(len(runs)), key=lambda number: runs[number].begin):
@@ -143,7 +143,7 @@ def _find_shared(runs: list[_Run]) -> list[str]:
 
 
 def _values(runs: list[_Run]) -> tuple[Any, ...]:
-    """Return the columns WARPS; for several launches span and tail are means."""
+    """Return the columns WARPS; for several launches, span and tail are means."""
     from gpt.trace.durations import Durations
 
     times = Durations()
@@ -155,7 +155,7 @@ def _values(runs: list[_Run]) -> tuple[Any, ...]:
 
 
 def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
-    """Return how many warps took how long, over all kernels, alone and shared."""
+    """Return a histogram of warps' run times over all kernels, alone and shared."""
     import numpy as np
 
     from gpt.trace.durations import BINS, BITS, Durations, edges

@@ -26,7 +26,7 @@ class Assembler:
     """Assembles modules for some targets, from several threads at once."""
 
     def __init__(self, targets: Iterable[Target], options: Options, cache: Cache) -> None:
-        """Raises MissingError if a back end lacks its tool."""
+        """Set up the back ends. Raises MissingError if one of them lacks its tool."""
         self._targets = list(targets)
         self._options = options
         self._cache = cache
@@ -39,7 +39,7 @@ class Assembler:
 
     @cached_property
     def checker(self) -> Assembler:
-        """An assembler that only checks modules; this one if there are other targets than host."""
+        """Return an assembler that only checks modules; this one if there are targets other than host."""
         return Assembler(self._targets, replace(self._options, check=True), self._cache) if self.is_host else self
 
     def assemble(self, text: bytes, name: str, target: Target) -> TargetCode:

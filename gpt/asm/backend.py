@@ -55,7 +55,7 @@ class AssembledModule:
 
 
 class Faults(MalformedError):
-    """A back end rejects a module: `found` lists its errors as (location, text)."""
+    """A back end rejected a module: `found` lists its errors as (location, text)."""
 
     def __init__(self, found: list[tuple[str, str]]) -> None:
         super().__init__(found[0][1], found[0][0])
@@ -79,7 +79,7 @@ class Backend(Protocol[T]):
     kind: ClassVar[str]  # kind of the record that holds an image
 
     def __init__(self, options: Options) -> None:
-        """Raises MissingError if its tool is not installed."""
+        """Find the tool. Raises MissingError if it isn't installed."""
 
     @staticmethod
     def parse_target(word: str) -> T:

@@ -1,7 +1,7 @@
 """Run jobs on several threads and return their results in the order of submission.
 
-Threads are enough, because another process (the compiler) does all of the work. Two limits bound the queue: the number
-of jobs, and the bytes of the records in it.
+Threads are enough, because another process (the compiler) does all the work. Two limits bound the queue: the number of
+jobs, and the bytes of the records in it.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Tools:
     """The installed ptxas, in search order. Each is run once, when it's first needed, to ask for its version."""
 
     def __init__(self, given: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """Raises MissingError if `given` (--ptxas) isn't an executable."""
+        """Search for ptxas. Raises MissingError if `given` (--ptxas) isn't an executable."""
         self._places = iter([_named(given, "--ptxas")] if given else _iter_places(environment))
         self._found: list[Tool] = []
         self._seen: set[str] = set()
@@ -108,7 +108,7 @@ class Tools:
             try:
                 tool = _ask(path)
             except GptError as error:
-                if self._named and not self._found:  # using another than the user named would be a surprise
+                if self._named and not self._found:  # using any other than the user named would be a surprise
                     raise MissingError(str(error)) from None
                 self._failed = self._failed or str(error)
                 continue

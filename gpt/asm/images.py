@@ -1,4 +1,4 @@
-"""Turn the code of a module into images that the driver loads, as records and as files."""
+"""Turn a module's code into images that the driver can load, as records and as files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def iter_images(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record for each target, such as a `cubin`, or a single `fatbin` if a codec for one is given.
 
-    Records per target also hold the code without probes if `originals` has it.
+    Records for a target also hold the code without probes if `originals` has it.
 
-    Raises MalformedError if the text cannot be an element, and GptError if an image is larger than a record.
+    Raises MalformedError if the text can't be an element, and GptError if an image is too large for a record.
     """
     common = {"id": ptx["id"], "module": ptx["module"]}
     if fatbin:

@@ -1,7 +1,7 @@
 """Limit the registers of kernels in PTX.
 
-ptxas ignores `--maxrregcount` for a kernel that declares its block size (`.maxntid`, `.reqntid`) or a limit of its own,
-so the limit has to go into the text. If a kernel has two `.maxnreg`, the last one holds (both tried with ptxas 12.9).
+ptxas ignores `--maxrregcount` for a kernel that declares its block size (`.maxntid`, `.reqntid`) or its own limit, so
+the limit has to go into the text. If a kernel has two `.maxnreg`, the last one is used (both tried with ptxas 12.9).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run compilers from several threads at once.
 
-A compiler may crash, hang or print without end. So it has `timeout` seconds, output beyond MAX_OUTPUT bytes is
-discarded, and it runs in a process group of its own, which is killed afterwards.
+A compiler may crash, hang or print endlessly. So it has `timeout` seconds, its output beyond MAX_OUTPUT bytes is
+discarded, and it runs in a separate process group, which is killed afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 from gpt.base.errors import GptError
 
-MAX_OUTPUT = 64 << 20  # bytes: a report of 400 bytes for each of 160,000 kernels
+MAX_OUTPUT = 64 << 20  # a report of 400 bytes for each of 160,000 kernels
 
 
 class Processes:

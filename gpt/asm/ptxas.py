@@ -35,7 +35,7 @@ class Ptxas:
     kind: ClassVar[str] = "cubin"
 
     def __init__(self, options: Options) -> None:
-        """Raises MissingError if ptxas is not installed."""
+        """Find ptxas. Raises MissingError if it isn't installed."""
         self._tools = Tools(options.tool)
         self._tools.first()
         self._options = options

@@ -82,8 +82,8 @@ def find_messages(
 ) -> list[tuple[str, str]]:
     """Return the first messages of these levels without duplicates, with their places in the module or a probe's file.
 
-    Messages of level `info` are part of the report, except for notes on performance. The line that says that
-    assembly was aborted is dropped.
+    Messages of level `info` are part of the report, except notes on performance. The line that says that assembly was
+    aborted is dropped.
     """
     found: dict[tuple[str, str], None] = {}
     lines: list[bytes] | None = None

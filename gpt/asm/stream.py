@@ -26,7 +26,7 @@ Records = Iterator[dict[str, Any]]
 
 
 class Assembly:
-    """One run of gpt-asm: pass the modules of a stream to the assembler, and turn the results into records."""
+    """One run of gpt-asm: passes the modules of a stream to the assembler, and turns the results into records."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Assembly:
                 yield from self._tell(error, record, set())
 
     def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
-        """Yield the record and the results of its jobs: `count` with probes, and none or as many without."""
+        """Yield the record and the results of its jobs: `count` with probes, and none or the same number without."""
         yield from self._begin(record)
         told: set[tuple[str, str]] = set()
         done = []
@@ -177,5 +177,5 @@ class Assembly:
 
 
 def _cut(text: bytes, name: str, kernels: list[str]) -> bytes:
-    """Blank out the parts of a text that the given kernels don't need; without kernels, return all of it."""
+    """Blank out the parts of the text that the given kernels don't need; without kernels, return all of it."""
     return blanked(scan_module(text, name), kernels) if kernels else text

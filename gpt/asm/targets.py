@@ -1,4 +1,4 @@
-"""Targets of ptxas: compute capabilities, and which PTX can be assembled for which of them."""
+"""Targets of ptxas: compute capabilities, and which PTX can be assembled for each of them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Output:
     """
 
     def __init__(self, name: str, force: bool) -> None:
-        """Raises GptError if the file exists already, and OSError if no file can be made there."""
+        """Choose the file. Raises GptError if it exists, and OSError if no file can be made there."""
         self.name = STDOUT if name == "-" else name
         self._file: IO[bytes] | None = open(os.dup(1), "wb") if name == "-" else open_stream(Path(name))
         if not self._file and not force and os.path.lexists(name):
@@ -72,7 +72,7 @@ class AttachOptions(NamedTuple):
 def write_program(asked: AttachOptions, live: bool = False) -> tuple[str, list[DriverFile]]:
     """Return the bpftrace program and the files to watch. Raises GptError if nothing can be watched.
 
-    `live` means that the program runs now, with the descriptors of these files, instead of by itself later.
+    `live` means that the program runs now, with the descriptors of these files, rather than by itself later.
     """
     wanted = driver.read_functions(asked.calls)
     files = _find_files(asked)
@@ -132,7 +132,7 @@ def _machine(pid: int | None) -> Machine:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     clocks = time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC
     pairs = [tuple(map(time.clock_gettime_ns, clocks)) for _ in range(9)]
-    suspended = max(0, min(boot - monotonic for boot, monotonic in pairs))  # the clocks are read one after the other
+    suspended = max(0, min(boot - monotonic for boot, monotonic in pairs))  # the clocks are read one after another
     commands = {pid: _read_command(pid)} if pid else {}
     return Machine(os.uname().nodename, boot_id, suspended if suspended > 100_000 else 0, commands)
 

@@ -1,8 +1,8 @@
 """Find the functions of the driver to watch, from gpt-hook's table, and the files that contain them.
 
 A uprobe belongs to an inode, so each file is opened once, here, through /proc/PID/map_files, and bpftrace gets the
-descriptor. Any user can choose the path that a process maps a file by. So it's compared with a pattern and shown in
-messages, but never written into a program, and root doesn't open it.
+descriptor. Any user can choose the path by which a process maps a file. So the path is compared with a pattern and
+shown in messages, but never written into a program, and root doesn't open it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DriverFile(NamedTuple):
 def read_functions(calls: str | None) -> list[DriverFunction]:
     """Return the functions that `calls` selects, in gpt-hook's syntax; None selects waits and recorded arguments.
 
-    Raises UsageError if gpt-hook doesn't know a word, MissingError if there is no gpt-hook.
+    Raises UsageError if gpt-hook doesn't know a word, MissingError if there's no gpt-hook.
     """
     hook = os.environ.get("GPT_HOOK") or shutil.which("gpt-hook")
     if not hook:
@@ -246,10 +246,10 @@ def _range(text: str) -> str:
 def find_all() -> tuple[list[DriverFile], list[str]]:
     """Open root's drivers that any process has mapped, and the dynamic linker's, each file once.
 
-    Also returns the names of drivers that belong to other users. bpftrace attaches to nothing if it can't attach to
-    one function, and another user's file can be built so that it can't.
+    Also return the names of drivers that belong to other users. bpftrace attaches to nothing if it can't attach to one
+    function, and another user's file can be built so that it can't.
 
-    Raises MissingError if they can't all be opened, and GptError if they are too many.
+    Raises MissingError if they can't all be opened, and GptError if there are too many.
     """
     found: list[DriverFile] = []
     foreign: dict[tuple[int, int], str] = {}

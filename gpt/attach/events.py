@@ -1,8 +1,8 @@
 """Parse what bpftrace prints into events, line by line: JSON (`bpftrace -f json`) or text, complete or truncated.
 
 In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, lines without
-the tag that `begin` announces are somebody else's; recordings of earlier releases have no tag. Lines that make no sense
-are counted, including the last one if the input ends within it.
+the tag that `begin` announces are somebody else's; recordings from earlier releases have no tag. Lines that make no
+sense are counted, including the last one if the input ends within it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NamePart(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """A call that has not returned: the number of its `function`, and the values stored at its begin."""
+    """A call that hasn't returned: the number of its `function`, and the values stored when it began."""
 
     pid: int
     tid: int
@@ -119,7 +119,10 @@ def _of_map(data: dict[str, Any]) -> Iterator[Event]:
 
 def _of_text(line: str, tag: str | None) -> Iterator[Event]:
     if found := LOST.fullmatch(line):
-        yield Lost(int(found[1]))
+        try:
+            yield Lost(_count(int(found[1])))
+        except ValueError:
+            yield Strange(line)
     elif (found := ENTRY.fullmatch(line)) and (found[1] or "") == (tag or ""):
         start, *values = found[5].split(", ")
         try:

@@ -43,7 +43,7 @@ def find_functions(symbols: Path = Path("/proc/kallsyms")) -> list[str]:
 
 
 def probes(names: list[str], tag: str, when: str = "") -> list[str]:
-    """Write probes that print a `kernel` line per call; for an ioctl with its number and words of its argument.
+    """Write probes that print a `kernel` line per call; for an ioctl, with its number and words of its argument.
 
     `tag` is the tag of the program, `when` a predicate for all probes.
     """

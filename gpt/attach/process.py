@@ -1,4 +1,4 @@
-"""A watched process: the rows of its calls until they are written, and the ids of its functions and kernels."""
+"""A watched process: the rows of its calls until they're written, and the ids of its functions and kernels."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class WatchedProcess:
     def look_up(self, handle: int, name: str, start: int) -> None:
         """Note that a look-up at `start` returned the handle: from then on it means a function of this name."""
         number, used = self._early.get(handle, (0, 0))
-        if number and start <= used:  # another CPU's line of its use came first
+        if number and start <= used:  # another CPU's line about its use arrived first
             del self._early[handle]
             self._name(number, name)
         if self.names.get(self.functions.get(handle, 0)) != name:
@@ -126,7 +126,7 @@ class WatchedProcess:
                 record["parent"] = start
 
     def take(self, last: bool = False) -> Iterator[Record]:
-        """Yield the records to write. Unless it's the `last` time, ioctls wait a while for the calls they belong to."""
+        """Yield the records to write. Unless it's the `last` time, ioctls wait a while for their calls."""
         yield from self.ready
         self.ready.clear()
         for thread, found in list(self.ioctls.items()):

@@ -1,8 +1,8 @@
 """Generate the bpftrace program that watches functions of the driver, from gpt-hook's table of them.
 
-A uprobe stores a call's begin and arguments in a map, by process, thread and function; the uretprobe prints them in a
-line with the result, so that each line is a whole call, whichever CPU's buffer it comes from. Calls that are still
-in a map have not returned: they are printed with each `beat`, and by bpftrace itself when it ends. The lines are
+A uprobe stores a call's start and arguments in a map, by process, thread and function; the uretprobe prints them in a
+line with the result, so that each line is a complete call, whichever CPU's buffer it comes from. Calls that are still
+in a map haven't returned: they're printed with each `beat`, and by bpftrace itself when it ends. The lines are
 
     begin NSECS SECONDS.MICROSECONDS TAG time stamps, the time of day at the same moment, and the tag of this program
     machine HOST BOOT_ID SUSPENDED       ns by which time stamps are ahead of CLOCK_MONOTONIC
@@ -15,9 +15,9 @@ in a map have not returned: they are printed with each `beat`, and by bpftrace i
     exit PID NSECS
     end NSECS
 
-and the maps: `call` as the name, then a tuple of the begin and the words, where words with * aren't known yet.
+and the maps: `call` as the name, then a tuple of the start and the words, where words with * aren't known yet.
 
-After the first word each line but `begin` has TAG, random hex digits, and so have the names of maps: a kernel may be
+Each line but `begin` has TAG, random hex digits, after the first word, and so have the names of maps: a kernel may be
 called "x\ncall 1 1 ...", and bpftrace prints that as it is, unless it writes JSON.
 
 No text from outside gets into the program. Files are named by descriptor or by address (gpt.attach.driver), names of
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
 
 class FunctionProbes(NamedTuple):
-    """The values that the two probes of a function store and print; `first` are statements that run before that."""
+    """The values that a function's two probes store and print; `first` are statements that run before that."""
 
     values: list[Stored]
     first: str = ""
@@ -92,7 +92,7 @@ LAUNCH_EX = [
 
 
 def _copied(to: int, source: int, sizes: Iterable[int]) -> FunctionProbes:
-    """CUDA_MEMCPY2D and CUDA_MEMCPY3D: each end has its memory type, then the host address, then the GPU address."""
+    """Return the values for CUDA_MEMCPY2D and 3D: each end has its memory type, the host address, the GPU address."""
     first = ""
     for name, at in (("to", to), ("from", source)):
         first += f"${name} = {U64.format('arg0', at + 16)}; "

@@ -1,8 +1,8 @@
 """Turn what bpftrace printed into the records of a trace, with a segment for each process; segments are interleaved.
 
-Each line is a whole call, so lines may come in any order, depending on the CPUs' buffers; rows are sorted within each
-batch. Time stamps are CLOCK_MONOTONIC, so time that the machine was suspended is subtracted. If another CPU's
-clock lags behind, a duration can be negative: it's then recorded as 1 ns.
+Each line is a complete call, so lines may arrive in any order, depending on the CPUs' buffers; rows are sorted within
+each batch. Time stamps are CLOCK_MONOTONIC, so time that the machine was suspended is subtracted. If another CPU's
+clock lags behind, a duration can be negative: it's recorded as 1 ns.
 
 A kernel is identified by the handle that a look-up returned. If the look-up happened earlier, the handle gets an id,
 but no `function` record. A process id that appears again after an `exit` is a new process.
@@ -22,7 +22,7 @@ from gpt.stream import records
 from gpt.trace.apis import find_api
 
 KEPT = 1 << 15  # rows of all processes that are stored before they are written
-LIMIT = 1 << 63  # for times in ns
+LIMIT = 1 << 63  # for times in ns and counts
 BEAT = BEAT_MS * 1_000_000  # ns from one beat to the next
 MAX_NAMES = 1 << 16  # look-ups in progress
 BACKWARDS = 1 << 63  # longer durations are negative ones
@@ -78,7 +78,7 @@ class SegmentWriter:
             case Note():
                 yield from self._add_note(event)
             case Lost():
-                self.lost += event.events
+                self.lost = min(self.lost + event.events, LIMIT)
             case Strange():
                 self._add_strange(event.line)
 

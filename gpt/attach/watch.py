@@ -35,7 +35,7 @@ LIMITS = {  # bpftrace's own limits are too small for a driver
     "BPFTRACE_CACHE_USER_SYMBOLS": "0",
 }
 BEATS = 2  # to wait for at the end
-LOOK_SECONDS = 0.2  # longest delay of a signal
+LOOK_SECONDS = 0.2  # longest delay for a signal
 PATIENCE = 5 * BEATS * BEAT_MS / 1000  # seconds to wait for the beats
 QUIET = ("RLIMIT_MEMLOCK", "uprobe_events", "failed to detach", "Error while reading traceable functions")
 
@@ -70,7 +70,7 @@ class Watching:
     """A running bpftrace; `lines` yields what it prints until it ends or we end it."""
 
     def __init__(self, bpftrace: str, program: str, pid: int | None, files: Sequence[int] = ()) -> None:
-        """Start it with these descriptors. Raises MissingError if it can't be started."""
+        """Start bpftrace with these descriptors. Raises MissingError if it can't be started."""
         self._program = os.memfd_create("gpt-attach.bt")  # any user who can write to TMPDIR could replace a file there
         with open(self._program, "w", encoding="ascii", closefd=False) as file:
             file.write(program)
@@ -91,9 +91,9 @@ class Watching:
         self.fault = ""  # why it ended by itself, before the process did
 
     def lines(self, duration: float | None) -> Generator[bytes]:
-        """Yield lines until the process ends, a signal comes, or `duration` seconds have passed since the first line.
+        """Yield lines until the process ends, a signal arrives, or `duration` seconds have passed since the first line.
 
-        Raises MissingError if bpftrace failed, Terminated if a signal comes before it watches.
+        Raises MissingError if bpftrace failed, Terminated if a signal arrives before it watches.
         """
         asked: list[int] = []
         numbers = [number for number in signals.CAUGHT if signal.getsignal(number) != signal.SIG_IGN]
@@ -138,7 +138,7 @@ class Watching:
         return self._alone and self.begun and self._pid is not None and has_ended(self._pid)
 
     def _read(self) -> bytes | None:
-        """Return the output so far, or None if nothing came for a while."""
+        """Return the output so far, or None if nothing arrived for a while."""
         assert self._child.stdout
         ready, _, _ = select.select([self._child.stdout], [], [], LOOK_SECONDS)
         return os.read(self._child.stdout.fileno(), 1 << 16) if ready else None

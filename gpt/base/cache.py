@@ -1,4 +1,4 @@
-"""Keep results for later processes, in a folder of the user's cache with a file for each, named by a digest of its
+"""Keep results for later processes, in a folder of the user's cache with one file each, named by a digest of the
 inputs.
 
 The runtime has the same cache (runtime/common/cache.c; private.c says which folders can be trusted), and this module
@@ -55,7 +55,7 @@ def load_runtime() -> Any:
 
 
 def _home() -> Path | None:
-    """Return XDG_CACHE_HOME/gpt, or its default; None without a home directory."""
+    """Return XDG_CACHE_HOME/gpt, or its default, or None if there's no home directory."""
     home = os.environ.get("XDG_CACHE_HOME")
     if home and os.path.isabs(home):
         return Path(home, "gpt")
@@ -66,7 +66,7 @@ def _home() -> Path | None:
 
 
 def default_folder(name: str = "asm") -> Path | None:
-    """Return a folder in the user's cache; None without a home directory."""
+    """Return a folder in the user's cache, or None if there's no home directory."""
     home = _home()
     return home / name if home else None
 

@@ -1,4 +1,4 @@
-"""The parts that all command lines share: common options, running a stage, and reporting errors.
+"""The parts shared by all command lines: common options, running a stage, and reporting errors.
 
 A stage is a function with options (options.py, or typer's own) that's passed to `run`. It reads and writes through a
 `Stage` (gpt/stream/stage.py).

@@ -1,7 +1,7 @@
 """Numbers as people type them, in options and files.
 
-int() and float() take more: spaces around them, underscores, a plus, digits of all scripts, `nan` and `inf`. A value
-with any of these is a mistake of a script, such as a variable that another one was pasted into, so it's refused.
+int() and float() accept more: spaces around them, underscores, a plus, digits of all scripts, `nan` and `inf`. A value
+with any of these is a mistake in a script, such as a variable with another one pasted into it, so it's rejected.
 """
 
 from __future__ import annotations

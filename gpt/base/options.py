@@ -21,7 +21,7 @@ NUMBERS: dict[Any, Callable[[str], Any]] = {int: parse_int, float: parse_float}
 
 
 class Option:
-    """An option, declared like typer.Option(). Without a name, it's called like its parameter."""
+    """An option, declared like typer.Option(). Without a name, it's named after its parameter."""
 
     def __init__(self, *names: str, **settings: Any) -> None:
         self.names = names

@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
 
 def _new_name() -> str:
     return f".gpt-{os.urandom(16).hex()}.part"
@@ -31,11 +33,11 @@ def replacing(path: Path, mode: int = 0o666, replaced: int | None = None) -> Ite
     """Open a new file for reading and writing. It takes the name `path` if the block ends without an exception.
 
     A link at `path` is replaced, not followed; a link to anything but a regular file, such as /dev/stdout, is refused.
-    `mode` is the same as for open(2). With `replaced`, an open file, only that file is replaced, even if somebody puts
-    another folder in the place of its own. Raises OSError, whose `filename` is `path`.
+    `mode` is the same as for open(2). With `replaced`, an open file, only that file is replaced, and no part of `path`
+    may be a link: somebody else could put one there at any time. Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
-        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(path.parent, FOLDER) if replaced is None else open_real_folder(path.parent)
     part = _new_name()
     taken = False
     try:
@@ -103,13 +105,25 @@ def _is_stream(found: os.stat_result) -> bool:
     return stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode)
 
 
+def open_real_folder(path: Path) -> int:
+    """Open a folder by its absolute path, no part of which may be a link. Raises OSError."""
+    folder = os.open("/", FOLDER)
+    for name in path.parts[1:]:
+        outer = folder
+        try:
+            folder = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+        finally:
+            os.close(outer)
+    return folder
+
+
 def check_folder(path: Path) -> None:
     """Check that a file can be created at `path`, before doing the work whose result goes there.
 
     Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
-        os.close(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        os.close(os.open(path.parent, FOLDER))
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -125,6 +139,20 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
         found = os.lstat(path)  # after mkdir, since a link may have appeared in the meantime
         if stat.S_ISLNK(found.st_mode) and not is_user(found.st_uid, 0, os.geteuid()):
             raise OSError(0, "is a symbolic link that another user may have made")
+
+
+def make_open_folder(path: Path) -> int:
+    """Make a folder and open it, so that it can be filled through the descriptor whatever its name means by then.
+
+    Raises OSError, whose `filename` is `path`, also if somebody has put another folder in its place already.
+    """
+    with _named(path):
+        path.mkdir()
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if os.fstat(folder).st_uid != os.geteuid() or os.listdir(folder):
+            os.close(folder)
+            raise OSError(0, "somebody else renames folders there")
+    return folder
 
 
 def check_free(path: Path, folder: bool = False) -> None:
@@ -150,7 +178,7 @@ def take_name(made: Path, path: Path) -> None:
 def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
     """Raise OSError unless a new file can take the name: it's free, or a file, or a link to a file or to nothing.
 
-    Refuses devices, pipes and folders, links to any of these, and links to open files, such as /dev/stdout. Otherwise
+    Rejects devices, pipes and folders, links to any of these, and links to open files, such as /dev/stdout. Otherwise
     root could replace the system's own /dev/stdout.
     """
     with suppress(FileNotFoundError):
@@ -177,7 +205,7 @@ def is_user(user: int, *meant: int) -> bool:
         return False
     with suppress(OSError):
         if Path("/proc/self/uid_map").read_text().split()[2:3] == [str((1 << 32) - 1)]:
-            return True  # in the initial user namespace, every user has an id of their own
+            return True  # in the initial user namespace, every user has a distinct id
     overflow = 65534
     with suppress(OSError, ValueError):
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())

@@ -34,7 +34,7 @@ def valid(text: str) -> str:
 def shorten(text: str, width: int, middle: bool = True) -> str:
     """Shorten the text to at most `width` columns, in the middle or at its end.
 
-    A path is always shortened in the middle, and keeps its last part whole if there's room.
+    A path is always shortened in the middle, and its last part is kept whole if there's room.
     """
     from rich.cells import cell_len, set_cell_size  # knows which characters take two columns
 

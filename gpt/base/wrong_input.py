@@ -1,4 +1,4 @@
-"""Recognize an unexpected input by its first bytes, and say which tool reads it."""
+"""Recognize unexpected input by its first bytes, and say which tool reads it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # don't occur in text
 
 
 def find_form(head: bytes) -> str | None:
-    """Return the format of a file or stream with these first bytes and what to do with it.
+    """Return the format of a file or stream with these first bytes, and what to do with it.
 
-    None for a stream or if unknown.
+    Returns None for a stream or an unknown format.
     """
     for magic, form in _MAGIC.items():
         if head.startswith(magic):

@@ -1,10 +1,10 @@
 """Match work on the GPU with the calls that started it, while both arrive, in bounded memory.
 
-A call gets a number that follows from its row alone: the ticks from the begin of its process to the begin of the call,
+A call gets a number that follows from its row alone: the ticks from the start of its process to the start of the call,
 and the thread that made it. Work on the GPU names its call by thread and time stamp, which gives the same number.
-Details that only the call has, such as the grid of a kernel or the bytes of a copy, are kept until the work
-arrives, which in the file is at most a few chunks later or earlier. Only the newest MOST calls are kept, and as many
-rows of work wait for their call; older work remains without one.
+Details that only the call has, such as a kernel's grid or a copy's bytes, are kept until the work arrives, which in the
+file is at most a few chunks later or earlier. Only the newest MOST calls are kept, and as many rows of work wait for
+their call; older work remains without one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CallNumbers:
     """Numbers for the calls of a process."""
 
     def __init__(self, begin: int) -> None:
-        """`begin` is the time stamp at which the process began."""
+        """Number the calls of a process that began at this time stamp."""
         self._begin = begin
         self._threads: dict[int, int] = {}
 

@@ -1,8 +1,8 @@
-"""Files for an export: an SQLite database, or a folder with a Parquet file for each table.
+"""Write the files of an export: an SQLite database, or a folder with a Parquet file per table.
 
-Rows come as columns. A column is an array (masked where there is no value), a list, or one value for all rows; a
-missing one is NULL. SQLite has no unsigned 64-bit numbers, so numbers from 2^63 on are negative there, and no
-NaN, which becomes NULL; Parquet has both.
+Rows are passed as columns. A column is an array (masked where there's no value), a list, or one value for all rows; a
+missing one is NULL. SQLite has no unsigned 64-bit numbers, so numbers from 2^63 on are negative there, and no NaN,
+which becomes NULL; Parquet has both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpt.export.schema import ExportTable, TableColumn
 
 Columns = Mapping[str, Any]
 
-AT_ONCE = 1 << 14  # rows that are converted to objects at once for SQLite
+AT_ONCE = 1 << 14  # rows converted to objects at once for SQLite
 GROUP = 1 << 17  # rows per row group of Parquet
 CACHE = 16 << 10  # KiB of SQLite's page cache
 
@@ -42,7 +42,7 @@ class TableFile(Protocol):
 
 
 def clean(text: str | None) -> str | None:
-    """Make a text fit for every database: replace NUL and anything that isn't UTF-8 by U+FFFD."""
+    """Make text fit for every database: replace NUL and anything that isn't UTF-8 with U+FFFD."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
     data = text.encode(errors="surrogateescape") if _is_escaped(text) else text.encode(errors="surrogatepass")
@@ -50,7 +50,7 @@ def clean(text: str | None) -> str | None:
 
 
 def _is_escaped(text: str) -> bool:
-    """Return whether all surrogates in a text stand for bytes."""
+    """Return whether all surrogates in the text stand for bytes."""
     return all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in text)
 
 
@@ -66,7 +66,7 @@ class SqliteFile:
     """A database. It's written in one go and then moved to its place, so it needs no journal."""
 
     def __init__(self, path: Path, named: Path) -> None:
-        """`named` is its name in messages."""
+        """Open the database. `named` is its name in messages."""
         self._named = named
         with self._reported(), _made_first(path):
             self._database = sqlite3.connect(f"file:{path}?mode=rw", uri=True, isolation_level=None)
@@ -146,7 +146,7 @@ class ParquetFiles:
     """A folder of files NAME.parquet. Rows are kept until there are enough of them for a row group."""
 
     def __init__(self, folder: Path, named: Path) -> None:
-        """`named` is its name in messages. Raises MissingError without pyarrow."""
+        """Open the folder. `named` is its name in messages. Raises MissingError without pyarrow."""
         pyarrow, self._parquet = load_pyarrow()
         self._pyarrow = pyarrow
         self._folder, self._named = folder, named

@@ -43,7 +43,7 @@ class MapTables:
                 self._tables.write(table, count, who | places | columns)
 
     def _find(self, layout: MapLayout) -> tuple[ExportTable, list[str]] | None:
-        """Return the table of a map, and its fields' columns. Maps of one name with other fields get own tables."""
+        """Return a map's table, and its fields' columns. Maps of one name with different fields get separate tables."""
         stored = layout.capacity > 0 and layout.type != "histogram"
         counted = (COUNT,) if not stored or layout.table else ()
         key = layout.name, tuple(layout.types.items()), stored

@@ -1,8 +1,8 @@
 """The tables of an export and their columns, named as in Nsight Systems' own export.
 
-Nsight Systems exports a table for each type of event (its documentation: SQLite Export Schema Reference). It also keeps
+Nsight Systems exports one table per type of event (its documentation: SQLite Export Schema Reference). It also keeps
 driver calls in CUPTI_ACTIVITY_KIND_RUNTIME, distinguished by `eventClass`. These tables have the columns that our
-traces can fill. Everything else is in tables GPT_*, which Nsight Systems does not have.
+traces can fill. Everything else is in tables GPT_*, which Nsight Systems doesn't have.
 
 A column is declared with its type: i64, u64 and smaller ones, f32, f64 or text. Any value may be NULL.
 """

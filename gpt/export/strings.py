@@ -1,4 +1,4 @@
-"""Number the texts that rows refer to, as in the table StringIds."""
+"""Number the text that rows refer to, as in the table StringIds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMELESS = re.compile(r"\((?:anonymous namespace|unnamed)\)::|\{[^{}]*\}::")
 
 
 class Strings:
-    """Stores every text once. A number can be reserved for a text that isn't known yet."""
+    """Stores each text once. A number can be reserved for text that isn't known yet."""
 
     def __init__(self) -> None:
         self.texts: list[str] = [""]  # by number

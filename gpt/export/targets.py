@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 MOST_SECONDS = 253_402_300_799  # since the epoch: Python's dates end with the year 9999
-KILO_UNITS = 2 / 8  # bytes of a line of the bus to memory, a clock
+KILO_UNITS = 2 / 8  # bytes per line of the memory bus and clock
 Row = tuple[Any, ...]
 
 

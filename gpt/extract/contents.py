@@ -2,8 +2,8 @@
 
 Unpacking is most of the cost (4.7 GB for libtorch_cuda.so), so elements are grouped into batches large enough for a
 process. Each process unpacks one element at a time into a buffer that it reuses, and unpacks no more than it must: only
-the tables of an uncompressed cubin, only the beginning of a large compressed cubin if all names are there
-(cubin_prefix.py), and only the first of several elements with the same bytes (four of five in libcublasLt.so).
+the tables of an uncompressed cubin, only the start of a large compressed cubin if that has all names (cubin_prefix.py),
+and only the first of several elements with the same bytes (four of five in libcublasLt.so).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""File formats. Nothing here knows a command line or decides what to do with what it reads."""
+"""File formats. Nothing here depends on a command line or decides what to do with the data."""

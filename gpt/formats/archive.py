@@ -1,4 +1,4 @@
-"""Static archives (`ar`): where each member is. Reads GNU and BSD long names, and refuses thin archives."""
+"""Locate the members of static archives (`ar`). Reads GNU and BSD long names, and rejects thin archives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpt.formats.source import Source
 MAGIC = b"!<arch>\n"
 THIN = b"!<thin>\n"
 MAX_NAME = 4096  # bytes of a member's name
-MAX_NAMES = 64 << 20  # bytes of the table of long names
+MAX_NAMES = 64 << 20  # bytes in the table of long names
 HEADER = 60  # name 16, date 12, uid 6, gid 6, mode 8, size 10, end 2
 
 

@@ -12,7 +12,7 @@ Device code that isn't linked with other code has a copy of each function in eve
 We keep all code that can be reached from a used kernel through either table, and all code that no kernel reaches. The
 rest is dead.
 
-`KeptWhole` says why a cubin is left alone: variables that all kernels share hold addresses of functions, tables
+`KeptWhole` says why a cubin is left alone: variables shared by all kernels hold addresses of functions, tables
 contradict each other, or something isn't understood. That includes Mercury code (sm_100 and later), which is stored
 next to the code and was never tried. Tables are read only once.
 """

@@ -1,14 +1,14 @@
 """Recognize NVIDIA's closed code, which is never disassembled or probed, before anything in it is decoded.
 
 A file's name isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So each element is
-judged by the kernel names in the container's symbol table, and then by the file that holds it: the file's name, the
+judged by the kernel names in the container's symbol table, and then by the file that contains it: the file's name, the
 name it was linked with (DT_SONAME, which renaming doesn't change), and its build ID. An element with one closed kernel
-is refused as a whole, since its other kernels were compiled with it.
+is rejected as a whole, since its other kernels were compiled with it.
 
-closed.txt is the table of names. It has four kinds of lines, each with the beginning of a name. `make` generates the
-hook's list of files from it, which are never handed to a stage. In a program that links a closed library, the table
-can't recognize elements whose kernel names anybody may use, or templates from open libraries (CUB, CUTLASS) that the
-closed library instantiates.
+closed.txt is the table of names. It has four kinds of lines, each with a name prefix. From it, `make` generates the
+hook's list of files that are never passed to a stage. In a program that links a closed library, the table can't
+recognize elements whose kernel names anybody may use, or templates from open libraries (CUB, CUTLASS) that the closed
+library instantiates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path, PurePath
 from gpt.formats.elf import Elf
 from gpt.formats.source import Source
 
-REASON = "closed_library"  # the code of the reason in records
+REASON = "closed_library"  # the reason's code in records
 TABLE = Path(__file__).with_name("closed.txt")
 SHT_DYNAMIC, DT_SONAME = 6, 14
 DYNAMIC = struct.Struct("<QQ")
@@ -33,7 +33,7 @@ _MANGLED = r"_ZN?K?[0-9]+"
 
 @cache
 def read_table() -> dict[str, tuple[str, ...]]:
-    """Return the beginnings of names of each kind."""
+    """Return the name prefixes of each kind."""
     lines = [line.split() for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
     return {kind: tuple(text for found, text in lines if found == kind) for kind in KINDS}
 
@@ -65,9 +65,7 @@ def is_closed_name(paths: Iterable[str], build_id: str | None) -> bool:
 
 
 def find_reason(kernels: Iterable[str], source: Source, tables: Elf | None) -> str | None:
-    """Return the code of the reason to leave an element with these kernels in this file alone, or None if it isn't
-    closed.
-    """
+    """Return the reason's code if an element with these kernels in this file is closed, or None if it isn't."""
     return REASON if find_closed_kernel(kernels) or is_closed_library(source, tables) else None
 
 

@@ -1,7 +1,7 @@
 """Update the tables of a cubin when code moves within its section.
 
 Each function takes `place`, which maps an old offset in the section to the new one, or raises CannotEdit if there's
-none. These tables contain offsets of code:
+none. These tables contain code offsets:
 
 - symbols of functions: offset and size;
 - relocations of the code: the offset of the instruction that they patch;
@@ -110,7 +110,7 @@ def follow_instructions(cubin: CubinEditor, section: int, info: bytearray, place
 
 
 def _listed(entry: Attribute) -> Iterable[int]:
-    """Return where an attribute's payload has offsets of instructions. Branch targets aren't among them."""
+    """Return where an attribute's payload has offsets of instructions, other than branch targets."""
     size = len(entry.payload)
     if stride := INSTRUCTION_OFFSETS.get(entry.kind):
         if size % stride:
@@ -145,7 +145,7 @@ def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
 def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
     """Resize the functions' ranges in `.debug_frame`. Addresses without a relocation addend (sm_80) move too.
 
-    Call this first, while relocations and symbols still have the old places of functions.
+    Call this first, while relocations and symbols still have the functions' old places.
     """
     frames = cubin.numbers.get(b".debug_frame")
     if frames is None:
@@ -158,7 +158,7 @@ def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
                 continue
             mark, size, cie, address, length = FRAME.unpack_from(content, at)
             if mark != DWARF64 or cie >= at or at + size > len(content):
-                continue  # in an entry of another kind
+                continue  # an entry of another kind
             base = int(cubin.symbols["value"][table["symbol"][index]])
             start = base + (int(table["addend"][index]) if has_addends(table) else address)
             if not has_addends(table):

@@ -3,7 +3,8 @@
 Zeroed code (gpt/patch/trim.py) still takes memory when a cubin is loaded. Here, the sections of a dropped function
 (`.text`, `.nv.info`, `.nv.constant0`, `.nv.shared`, relocations and others with its name) become empty headers of type
 0, and the bytes after them move up. Other sections and symbols keep their numbers, so nothing that refers to them by
-number changes. The symbol of a dropped function becomes a copy of symbol 0. Tables of functions lose its entries:
+number changes. The symbol of a dropped function becomes a copy of symbol 0. Tables that list functions lose its
+entries:
 
 - `.nv.info` of the module: attributes {u8 4, u8 kind, u16 8, u32 symbol, u32 value} of the kinds in OF_SYMBOL;
 - `.nv.callgraph` and `.nv.prototype`: pairs {u32 symbol, u32 other}, in the former either may be the function;
@@ -51,7 +52,7 @@ PAIR = np.dtype([("first", "<u4"), ("second", "<u4")])
 def without(data: Data, code: Iterable[int]) -> bytes:
     """Return the cubin without the functions in these code sections. Raises KeptWhole.
 
-    The sections must come from find_cut for this cubin, which has checked that tables are inside of it.
+    The sections must come from find_cut for this cubin, which has checked that tables are inside it.
     """
     try:
         return _Dropping(data, set(code)).build()
@@ -74,8 +75,8 @@ def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
     """Check the output of `without`, and return a fault or None.
 
     Every remaining section must have the same header except for offset and size, and the same bytes unless it lists
-    functions. All that's missing must belong to `code`. Every remaining kernel and function must have its name and
-    size.
+    functions. Everything that's missing must belong to `code`. Every remaining kernel and function must have its name
+    and size.
     """
     old, new = (np.frombuffer(section_headers(data), SECTION) for data in (before, after))
     if len(old) != len(new):

@@ -123,13 +123,13 @@ class CubinEditor:
         return found
 
     def find_pair(self, kind: int, symbol: int) -> int | None:
-        """Return a count of the module's `.nv.info`; None if it isn't there."""
+        """Return a count from the module's `.nv.info`, or None if it isn't there."""
         at = self.info_pairs.get((kind, symbol))
         return None if at is None else int.from_bytes(self.content(self.numbers[b".nv.info"])[at : at + 4], "little")
 
     @cached_property
     def kernels(self) -> dict[bytes, int]:
-        """The number of each kernel's symbol by name."""
+        """The number of each kernel's symbol, by name."""
         symbols = self.symbols
         found = (symbols["info"] & 15 == STT_FUNC) & (symbols["other"] & STO_CUDA_ENTRY != 0) & (symbols["shndx"] != 0)
         numbers = np.flatnonzero(found)
@@ -156,7 +156,7 @@ class CubinEditor:
 
     @contextmanager
     def whole_edit(self) -> Iterator[None]:
-        """Edit several tables together. If that fails halfway, their old contents are lost and `build` refuses."""
+        """Edit several tables together. If that fails halfway, old contents are lost and `build` raises CannotEdit."""
         try:
             yield
         except GptError as error:
@@ -164,7 +164,7 @@ class CubinEditor:
             raise
 
     def build(self, *, tight: bool = False) -> bytes:
-        """Return the edited cubin. With `tight`, leaves out bytes that nothing refers to."""
+        """Return the edited cubin. With `tight`, leave out bytes that nothing refers to."""
         if self._torn:
             raise CannotEdit(f"an edit failed halfway: {self._torn}")
         return self._layout.build(self.sections, self._contents, tight)

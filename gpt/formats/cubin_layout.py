@@ -42,7 +42,8 @@ from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHT_NOBITS
 SECTION, SEGMENT = elftables.SECTION.dtype, elftables.SEGMENT.dtype
 Contents = Mapping[int, bytes | bytearray]  # sections that were edited
 SHT_NULL = 0
-# `.nv.global`, `.nv.local.K`, `.nv.shared.K` and `.nv.shared.reserved.0` of relocatable code. Linked code has NOBITS.
+# `.nv.global`, `.nv.local.K`, `.nv.shared.K` and `.nv.shared.reserved.0` in relocatable code. In linked code these are
+# NOBITS.
 NO_BYTES = SHT_NULL, SHT_NOBITS, 0x70000007, 0x70000009, 0x7000000A, 0x70000015
 SHF_MERCURY = 1 << 28  # the flag of `.nv.merc.*`, where even reserved shared memory has bytes
 MAX_SEGMENTS = 64  # 6 are usual
@@ -92,14 +93,14 @@ class Layout:
         self._parts = self._find_parts()
 
     def content(self, number: int) -> Data:
-        """Return the bytes of a section as they are in the file; empty if it has none."""
+        """Return a section's bytes as they are in the file; empty if it has none."""
         if not self.in_file[number]:
             return b""
         offset, size = int(self.original["offset"][number]), int(self.original["size"][number])
         return self.data[offset : offset + size]
 
     def build(self, sections: np.ndarray, contents: Contents, tight: bool) -> bytes:
-        """Return the cubin with these section headers and contents. Sets their offsets and sizes."""
+        """Return the cubin with these section headers and contents. Set their offsets and sizes."""
         out = bytearray(self.data[:EHDR_SIZE])
         aligns, types = sections["align"].tolist(), sections["type"].tolist()
         offsets, sizes = sections["offset"].tolist(), sections["size"].tolist()

@@ -14,7 +14,7 @@ symbols, provided that the bytes can't be anything else:
 
 If in doubt, we unpack the whole cubin. The headers may still disagree: no compiler writes such a cubin, but someone
 could edit one. Since the driver uses the headers, gpt-patch parses them before it cuts a cubin with unused kernels
-(`contents.check_names`). Both methods give the same names for 15,444 cubins from 65 public libraries.
+(`contents.check_names`). Both methods find the same names in 15,444 cubins from 65 public libraries.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The variables of a cubin that a copy of it must share with the original, once both are loaded.
+"""Find the variables of a cubin that a copy of it must share with the original, once both are loaded.
 
-Code finds a variable in global memory by its address, which is in constant bank 4: the driver puts it there, as
-`.rela.nv.constant4` asks it to. In a second copy of a cubin that would be the address of a second copy of the variable.
-So `free_addresses` takes the relocations out and leaves the distance from the variable's start in their place, and
-the loader of the cubin adds the address of the right variable. Nothing in the code changes.
+Code finds a variable in global memory through its address in constant bank 4: the driver puts the address there, as
+`.rela.nv.constant4` tells it to. In a second copy of a cubin, that would be the address of a second copy of the
+variable. So `free_addresses` removes the relocations and stores the distance from the variable's start instead, and
+the cubin's loader adds the address of the right variable. The code doesn't change.
 
-Some of what compilers put beside a program's variables is only read: strings for printf and assert, and tables of the
-math library. These stay, and each copy has its own.
+Some of the data that compilers add to a program's variables is only read: strings for printf and assert, and tables of
+the math library. These aren't shared.
 
-Variables in constant memory, bank 3, can't be shared, since they're read by their offset in the bank. Their values are
-copied.
+Variables in constant memory, bank 3, can't be shared, since they're read through their offset in the bank. Their values
+are copied.
 
-Whatever else refers to a variable raises CannotEdit: code with an address in its instructions, or a constant with the
+Any other reference to a variable raises CannotEdit: code with an address in its instructions, or a constant with the
 generic address of another.
 """
 
@@ -30,10 +30,10 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
 
-ADDRESS = 2  # R_CUDA_64, a relocation for an address of 64 bits
+ADDRESS = 2  # R_CUDA_64, a relocation for a 64-bit address
 STT_SECTION = 3
 ADDRESSES, CONSTANTS = b".nv.constant4", b".nv.constant3"
-ONLY_READ = b"$str", b"__unnamed_", b"__cudart_"  # what the names of a compiler's own variables begin with
+ONLY_READ = b"$str", b"__unnamed_", b"__cudart_"  # prefixes of the compiler's own variables
 
 
 class Variable(NamedTuple):
@@ -46,7 +46,7 @@ class Variable(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """Eight bytes of a section with the distance from a variable's start, to which its address is to be added."""
+    """Eight bytes in a section with the distance from a variable's start, to which its address must be added."""
 
     variable: Variable
     section: int
@@ -54,7 +54,7 @@ class Freed(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A variable in constant memory. `holds_address`: its initial value isn't all in the cubin."""
+    """A variable in constant memory. `holds_address` says that its initial value isn't completely in the cubin."""
 
     variable: Variable
     holds_address: bool
@@ -77,7 +77,7 @@ class Variables:
         self._ordered = sorted(self._all, key=lambda one: (*_place_of(one), one.size))
 
     def free_addresses(self, section: int) -> list[Freed]:
-        """Take the relocations of shared variables out of bank 4. `section` has the kernel's code."""
+        """Remove the relocations of shared variables from bank 4. `section` has the kernel's code."""
         self._check_code(section)
         freed: list[Freed] = []
         for number, target, table in list(iter_relocations(self._cubin)):
@@ -127,7 +127,7 @@ class Variables:
         )
 
     def _find(self, relocation: np.void) -> tuple[Variable, int] | None:
-        """Return the variable that a relocation refers to, and a distance from its start."""
+        """Return the variable that a relocation refers to, and the distance from its start."""
         number, symbols = int(relocation["symbol"]), self._cubin.symbols
         distance = int(relocation["addend"].astype("<i8")) if "addend" in (relocation.dtype.names or ()) else 0
         if number >= len(symbols):
@@ -156,7 +156,7 @@ class Variables:
         return Freed(variable, target, offset)
 
     def _check_code(self, section: int) -> None:
-        """Raise CannotEdit if instructions of the kernel, or of functions that it may call, have addresses in them."""
+        """Raise CannotEdit if instructions of the kernel, or of functions that it may call, contain addresses."""
         for target, table in self._iter_code(section):
             for one in table:
                 found = self._find(one)

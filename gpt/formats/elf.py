@@ -1,7 +1,7 @@
 """Parse the sections and segments of the host's ELF files.
 
-Each table is read once, within limits. pyelftools would follow links between sections, read names over and over and
-trust a note's sizes, so a hostile file of a few megabytes would keep it busy for hours or fill the memory.
+Each table is read once, within limits. pyelftools would follow links between sections, reread names and trust a note's
+sizes, so a hostile file of a few megabytes could keep it busy for hours or fill the memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpt.formats.source import Source
 MAGIC = b"\x7fELF"
 MACHINES = {62: "x86_64", 183: "aarch64", 190: "cuda"}
 TYPES = {1: "object", 2: "program", 3: "shared"}
-MAX_NOTE = 1 << 12  # bytes of a note section that is read
-MAX_TABLE = 1 << 18  # sections; an object with one for each function has 100,000
+MAX_NOTE = 1 << 12  # bytes read of a note section
+MAX_TABLE = 1 << 18  # sections; an object with one section per function has 100,000
 MAX_NAMES = 64 << 20  # bytes of their names, including the NULs
 EHDR_SIZE, SHDR_SIZE, PHDR_SIZE, NHDR_SIZE = (table.struct.size for table in (HEADER, SECTION, SEGMENT, NOTE))
 SHN_XINDEX = 0xFFFF

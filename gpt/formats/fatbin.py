@@ -1,6 +1,6 @@
-"""Fatbins: the container in which nvcc packs code for several GPUs.
+"""Read fatbins, the container in which nvcc packs code for several GPUs.
 
-A *region* is one container: a header of 16 bytes and then elements, one after the other.
+A *region* is one container: a header of 16 bytes, followed by elements.
 
     u32 magic 0xba55ed50 | u16 version 1 | u16 header size 16 | u64 bytes that follow
 
@@ -44,7 +44,7 @@ MAX_UNPACKED = 256 << 20  # bytes of an element, unpacked or packed; 128 MiB is 
 READ = 1 << 15  # bytes to read at once when only the first ones are needed
 MAX_REGIONS = MAX_ELEMENTS = 1 << 16  # in one file; the most elements ever seen are 5,666
 MAX_WINDOW = 128 << 20  # bytes of zstd's window
-HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # unpack this many bytes first: they usually have all names
+HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # try unpacking this many bytes first: they usually contain all names
 
 
 class Region(NamedTuple):
@@ -93,7 +93,7 @@ def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
     """Yield the regions between two offsets, with zero words as padding. Raises MalformedError on other words."""
     offset = start
     count = 0
-    zeros = REGION.size  # bytes to read where zeros stand: more and more
+    zeros = REGION.size  # bytes to read in a run of zeros, growing
     while offset + REGION.size <= end:
         head = source.pread(offset, REGION.size)
         if head[:8] == bytes(8):
@@ -180,7 +180,7 @@ def dead_element(head: bytes, size: int) -> bytes:
 
 
 class _Room:
-    """Memory that is reused, because getting and zeroing its pages costs as much as unpacking into them."""
+    """Reused memory, because getting and zeroing its pages costs as much as unpacking into them."""
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | bytearray = bytearray()
@@ -188,13 +188,13 @@ class _Room:
     def take(self, size: int) -> memoryview:
         if len(self._pages) < size:
             self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with suppress(OSError, AttributeError):  # a kernel without them
+            with suppress(OSError, AttributeError):  # a kernel that lacks these
                 self._pages.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(self._pages)[:size]
 
 
 class Unpacker:
-    """Unpacks elements into one reused buffer: what `unpack` returned is valid until the next call.
+    """Unpacks elements into one reused buffer: the result of `unpack` is valid until the next call.
 
     Raises MalformedError if the data is corrupt or doesn't have the size that it claims.
     """
@@ -212,7 +212,7 @@ class Unpacker:
         return memoryview(self.expand(self.read(source, element), source, element))
 
     def read(self, source: Source, element: Element) -> memoryview:
-        """Return the payload as it is stored."""
+        """Return the payload as stored."""
         packed = self._packed.take(element.packed_size)
         source.pread_into(element.payload, packed)
         return packed
@@ -230,7 +230,7 @@ class Unpacker:
             ) from None
 
     def iter_heads(self, source: Source, element: Element) -> Iterator[memoryview]:
-        """Yield the first HEADS bytes of an unpacked element in turn, at most half of it.
+        """Yield the first HEADS bytes of an unpacked element in turn, up to half of it.
 
         Reads no more of the payload than needed. Ends where the payload is corrupt; `unpack` says why.
         """
@@ -254,7 +254,7 @@ class Unpacker:
         elif sizes and (library := _liblz4()):
             part = memoryview(b"")
             for size in sizes:
-                # data that don't compress take this much more
+                # incompressible data grows by this much
                 most = (size if size == HEADS[0] else sizes[-1]) + element.size // 255 + 16
                 if len(part) < min(most, packed.size):
                     part = self._packed.take(min(most, packed.size))
@@ -285,7 +285,7 @@ class Unpacker:
     def _unzstd(self, packed: memoryview, element: Element) -> memoryview:
         out = self._unpacked.take(element.size + 1)
         with self._zstd.stream_reader(packed) as reader:
-            done = reader.readinto(out)  # all of it in one call: it ends where the buffer or the frame does
+            done = reader.readinto(out)  # in a single call: it ends with the buffer or the frame
         if done != element.size:
             raise ValueError(f"{done} bytes unpacked" if done < element.size else "more came out")
         return out[:done]
@@ -293,9 +293,9 @@ class Unpacker:
 
 @cache
 def _liblz4() -> Any:
-    """The C library in python-lz4, whose Python functions can't unpack into a buffer; None if it's missing.
+    """Return the C library in python-lz4, whose Python functions can't unpack into a buffer, or None if it's missing.
 
-    A new block for each element would be mapped anew, and zeroing its pages takes nearly as long as unpacking.
+    A new block for each element would have to be mapped, and zeroing its pages takes nearly as long as unpacking.
     """
     import ctypes
 
@@ -311,7 +311,7 @@ def _liblz4() -> Any:
 
 
 def _addresses(*buffers: memoryview) -> Iterator[int]:
-    """Yield the addresses of buffers that can be written to."""
+    """Yield the addresses of writable buffers."""
     import ctypes
 
     return (ctypes.addressof(ctypes.c_char.from_buffer(buffer)) for buffer in buffers)

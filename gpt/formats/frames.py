@@ -1,4 +1,4 @@
-"""Cubins that a library packs itself: zstd frames with one cubin each, as cuBLASLt keeps them in `.ldata`.
+"""Find cubins that a library packs itself: zstd frames with one cubin each, as in cuBLASLt's `.ldata`.
 
 A frame (RFC 8878) begins with a magic number and a header, which may state the unpacked size. Blocks follow: u24 `last
 (1 bit) | type (2 bits) | size`, then that many bytes (one for type RLE). A checksum may follow the last block. So the
@@ -55,7 +55,7 @@ def find_frame(source: Source, offset: int) -> FrameHeader | None:
         return None
     if found.window_size > fatbin.MAX_WINDOW or found.dict_id:
         return None
-    return frame if elf.EHDR_SIZE <= frame.size <= fatbin.MAX_UNPACKED else None  # 2^64 - 1 if it is not stated
+    return frame if elf.EHDR_SIZE <= frame.size <= fatbin.MAX_UNPACKED else None  # 2^64 - 1 if it isn't stated
 
 
 def parse_cubin(source: Source, offset: int, frame: FrameHeader) -> fatbin.Element:

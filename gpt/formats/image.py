@@ -32,7 +32,7 @@ from gpt.formats.source import Source
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 MAX_RATIO = 64  # a file may unpack to MAX_UNPACKED and this many times its size; the most ever seen is 14
 HEAD = 1 << 16  # PTX text must have its .version within this many bytes
-WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read in vain, in addition to the size of the file
+WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read in vain, on top of the file's size
 MAX_NESTED = 8  # archives in archives
 MIN_WASTE = 4096  # trying a magic number or reading a header counts as this many of them
 
@@ -168,7 +168,7 @@ def _ptx_file(source: Source) -> fatbin.Element:
 
 
 def _bare_ptx(offset: int, size: int, target: str) -> fatbin.Element:
-    """PTX that is in no region."""
+    """Return PTX that is in no region."""
     return fatbin.Element(offset, offset, "ptx", target, 0, size, size, size, "none", 0)
 
 
@@ -226,7 +226,7 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
 def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iterator[tuple[fatbin.Element | None, int]]:
     """Yield the elements of the image at `offset`, each with its cost, and finally None with the cost of the rest.
 
-    What lies before `done` belongs to others.
+    Everything before `done` belongs to others.
     """
     head = source.pread(offset, min(64, source.size - offset))
     if head.startswith(fatbin.MAGIC_BYTES):
@@ -253,8 +253,8 @@ def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iter
 
 
 def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:
-    """Yield, in ascending order, the offsets of magic numbers at 8-byte boundaries and of PTX, without known ranges and
-    the start of the file.
+    """Yield, in ascending order, the offsets of magic numbers at 8-byte boundaries and of PTX, outside known ranges and
+    after the start of the file.
     """
     position = 8
     for start, end in [*sorted(known), (source.size, source.size)]:

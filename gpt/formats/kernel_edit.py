@@ -10,7 +10,7 @@ These sections describe a kernel K (learned from our own cubins, each compared w
   registers.
 - `.rela.text.K` names instructions to patch. `.debug_frame` has the ranges of its functions.
 
-There are three ways to add code, which move different things:
+There are three ways to add code. They differ in what moves:
 
 - `append` puts it at the end of the section. Nothing moves.
 - `move` says that instructions are now elsewhere, as when a branch leads from where they were to a copy at the end.
@@ -19,7 +19,7 @@ There are three ways to add code, which move different things:
 
 From sm_100 on, a cubin describes its code twice: `.nv.capmerc.*` and `.nv.merc.*` hold the same kernels for a finalizer
 in the driver (Mercury). As ptxas does, we add parameters to both, but leave code and registers there as they were. We
-haven't tried what the driver makes of the difference, so `has_mercury` lets a caller refuse.
+haven't tried what the driver makes of the difference, so `has_mercury` lets a caller reject such a cubin.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
-from gpt.formats.nvinfo import ENTRY, REGISTERS, SIZED, iter_attributes
+from gpt.formats.nvinfo import ENTRY, REGISTERS, iter_attributes
 
-WORD = 16  # bytes of an instruction
+WORD = 16  # bytes per instruction
 CODE_ALIGN = 128
 NOP = bytes.fromhex("18790000000000000000000000c00f00")  # the NOP that ptxas pads with on sm_80, 90, 100 and 120
 MAX_REGISTERS = 255
 MAXREG_COUNT, LANGUAGE = 0x1B, 0x66  # attributes of `.nv.info.K`
 TILE = b"\7\0\0\0"  # the language of CUDA Tile; it's 3 for CUDA C++. Seen in what nvcc 13.5 makes
-COMPAT_TILE = 0x09  # an attribute of `.nv.compat`: 1 in what nvcc 13.5 makes of CUDA Tile, else 0
 
 
 class KernelEditor:
@@ -69,7 +68,7 @@ class KernelEditor:
         return b".nv.capmerc.text." + self.name in self.cubin.numbers
 
     def write(self, at: int, code: bytes) -> None:
-        """Replace instructions by the same number of others. No table changes."""
+        """Replace instructions by the same number of others. Tables don't change."""
         self._check(at, code, len(self.code) - len(code))
         self.cubin.editable(self.section)[at : at + len(code)] = code
 
@@ -103,11 +102,7 @@ class KernelEditor:
     @property
     def is_tile(self) -> bool:
         """True for a kernel of CUDA Tile: its compiler chooses the threads of a block, not the launch."""
-        number = self.cubin.numbers.get(b".nv.compat")
-        compat = iter_attributes(self.cubin.content(number)) if number is not None else ()
-        return any(entry.kind == COMPAT_TILE and entry.form != SIZED and entry.value for entry in compat) or any(
-            entry.kind == LANGUAGE and bytes(entry.payload) == TILE for entry in iter_attributes(self.info)
-        )
+        return any(entry.kind == LANGUAGE and bytes(entry.payload) == TILE for entry in iter_attributes(self.info))
 
     @property
     def registers(self) -> int:

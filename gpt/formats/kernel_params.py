@@ -8,7 +8,7 @@ belongs to the driver (0x160 bytes on sm_80, 0x210 on sm_90, 0x380 on sm_100 and
     0x17  KPARAM_INFO      {u32 0, u16 ordinal, u16 offset, u32 size << 18 | 0x1f000}, the last parameter first
     0x45  KPARAM_INFO_V2   {u32 0, u16 ordinal, u16 offset, u32 size}
 
-A kernel has entries of one version only; the driver refuses a mixture. ptxas writes version 2 for kernels with more
+A kernel has entries of one version only; the driver rejects a mixture. ptxas writes version 2 for kernels with more
 than 4,352 bytes of parameters, and neither of the first two attributes for a kernel without parameters. The edit writes
 the same bytes as ptxas does for the kernel with a trailing `unsigned long long`.
 
@@ -35,10 +35,10 @@ UNKNOWN_STACK = 0xFFFFFFFF
 SIZE = 8  # bytes of the added parameter
 PARAM_CBANK, CBANK_PARAM_SIZE, KPARAM_INFO, KPARAM_INFO_V2 = 0x0A, 0x19, 0x17, 0x45
 BEFORE = 0x35, 0x37, 0x5A  # ptxas writes these before the parameters; 0x37 is CUDA_API_VERSION
-# From sm_90 on, ptxas writes these last, after the bank; earlier, the bank comes before the parameters.
+# From sm_90 on, ptxas writes these last, after the bank; before sm_90, the bank precedes the parameters.
 LAST = 0x36, 0x6B, 0x6D  # SW_WAR and, by ptxas of CUDA 13.5, two without a name
 BANK_LAST = 90
-HALF = 3  # the format of an entry whose value is a number of 16 bits
+HALF = 3  # the format of an entry whose value is a 16-bit number
 BANK = struct.Struct("<IHH")
 KPARAM = struct.Struct("<IHHI")
 FLAGS, SIZE_SHIFT = 0x1F000, 18
@@ -117,7 +117,7 @@ def _is_parameter(entry: Entry) -> bool:
 
 
 def _with_parameter(entries: list[Entry], new: Parameter) -> list[Entry]:
-    """Return the attributes with one more parameter, all in the version that it needs."""
+    """Return the attributes with one more parameter, all in the version that this requires."""
     is_v2 = new.offset + SIZE > MAX_V1 or any(kind == KPARAM_INFO_V2 for _, kind, _, _ in entries)
     version = KPARAM_INFO_V2 if is_v2 else KPARAM_INFO
     out = list(entries)

@@ -1,7 +1,7 @@
 """Read `.nv.info`, which lists what a cubin's kernels need: registers, stack, constant memory, parameters.
 
 Entries are u8 format, u8 attribute, u16 value; with format 4 the value is the size of the payload that follows.
-cuobjdump prints each attribute's name. The payload of these is a symbol index and a number:
+cuobjdump prints each attribute's name. The payload of the following attributes is a symbol index and a number:
 
     0x2f  registers of a thread       0x11  bytes of the function's own stack frame
     0x12  bytes of stack of an entry and all that it calls; 0xffffffff if not known
@@ -33,7 +33,7 @@ _CONSTANT = b".nv.constant"
 
 
 class Attribute(NamedTuple):
-    """An entry at an offset of the section. `payload` is empty unless the format has one; then `value` is its size."""
+    """An entry at an offset in the section. If the format has a `payload`, `value` is its size; else it's empty."""
 
     at: int
     form: int

@@ -1,4 +1,4 @@
-"""LLVM offload binaries: device images that clang puts into objects, in the section `.llvm.offloading`.
+"""LLVM offload binaries: device images that clang puts into the section `.llvm.offloading` of objects.
 
 All numbers are little-endian, and offsets start at the binary's first byte. A section holds several binaries, each at a
 multiple of 8 (llvm/Object/OffloadBinary.h):

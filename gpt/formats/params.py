@@ -1,4 +1,4 @@
-"""The parameters of a kernel in memory."""
+"""The memory layout of a kernel's parameters."""
 
 from __future__ import annotations
 

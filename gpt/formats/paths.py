@@ -1,4 +1,4 @@
-"""Handle untrusted paths from records: they may name anything, or not be valid paths."""
+"""Handle untrusted paths from records, which may name anything or be invalid."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_LINKS = 40  # on the way to a file
 def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
     """Open a regular file for reading. Raises MissingError on anything else, and OSError if it can't be opened.
 
-    Opening a pipe would wait for a writer that may never come, and a device has no end. A link is not a regular file
-    without `follow`.
+    Opening a pipe would wait for a writer that may never come, and a device has no end. Without `follow`, a link isn't
+    a regular file.
     """
     try:
         if not follow and os.path.islink(path):
@@ -55,9 +55,7 @@ def read_at_most(file: IO[bytes], size: int) -> bytes:
 
 
 def real_path(path: str | Path) -> str:
-    """Return a path's canonical form, or the path itself if no file can have it. Path.resolve raises on a loop of
-    links.
-    """
+    """Return a path's canonical form, or the path itself if no file can have it. Path.resolve raises on a link loop."""
     try:
         return os.path.realpath(path)
     except ValueError:
@@ -65,9 +63,7 @@ def real_path(path: str | Path) -> str:
 
 
 def iter_links(path: str | Path) -> Iterator[Path]:
-    """Yield the symbolic links on the way to a file, in the order in which the kernel follows them; at most 40, as it
-    does.
-    """
+    """Yield the symbolic links on the way to a file, in the kernel's order, and like the kernel at most 40."""
     words, at, links = os.path.abspath(path).split("/")[::-1], Path("/"), 0
     while words and links < MOST_LINKS:
         at = at.parent if words[-1] == ".." else at / words[-1]

@@ -26,7 +26,7 @@ from gpt.formats.source import BLOCK, Source
 SHN_ABS = 0xFFF1
 STT_SECTION = 3
 MAX_POINTERS = fatbin.MAX_REGIONS  # in one section
-MAX_ADDRESS = 1 << 62  # no process has memory there, and what code adds to an address still fits into 64 bits
+MAX_ADDRESS = 1 << 62  # no process has memory there, and what code adds to an address still fits in 64 bits
 OVERLAP = 16  # blocks overlap by this many bytes, so that an instruction's tail always fits into one of them
 RELA, SYMBOL = elftables.RELA.dtype, elftables.SYMBOL.dtype
 
@@ -108,7 +108,7 @@ def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> 
 
 
 def _check_addresses(tables: Elf) -> None:
-    """Raises NotUnderstood for a file that can't be loaded, because address arithmetic here is 64 bits wide."""
+    """Raise NotUnderstood for a file that can't be loaded, because address arithmetic here is 64 bits wide."""
     for part in tables.sections:
         if part.addr + part.size > MAX_ADDRESS:
             raise NotUnderstood(f"section '{part.name}' has the address {part.addr:#x}")
@@ -215,7 +215,7 @@ def _iter_relr(source: Source, section: Section) -> Iterator[int]:
 
 
 def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
-    """Raises NotUnderstood if code may contain one of the addresses, relative or absolute."""
+    """Raise NotUnderstood if code may contain one of the addresses, relative or absolute."""
     wanted = np.array(sorted(addresses), np.int64)
     for section in tables.sections:
         if not (section.in_file and section.flags & elf.SHF_EXECINSTR):
@@ -246,7 +246,7 @@ def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -
 
 
 def _arm_refers(code: np.ndarray, address: int, wanted: np.ndarray) -> bool:
-    """ADRP to a region's page, or ADR to its start."""
+    """Return whether an ADRP leads to a region's page, or an ADR to its start."""
     words = code[: len(code) & ~3].view("<u4").astype(np.int64)
     place = address + 4 * np.arange(len(words))
     offset = (words >> 5 & 0x7FFFF) << 2 | words >> 29 & 3

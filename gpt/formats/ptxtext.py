@@ -1,4 +1,4 @@
-"""PTX text in a file or a program, recognized by its head, which states version and target.
+"""Find PTX text in a file or a program by its head, which states version and target.
 
 gpt/ptx parses the rest; a test compares the two. The patterns don't backtrack (their repetitions are possessive), so
 hostile text, or C source with many comments, takes time proportional to its size.
@@ -56,7 +56,7 @@ _ITEM = compiled(
 )
 _MARK = compiled(rb'//[^\n]*+|/\*(?s:.*?)\*/|"[^"\n]*+"|[{};]')
 _NO_MODULE = b".section", b".pragma"  # directives that don't make a module by themselves
-FIRST, MOST = 1 << 12, 1 << 20  # bytes that are read at once: little at first, as most modules are small
+FIRST, MOST = 1 << 12, 1 << 20  # bytes to read at once: few at first, as most modules are small
 MAX_COMMENT = 1 << 12  # look for comments this far before a head
 
 

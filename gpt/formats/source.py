@@ -1,4 +1,4 @@
-"""Bytes to read at an offset, wherever they are: in a file, a part of a file, or memory."""
+"""Read bytes at an offset, wherever they are: in a file, part of a file, or memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Source:
     """
 
     def __init__(self, name: str, data: bytes | int, base: int = 0, size: int | None = None) -> None:
-        """`data` is bytes or an open file descriptor, which the caller still owns."""
+        """Wrap bytes or an open file descriptor, which still belongs to the caller."""
         self.name = name
         self.base = base
         self._data = data
@@ -67,7 +67,7 @@ class Source:
 
     def sha256(self) -> str:
         """Return the hexadecimal digest of the whole source."""
-        import hashlib  # takes long to import, and parts of files have no digest
+        import hashlib  # slow to import, and parts of files have no digest
 
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(min(DIGEST_BLOCK, self.size)))

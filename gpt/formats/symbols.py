@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, NotRequired, TypedDict
 
-SPACE = 1 << 16  # names and functions may take this much memory even if the defining file is small
+SPACE = 1 << 16  # names and functions may take this much memory even if the file that defines them is small
 
 
 class Symbol(TypedDict):

@@ -4,7 +4,7 @@
 
 A section consists of a byte with its kind in the low 7 bits and "aligned" in the top one; its size, a varint; if
 aligned, the alignment, a varint, and padding up to it, counted from the start of the file; and its bytes. Varints are
-LEB128. Two kinds are read here:
+LEB128. Two kinds are read:
 
 - 1, strings: a count, padding to 4, a u32 offset for each, and the texts, each up to the next offset;
 - 2, functions: a count, and for each: name (number of a string), signature, a byte of flags (2 a kernel, 4 hints
@@ -15,7 +15,7 @@ empty attributes. So we read a module both ways and trust the reading that fits 
 fit, or if a module has hints, its kernels are unknown.
 
 Sources: the chapter "Binary format" in NVIDIA's Tile IR documentation, and modules from nvcc 13.5. nvcc -enable-tile
-puts modules into fatbins of their own (kind 128), whose wrappers are in the section `.nvFatBinSegmentAlt`.
+puts modules into separate fatbins (kind 128), whose wrappers are in the section `.nvFatBinSegmentAlt`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KERNEL, HINTS = 2, 4  # flags of a function
 ATTRIBUTES = (b"", b"\x0b\0\x06\0")  # attributes that a function may have
 PADDING = 0xCB
 MAX_SECTIONS = 64
-MAX_NAMES = 1 << 16  # functions of a module, and as many texts
+MAX_NAMES = 1 << 16  # functions per module, and strings
 
 
 class _Reader:

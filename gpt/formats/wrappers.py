@@ -1,4 +1,4 @@
-"""Wrappers: the words that tell the driver where a program's fatbins are.
+"""Find wrappers, which tell the driver where a program's fatbins are.
 
 nvcc and clang emit one per region in the section `.nvFatBinSegment`: `{u32 magic, u32 version, u64 data, u64 other}`.
 The program's constructors register their addresses, and the driver follows `data` and nothing else. A tool that moves a
@@ -7,8 +7,8 @@ fatbin section without its wrappers leaves a file that looks intact: its regions
 driver would: through the relocation of `data`, to the bytes there.
 
 In a library or program, relocations are found as the loader finds them, through PT_DYNAMIC, whether or not there are
-section headers; in an object, through its relocation section. An address that only the loader will know, such as a
-symbol in another file, is trusted.
+section headers; in an object, through its relocation section. An address that only the loader will know, such as that
+of a symbol in another file, is trusted.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _leads_to_fatbin(source: Source, sections: list[Section], regions: Collectio
 
 
 def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
-    """Yield the wrappers of an ELF file whose `data` is known before it's loaded. Raises MalformedError."""
+    """Yield the wrappers of an ELF file whose `data` is known before loading. Raises MalformedError."""
     places = list(_iter_places(source, tables))
     if len(places) > MAX_WRAPPERS:
         raise MalformedError(f"over {MAX_WRAPPERS} wrappers of fatbins", source.name)
@@ -115,8 +115,8 @@ def _iter_magic(source: Source, start: int, end: int, step: int) -> Iterator[int
 
 
 def _read_relocated(source: Source, tables: Elf, addresses: list[int]) -> dict[int, int | None]:
-    """Return what the loader writes into the words at these addresses, or None where only the loader knows. Other words
-    are unchanged.
+    """Return what the loader writes to the words at these addresses, or None where only the loader knows. Other words
+    don't change.
     """
     dynamic = _read_dynamic(source, tables)
     wanted, found = set(addresses), dict[int, int | None]()
@@ -182,8 +182,8 @@ def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wra
 def _iter_object_targets(
     source: Source, tables: Elf, section: Section
 ) -> Iterator[tuple[int, tuple[int, str, int | None] | None]]:
-    """Yield offsets of relocated words of a section, and for each: an offset, the section that it's in, where that is
-    in the file; None where only the linker knows.
+    """Yield the offset of each relocated word in a section, with its target: an offset, its section, and the section's
+    place in the file, or None where only the linker knows.
     """
     size = elftables.SYMBOL.struct.size
     for rela in tables.sections:

@@ -1,4 +1,4 @@
-"""Read zip files, such as wheels, from untrusted sources: within limits, checked before unpacking.
+"""Read zip files, such as wheels, from untrusted sources: within limits that are checked before unpacking.
 
 zipfile knows the format, but it trusts the tables, and a small file can claim a lot. So the directory must fit in
 MAX_DIRECTORY, no two members may share bytes or a name, and all members together may unpack to at most MAX_RATIO times
@@ -105,7 +105,7 @@ class Zip:
             self._pour(info, packed, file)
 
     def verify(self, info: ZipInfo) -> None:
-        """Compare a member with its checksum. Does nothing for forms that `open` doesn't read.
+        """Compare a member with its checksum. Do nothing for forms that `open` doesn't read.
 
         An installer may read members that we don't; it checks their checksums itself.
         """
@@ -166,9 +166,7 @@ class Zip:
 
 
 class _Bounded(BufferedReader):
-    """A reader with limits: zipfile reads a directory in one piece, at the place and with the size that the file
-    states.
-    """
+    """A reader with limits: zipfile reads a directory at once, at the place and of the size that the file states."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:

@@ -10,8 +10,8 @@ keep both. LTO-IR and Tile IR are chosen like PTX, and Tile IR separately if a r
 
 Relocatable code (section `__nv_relfatbin`) is the input of nvlink, which wrote the linked cubin to `.nv_fatbin`. The
 driver links relocatable code again only if there's no linked cubin for the device: a program built with `-rdc=true`
-runs on an H200 after all of it was removed (tests/gpu). So it's unused if the linked cubins for the devices have all of
-its used kernels.
+runs on an H200 after all its relocatable code was removed (tests/gpu). So it's unused if the linked cubins for the
+devices have all of its used kernels.
 
 A bare cubin or PTX outside of any region is loaded by code that we can't see. So only its own architecture counts, and
 it's needed if a trace saw an image with its digest loaded from memory. PTX that a program stores as text is kept: the

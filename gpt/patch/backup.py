@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpt.base.errors import GptError, MalformedError, MissingError
-from gpt.base.outputs import is_same, is_user
+from gpt.base.outputs import is_same, is_user, open_real_folder
 from gpt.extract.files import BACKUP
 from gpt.formats.image import Image, parse_image
 from gpt.formats.paths import iter_links, open_regular, real_path
@@ -95,11 +95,12 @@ def restore(path: Path) -> None:
 
 @contextmanager
 def _folder_of(path: Path, fd: int) -> Iterator[int]:
-    """Open the folder of an open file.
+    """Open the folder of an open file, whose path is canonical.
 
-    Its owner could put a link to another in its place at any time. Raises GptError if the file isn't there.
+    The owner of any folder on the way could put a link in its place at any time. Raises GptError if the file isn't
+    there.
     """
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = open_real_folder(path.parent)
     try:
         if not is_same(os.stat(path.name, dir_fd=folder, follow_symlinks=False), os.fstat(fd)):
             raise GptError(REPLACED, str(path))

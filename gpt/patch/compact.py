@@ -50,7 +50,7 @@ from gpt.patch.cuts import MAX_SEGMENTS, Block, CannotCompact, Cuts, section_hea
 from gpt.patch.outside import find_gone
 from gpt.patch.plan import Copy, Data, Doomed, Fill, Laid, Piece, Plan, replacements, splice
 
-PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # largest page size of kernels for each machine
+PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # largest page size of each machine's kernels
 PHDR = elftables.SEGMENT.struct
 EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM, EHDR_SHNUM = 32, 40, 56, 60
 

@@ -6,8 +6,8 @@
 
 The objects are in model.py: a ProbeFile has probes, maps and registers; a Probe has positions, a level and the snippets
 `before` and `after`; a Snippet is a list of Lines, each a PTX instruction or label (gpt.ptx.tree) or a Save, with its
-line in the file. From there, gpt/probe/plan places the snippets, gpt/probe/lower turns their bodies into PTX,
-and a back end, such as gpt/probe/ptx, weaves it in. These need:
+line in the file. gpt/probe/plan then places the snippets, gpt/probe/lower turns their bodies into PTX, and a back end
+such as gpt/probe/ptx weaves it in. These use:
 
     positions.matches(position, head) -> bool  whether a position means an instruction
     face.Face                                  the PTX instruction that a probe is shown there, and
@@ -18,5 +18,5 @@ and a back end, such as gpt/probe/ptx, weaves it in. These need:
 
 In a snippet, a helper is an operand like any other, tree.Name("ADDR"); model.HELPERS has its type. A register declared
 in the file keeps its name in the model, and the weaver makes it unique in the program. Each thread of a probed kernel
-has all of the file's registers; they start as Register.initial, or undefined.
+has its own copy of all of the file's registers; they start as Register.initial, or undefined.
 """

@@ -1,8 +1,8 @@
 """Check that a loop in a snippet ends, by simulating its counter.
 
 Only simple loops pass: a register is set to a constant before the label, the loop adds one constant to it once, and
-the branch back depends on comparing it with a constant after that. The loop has no other branches or labels, and no
-other branch goes to its label.
+then branches back on comparing it with a constant. The loop has no other branches or labels, and no other branch enters
+it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Test(NamedTuple):
 
 
 def find_fault(lines: list[Node], begin: int, end: int) -> str | None:
-    """Return what's wrong with the loop between a label and the branch back to it, None if it ends soon enough."""
+    """Return why the loop from a label to the branch back to it may not end, or None if it ends soon enough."""
     body = _find_body(lines, begin, end)
     test = _find_test(body, lines[end]) if body else None
     step = _find_step(body, test) if body and test else None
@@ -55,7 +55,7 @@ def find_fault(lines: list[Node], begin: int, end: int) -> str | None:
 
 
 def _find_body(lines: list[Node], begin: int, end: int) -> list[tree.Instruction] | None:
-    """Return the instructions of a loop without inner branches that is entered at the top only."""
+    """Return the instructions of a loop, or None if it has inner branches or is entered anywhere but at the top."""
     label, inside = lines[begin], lines[begin + 1 : end]
     assert isinstance(label, tree.Label)
     if any(isinstance(node, tree.Label) for node in inside):
@@ -70,7 +70,7 @@ def _find_body(lines: list[Node], begin: int, end: int) -> list[tree.Instruction
 
 
 def _find_test(body: list[tree.Instruction], branch: Node) -> _Test | None:
-    """Return the condition of the branch back, None unless it's a single comparison with a constant."""
+    """Return the condition of the branch back, or None unless it's a single comparison with a constant."""
     assert isinstance(branch, tree.Instruction)
     if branch.guard is None or branch.guard.negated:
         return None
@@ -84,7 +84,7 @@ def _find_test(body: list[tree.Instruction], branch: Node) -> _Test | None:
 
 
 def _find_step(body: list[tree.Instruction], test: _Test) -> int | None:
-    """Return the constant that each iteration adds to the counter before the test, None if there's no such constant."""
+    """Return the constant that each iteration adds to the counter before the test, or None if there's none."""
     node = _find_writer(body, test.counter)
     match node:
         case tree.Instruction("add", (type_,), (_, source, step)) if source == test.counter:
@@ -94,7 +94,7 @@ def _find_step(body: list[tree.Instruction], test: _Test) -> int | None:
 
 
 def _find_start(lines: list[Node], counter: tree.Operand) -> int | None:
-    """Return the constant that a register holds after these lines, None unless it's the same on every path."""
+    """Return the constant that a register holds after these lines, or None unless it's the same on every path."""
     for node in reversed(lines):
         match node:
             case tree.Label() | tree.Instruction("bra"):
@@ -107,13 +107,13 @@ def _find_start(lines: list[Node], counter: tree.Operand) -> int | None:
 
 
 def _find_writer(body: list[tree.Instruction], register: tree.Operand) -> tree.Instruction | None:
-    """Return the only instruction that writes a register, None if there are others or it's conditional."""
+    """Return the only instruction that writes a register, or None if there are several or it's conditional."""
     found = [node for node in body if str(register) in _written(node)]
     return found[0] if len(found) == 1 and not found[0].guard else None
 
 
 def _wrap(value: int, type_: str) -> int:
-    """Wrap a number around as a register of a type such as `.s32` does."""
+    """Wrap a number around as a register of this type (such as `.s32`) does."""
     bits = SIZES[type_[1:]] * 8
     value &= (1 << bits) - 1
     return value - (1 << bits) if type_[1] == "s" and value >> (bits - 1) else value

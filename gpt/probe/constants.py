@@ -1,8 +1,8 @@
-"""Check constants as ptxas does: numbers, and expressions of numbers.
+"""Check constants as ptxas does: numbers and constant expressions.
 
-An expression of integers may use all operators, but `/` and `%` only with a literal other than 0 on the right: ptxas
-rejects 0, and crashes on the smallest integer divided by -1. An expression of floats is a sum, difference, product or
-quotient of decimals.
+An integer expression may use all operators, but `/` and `%` only with a nonzero literal on the right: ptxas rejects 0,
+and crashes on the smallest integer divided by -1. A float expression is a sum, difference, product or quotient of
+decimals.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, integer
 
-_LEAST = 2.2250738585072014e-308  # ptxas reports smaller numbers other than 0 as an overflow
+_LEAST = 2.2250738585072014e-308  # ptxas reports smaller nonzero numbers as an overflow
 
 
 def is_constant(operand: tree.Operand) -> bool:

@@ -1,7 +1,7 @@
-"""Find out what a file's snippets do with its registers and maps, wherever they will be woven.
+"""Find out what a file's snippets do with its registers and maps, wherever they are woven.
 
-A register that only one snippet uses, and writes before it reads it, is that snippet's own. All others are shared:
-each thread keeps their values between snippets.
+A register belongs to a snippet if no other snippet uses it, and the snippet writes it before reading it. All other
+registers are shared: each thread keeps their values between snippets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpt.ptx import tree
 
 
 def acts(snippet: Snippet, file: ProbeFile) -> bool:
-    """Return whether a snippet does more than set its file's registers: it saves, or has an unverified effect."""
+    """Return whether a snippet does more than set the file's registers: it saves, or has an unverified effect."""
     nodes = [line.node for line in snippet.lines]
     own = {register.name for register in file.registers} | {n.name for n in nodes if isinstance(n, tree.Label)} | {"_"}
     instructions = (node for node in nodes if isinstance(node, tree.Instruction))
@@ -50,7 +50,7 @@ def find_zeros(file: ProbeFile, snippets: Iterable[Snippet]) -> set[str]:
 
 
 def find_own_registers(file: ProbeFile) -> dict[tuple[str, str], set[str]]:
-    """Return each snippet's own registers, by the probe's name and `before` or `after`."""
+    """Return the registers that belong to each snippet, by the probe's name and `before` or `after`."""
     users: dict[str, set[tuple[str, str]]] = {}
     first: dict[tuple[str, str], set[str]] = {}
     for probe in file.probes:

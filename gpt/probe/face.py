@@ -1,9 +1,9 @@
-"""Faces: the PTX instruction that a probe is shown at a place, whatever the program's instruction set.
+"""Faces: the PTX instruction that a probe sees at a place, whatever the program's instruction set.
 
-A kernel may have hundreds of loads in a dozen shapes, alike but for their registers, offsets and labels. Loads of one
-shape share a face, in which these parts are slots: probes are matched and lowered once for a face, and the slots are
-filled in for each instruction. A slot is a character outside Latin-1. Modules are Latin-1 and code from probes is
-ASCII, so nothing in them can be mistaken for a slot.
+A kernel may have hundreds of loads in a dozen shapes, which differ only in registers, offsets and labels. Loads of one
+shape share a face, in which these parts are slots: probes are matched and lowered once per face, and the slots are
+filled in for each instruction. A slot is a character outside Latin-1. Modules are Latin-1 and probe code is ASCII, so
+nothing in them can be mistaken for a slot.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SLOT = re.compile(f"%?([{chr(FIRST_SLOT)}-{chr(FIRST_SLOT + SLOTS - 1)}])")
 
 
 class Template:
-    """A text with slots."""
+    """Text with slots."""
 
     def __init__(self, text: str) -> None:
         self._parts = _SLOT.split(text)
         self._slots = [ord(slot) - FIRST_SLOT for slot in self._parts[1::2]]
 
     def fill(self, values: Sequence[str]) -> str:
-        """Fill in the values of the slots, by number."""
+        """Replace the slots with values, by number."""
         parts = self._parts.copy()
         parts[1::2] = [values[slot] for slot in self._slots]
         return "".join(parts)
@@ -43,7 +43,7 @@ class Face:
     types: dict[str, str | None]
 
     def iter_reads(self, snippet: Snippet) -> Iterator[tree.Operand]:
-        """Yield the operands that a snippet reads through helpers, as they are before the instruction."""
+        """Yield the operands that a snippet reads through helpers, with their values before the instruction."""
         bound = self.bound
         for helper in snippet.helpers & (OPERANDS - {"OUT"}):
             match helper:
@@ -59,7 +59,7 @@ class Face:
                 yield found
 
     def find_overwritten(self, snippet: Snippet) -> list[str]:
-        """Return the registers that a snippet after the instruction needs with their values before it."""
+        """Return the registers whose values before the instruction are needed by the snippet after it."""
         node = self.instruction
         if not node.operands or isinstance(node.operands[0], tree.Address):
             return []

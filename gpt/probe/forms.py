@@ -1,9 +1,8 @@
 """The instructions that a probe may use: their modifiers in order, their number of operands, and the PTX version and
 target that they need. Sources are the PTX ISA and ptxas.
 
-A line of the table has the PTX version and the target since which the form exists, the operands, and the form: the
-opcodes, then for each place a choice of modifiers, which are optional if they're in brackets. A test checks every form
-with ptxas.
+A line of the table has the PTX version and target that introduced the form, the operands, and the form: the opcodes,
+then the modifiers allowed at each place, in brackets if optional. A test checks every form with ptxas.
 """
 
 from __future__ import annotations
@@ -194,7 +193,7 @@ SPECIAL = {  # special registers that some supported PTX versions or targets lac
 
 
 class Since(NamedTuple):
-    """The PTX version and the target (80 for sm_80) since which something exists."""
+    """The PTX version and the target (80 for sm_80) that introduced something."""
 
     version: tuple[int, int]
     target: int
@@ -202,7 +201,7 @@ class Since(NamedTuple):
 
 @cache
 def forms() -> dict[tuple[str, int], Since]:
-    """Return all forms by opcode with modifiers, and number of operands."""
+    """Return all forms, by opcode with modifiers and number of operands."""
     found: dict[tuple[str, int], Since] = {}
     for line in _TABLE.strip().splitlines():
         version, target, count, *places = line.split()
@@ -214,7 +213,7 @@ def forms() -> dict[tuple[str, int], Since]:
 
 @cache
 def counts() -> dict[str, set[int]]:
-    """Return the possible numbers of operands by opcode."""
+    """Return the possible operand counts by opcode."""
     found: dict[str, set[int]] = {}
     for name, count in forms():
         found.setdefault(name.partition(".")[0], set()).add(count)
@@ -237,7 +236,7 @@ def needs(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, Sin
 
 
 def find_lack(snippet: Snippet, version: tuple[int, int], target: int) -> tuple[int, str] | None:
-    """Return the first line of a snippet that this PTX version or target is too old for, with the reason."""
+    """Return the first line of a snippet that needs a newer PTX version or target, with the reason."""
     for line in snippet.lines:
         for what, since in needs(line.node):
             if version < since.version:
@@ -253,7 +252,7 @@ def _since(version: str, target: str) -> Since:
 
 
 def _choices(place: str) -> list[str]:
-    """Return the modifiers that a place in the table allows, "" for none."""
+    """Return the modifiers that the table allows at a place; "" stands for none."""
     names = place.strip("[]").split("|")
     found = [word for name in names for word in _SETS.get(name, name).split("|")]
     return ["", *found] if place[0] == "[" else found

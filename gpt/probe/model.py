@@ -1,6 +1,6 @@
 """The model of a probe file: maps, registers, and probes with their snippets.
 
-A snippet is PTX with helpers (HELPERS) as operands and SAVE to write a record's fields. The verifier checks these
+A snippet is PTX with helpers (HELPERS) as operands, and SAVE to write a record's fields. The verifier checks these
 objects and the weaver lowers them; neither knows whether the file was TOML or Python.
 """
 
@@ -13,15 +13,15 @@ from typing import NamedTuple
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL
 
-MAX_LINES = 512  # statements of a snippet
+MAX_LINES = 512  # statements per snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total", "histogram", "table")
-OPS = ("min", "max", "last")  # ways for a total to combine a field's values other than adding them up
-LEADERS = ("active", "lane0", "all")  # which lane saves for a warp: the lowest active one, lane 0 if active, all
+OPS = ("min", "max", "last")  # how a total combines a field's values, if not by adding them up
+LEADERS = ("active", "lane0", "all")  # the lanes that save for a warp: the lowest active one, lane 0 if active, or all
 HELPERS = {  # name: type, None for the operand's own type
     **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4")),
     "ADDR": "u64",  # the address that the instruction accesses, offset included
-    "BYTES": "u32",  # moved by one lane
+    "BYTES": "u32",  # bytes moved by one lane
     "FLOPS": "u32",  # one lane's share of the arithmetic
     "ACTIVE": "u32",  # number of active lanes
     "PRED": "pred",  # the instruction's guard; true if it has none
@@ -40,8 +40,8 @@ OPERANDS = {"OUT", "IN1", "IN2", "IN3", "IN4", "ADDR", "BYTES", "FLOPS"}  # they
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of a record, little-endian at `offset`. `op`, sum or one of OPS, is what a total or a table does with the
-    values, or key for a field of a table's key.
+    """A field of a record, little-endian at `offset`. `op` is what a total or table does with the values: sum or one of
+    OPS, or key for a field of a table's key.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Field:
 
 
 class Scale(NamedTuple):
-    """The bins of a histogram: `step` wide from `low` to `high`, and one for all below and one for all above; with a
-    step of 0, one for 0 and one for each number of bits.
+    """The bins of a histogram: `step` wide from `low` to `high`, plus one bin for everything below and one for
+    everything above. A step of 0 means one bin for 0 and one per bit length.
     """
 
     low: int = 0
@@ -65,7 +65,7 @@ class Scale(NamedTuple):
     step: int = 0
 
     def bins(self, size: int) -> int:
-        """Return how many bins there are for a value of `size` bytes."""
+        """Return the number of bins for a value of `size` bytes."""
         return (self.high - self.low) // self.step + 2 if self.step else 1 + 8 * size
 
 
@@ -73,11 +73,11 @@ class Scale(NamedTuple):
 class Map:
     """A buffer for records: `capacity` per thread, warp or block, or None for an append log of `budget` bytes.
 
-    A map of type `histogram` counts the values of its field, by the bins of its `scale`. One of type `table` has
-    `capacity` slots; each sums up the values that were saved with one key.
-    A map of type `total` has a single record, which takes in the values of each thread; with a `leader`, of one lane
-    for all that save together. Without `counts` it doesn't say how many did. `size` is the declared size of a record in
-    bytes; `stride` is the size of its slot, a multiple of 8; without `counts`, which would share it, of SECTOR.
+    A `histogram` counts the values of its field in the bins of its `scale`. A `table` has `capacity` slots; each sums
+    up the values saved with one key. A `total` has a single record that combines the values of all threads or, with a
+    `leader`, of one lane for all that save together. Without `counts`, it doesn't count the saves. `size` is the
+    declared size of a record in bytes. `stride` is the size of its slot: a multiple of 8, or of SECTOR without
+    `counts`, as two records would otherwise share a sector.
     """
 
     name: str
@@ -101,14 +101,14 @@ class Map:
 
 
 def round_up(size: int, counts: bool) -> int:
-    """Return the size of a slot for a record of `size` bytes."""
+    """Return the size of the slot for a record of `size` bytes."""
     unit = 8 if counts else SECTOR
     return max(1, -(-size // unit)) * unit
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register that the probes of a file share in each thread. `initial` is a PTX constant or None."""
+    """A register shared by the probes of a file, in each thread. `initial` is a PTX constant or None."""
 
     name: str
     type: str
@@ -118,7 +118,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Store `values` to a record's fields, starting with number `first`; `last` if that completes the record."""
+    """Store `values` to a record's fields from number `first` on; `last` says that this completes the record."""
 
     map: str
     values: tuple[tree.Operand, ...]
@@ -157,7 +157,7 @@ class Snippet:
 class Position:
     """A place to insert a probe. `kind` is kernel, opcode (with `words` to match), func, line or label.
 
-    `words` are globs; for a line they are the file and the number.
+    `words` are globs; for a line, they are the file and the line number.
     """
 
     kind: str
@@ -169,9 +169,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Code for positions. With `no_pred` it runs even if the instruction's guard is false.
+    """Code to insert at positions. With `no_pred` it runs even if the instruction's guard is false.
 
-    `sample` is (`block` or `warp`, N): only one in N runs it.
+    `sample` is (`block` or `warp`, N): only one in N runs the probe.
     """
 
     name: str
@@ -192,8 +192,8 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class ProbeFile:
     """A probe file. `callback` is the program or analysis to run on the results: the path of an existing file, or else
-    the name as written, which may be an analysis. `source` is the text of the file. `second` means the second
-    generation of Neutrino's format, which includes every file in Python.
+    the name as written, which may be an analysis. `source` is the file's text. `second` means the second generation of
+    Neutrino's format; all Python files have that.
     """
 
     path: str
@@ -215,7 +215,7 @@ class ProbeFile:
         return map_.capacity == 1 and kinds <= {"kernel"}
 
     def saves_once(self, map_: Map) -> bool:
-        """Return whether no thread can save to a map twice: a single SAVE without a loop, where the kernel ends."""
+        """Return whether no thread can save to a map twice: its only SAVE is outside loops where the kernel ends."""
         found = [
             (when, snippet)
             for probe in self.probes
@@ -273,7 +273,7 @@ def names_of(node: tree.Instruction | tree.Label | Save | tree.Operand) -> Itera
 def layout(fields: list[tuple[str, str]], ops: Mapping[str, str] = NO_OPS) -> tuple[tuple[Field, ...], int]:
     """Lay out named types one after the other, each aligned to its size; return the fields and the total bytes.
 
-    `ops` has the operations of fields of a total, if they are others than a sum.
+    `ops` has the operations of a total's fields that aren't sums.
     """
     placed, at = [], 0
     for name, type_ in fields:
@@ -285,8 +285,8 @@ def layout(fields: list[tuple[str, str]], ops: Mapping[str, str] = NO_OPS) -> tu
 
 
 def layout_slot(fields: list[tuple[str, str]], ops: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
-    """Lay out a slot of a table: its count, each 32 bits of its key in 8 bytes, and the other fields, each aligned to
-    its size. Return the fields as they were given, and the total bytes.
+    """Lay out a slot of a table: its count, its key with each 32 bits in 8 bytes, and the other fields, each aligned to
+    its size. Return the fields in their original order, and the total bytes.
     """
     keys = [name for name, _ in fields if ops.get(name) == "key"]
     types, places, at = dict(fields), dict[str, int](), 8

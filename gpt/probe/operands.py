@@ -1,13 +1,13 @@
-"""Helpers bound to an instruction: what OUT, IN1, ADDR, BYTES, FLOPS mean at it.
+"""Bind helpers to an instruction: find what OUT, IN1, ADDR, BYTES and FLOPS mean there.
 
-The first operand is OUT, its result, or the memory that it writes; then IN1 is the second, and so on: IN1 of a store
-is the value, IN2 of `cp.async` the size. An instruction with neither, such as a barrier, has its first operand in IN1.
-There's no OUT yet `before` an instruction.
+The first operand is OUT: the instruction's result, or the memory that it writes. The second is then IN1, and so on: IN1
+of a store is the value, IN2 of `cp.async` the size. If an instruction has neither, such as a barrier, its first operand
+is IN1. OUT doesn't exist yet `before` an instruction.
 
-BYTES and FLOPS are one lane's share, so that their sum over lanes is the whole: `ldmatrix.x4` moves 16 bytes a lane,
-`mma.m16n8k16` makes 2 * 16 * 8 * 16 / 32 operations a lane, `wgmma` spreads over 128 lanes, `tcgen05.mma` is one
-lane's. A multiply-add is two operations; an operation on a packed pair is two. A copy by tensor map does not say how
-much it moves; the `mbarrier` that waits for it does, and has those BYTES.
+BYTES and FLOPS are one lane's share, so that their sum over the lanes is the total: `ldmatrix.x4` moves 16 bytes per
+lane, `mma.m16n8k16` does 2 * 16 * 8 * 16 / 32 operations per lane, `wgmma` spreads over 128 lanes, and `tcgen05.mma`
+belongs to one lane. A multiply-add is two operations, and so is an operation on a packed pair. A copy by tensor map
+doesn't say how much it moves; the `mbarrier` that waits for it does, and gets those BYTES.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _TYPED = {  # their operands have the types that types_of returns
     *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
     *("ldu", "suld", "sust"),
 }
-_WIDER = {"ld", "ldu", "st", "cvt", "suld", "sust"}  # tested: only these take registers wider than their type
+_WIDER = {"ld", "ldu", "st", "cvt", "suld", "sust"}  # only these take registers wider than their type (tested)
 _ONLY_READ = {"prefetch", "prefetchu", "discard", "applypriority"}  # they don't write their memory
 _GOES = {"bra": 0, "call": 0, "brx": 1}  # jumps: the number of operands with values
-_FIXED = {  # results with another type than the opcode names
+_FIXED = {  # results whose type isn't in the opcode
     **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
     **dict.fromkeys(("popc", "clz", "bfind"), ("u32", 32)),
 }
@@ -81,7 +81,7 @@ _SCALAR = {
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """FLOPS that an instruction descriptor holds: 2 * M * N * k, with M = bits 24-28 * 16 and N = bits 17-22 * 8."""
+    """FLOPS from an instruction descriptor: 2 * M * N * k, with M = bits 24-28 * 16 and N = bits 17-22 * 8."""
 
     register: tree.Operand
     k: int
@@ -89,8 +89,8 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """BYTES of a `cp.async` that fills up with zeros: `read` says how many it reads, or as a predicate that it reads
-    none of its `size`.
+    """BYTES of a `cp.async` that pads with zeros. `read` is the number of bytes it reads, or a predicate: if true, it
+    reads none of its `size`.
     """
 
     size: int | tree.Operand
@@ -98,7 +98,7 @@ class Partial:
 
 
 class LowBits(NamedTuple):
-    """The low `bits` of a register, which the instruction's type extends to more: with their sign, or with zeros."""
+    """The low `bits` of a register, which the instruction's type sign-extends or zero-extends."""
 
     bits: int
     signed: bool
@@ -113,12 +113,13 @@ class LowBits(NamedTuple):
 class Bound:
     """An instruction's operands as helpers; None where the instruction doesn't have one.
 
-    `widths` are the bits of `ins`, if the opcode says so, and `types` the types of each or of its elements; the bits
-    of `out` are `bits` for each of its elements. With `wider` a register may have more, of which the low ones count.
-    `type` is the type of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which
-    may have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the operand that
-    holds it, or a Partial for a copy that may read less; `flops` is a number or the descriptor that holds it. The
-    result of an asynchronous operation isn't `out`: it exists only after the instruction that `pending` names.
+    `widths` are the widths of `ins` in bits, where the opcode gives them; `types` are their types, or the types of a
+    vector's elements. `bits` is the width of `out`, per element. With `wider`, a register may have more bits, of which
+    the low ones count. `type` is the type of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand
+    in brackets, which may have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the
+    operand that holds it, or a Partial for a copy that may read less; `flops` is a number or the descriptor that holds
+    it. The result of an asynchronous operation isn't `out`, because it only exists after the instruction named by
+    `pending`.
     """
 
     out: tree.Operand | None
@@ -135,7 +136,7 @@ class Bound:
     pending: str = ""
 
     def operand(self, helper: str, part: str = "") -> tree.Operand | None:
-        """Return the operand for OUT or IN1 to IN4, or with `part` the element `.x`, `.y`, `.z`, `.w` of a vector."""
+        """Return the operand for OUT or IN1 to IN4; with `part`, the element `.x`, `.y`, `.z` or `.w` of a vector."""
         number = int(helper[2:]) - 1 if helper != "OUT" else 0
         found = self.out if helper == "OUT" else self.ins[number] if number < len(self.ins) else None
         if not part:
@@ -146,7 +147,9 @@ class Bound:
         return items[PARTS.index(part)] if PARTS.index(part) < len(items) else None
 
     def width(self, helper: str, part: str = "") -> int | None:
-        """Return the bits of that operand (of all elements for a whole vector); None if the opcode doesn't say."""
+        """Return the width of that operand in bits (of all elements for a whole vector), or None if the opcode doesn't
+        say.
+        """
         whole = self.operand(helper)
         count = len(whole.items) if isinstance(whole, tree.Vector) else 1
         if helper == "OUT":
@@ -156,7 +159,7 @@ class Bound:
         return bits and bits // (count if part else 1)
 
     def low(self, helper: str) -> LowBits | None:
-        """Return the low bits of OUT or IN1 to IN4 that the instruction uses; None if it uses all of them."""
+        """Return the low bits of OUT or IN1 to IN4 that the instruction uses, or None if it uses all of them."""
         if helper == "OUT":
             return LowBits(self.bits, (self.type or "").startswith("s")) if self.wider and self.bits else None
         number = int(helper[2:]) - 1
@@ -204,7 +207,7 @@ def bind(instruction: tree.Instruction) -> Bound:
 
 
 def _family(instruction: tree.Instruction) -> str:
-    """Return the opcode with the word that tells its variants apart: `wgmma.wait_group`, `bar.cta.red`."""
+    """Return the opcode with the word that distinguishes its variants: `wgmma.wait_group`, `bar.cta.red`."""
     words = [modifier[1:] for modifier in instruction.modifiers]
     return ".".join([instruction.opcode, *words[: 2 if words[:1] == ["cta"] else 1]])
 
@@ -237,7 +240,7 @@ def _types(instruction: tree.Instruction, count: int) -> tuple[str | None, ...]:
 
 
 def _element_bits(opcode: str, out: tree.Operand | None, type_: str | None, bits: int | None) -> int | None:
-    """Return the bits of a register of the result, of whose type `bits` are."""
+    """Return the width of a register of the result, given the width of its type in bits."""
     if opcode in _FRAGMENTS:
         return 64 if type_ == "f64" else 32
     if opcode == "mov" and bits and isinstance(out, tree.Vector):
@@ -246,13 +249,13 @@ def _element_bits(opcode: str, out: tree.Operand | None, type_: str | None, bits
 
 
 def _element(operand: tree.Operand) -> tree.Operand:
-    """Return the element of a vector with one element, as Triton writes them in loads and stores."""
+    """Return the element of a one-element vector, which Triton writes in loads and stores."""
     return operand.items[0] if isinstance(operand, tree.Vector) and len(operand.items) == 1 else operand
 
 
 def _width(operand: tree.Operand, type_: str | None, whole: bool) -> int | None:
-    """Return the bits of an operand: 64 for an address, the sum for a vector, None for a constant, which fits any
-    width. The type belongs to the `whole` vector or to each element.
+    """Return the width of an operand in bits: 64 for an address, the sum for a vector, None for a constant, which fits
+    any width. The type belongs to the `whole` vector or to each element.
     """
     match operand:
         case tree.Address():
@@ -265,7 +268,7 @@ def _width(operand: tree.Operand, type_: str | None, whole: bool) -> int | None:
 
 
 def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
-    """Return the type of the value: the opcode's last type, or its first for conversions, comparisons and matrices."""
+    """Return the value's type: the opcode's last type, or its first for conversions, comparisons and matrices."""
     if fixed := _FIXED.get(instruction.opcode):
         return fixed
     if instruction.name.startswith("cvt.pack."):
@@ -283,7 +286,7 @@ def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
 
 
 def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | None]:
-    """Return the address and its space: for a copy, the global address; generic if the opcode names no space."""
+    """Return the address (the global one for a copy) and its space, generic if the opcode names none."""
     found = [operand for operand in instruction.operands if isinstance(operand, tree.Address)]
     if not found or instruction.opcode in ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "tensormap"):
         return None, None
@@ -300,7 +303,7 @@ def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | 
     words, operands = instruction.modifiers, instruction.operands
     match instruction.opcode:
         case "cp" | "multimem" if ".tensor" in words or ".wait_group" in words:
-            return None  # the tensor map knows; nothing moves
+            return None  # the tensor map says how much; this moves nothing
         case "cp" | "multimem" | "st" if ".bulk" in words or ".reduce" in words:
             return next((_number(o) for o in operands if not isinstance(o, tree.Address)), None)
         case "cp" if words[:1] == (".async",) and len(operands) > 2:

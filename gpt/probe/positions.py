@@ -1,12 +1,12 @@
-"""Positions: parse them, and match instructions. Where they are in a function, gpt/probe/plan/function.py finds.
+"""Parse positions, and match them against instructions. gpt/probe/plan/function.py finds where they are in a function.
 
 A position is `kernel`, an opcode with modifiers, `func:NAME`, `line:FILE:N` or `label:NAME`; several are joined by `:`.
-An opcode position matches if its first word is the instruction's opcode and every further word is among the modifiers,
-in any place: `ld.global` matches `ld.volatile.global.v4.u32`. Names and words may be globs.
+An opcode position matches if its first word is the instruction's opcode and every other word is among the modifiers, in
+any order: `ld.global` matches `ld.volatile.global.v4.u32`. Names and words may be globs.
 
-Three rules apply. A load without a state space is generic, and matches only with the word `generic`. `cp.async` matches
-only plain copies: bulk copies and the waits of its family must be named in full, and so must `bar.warp.sync`, which
-isn't a barrier of a block. For a modifier with `::`, the part before it is enough: `shared` matches `shared::cta`.
+There are three special cases. A load without a state space is generic, and matches only the word `generic`. `cp.async`
+matches only plain copies: bulk copies and the waits of its family must be named in full, and so must `bar.warp.sync`,
+which isn't a block barrier. A modifier with `::` also matches the part before it: `shared` matches `shared::cta`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Prove that a probe is harmless, or reject it with its file and line.
 
 Only listed instructions are allowed. A snippet computes: arithmetic, logic, comparisons and conversions on registers
-declared in its file, special registers, constants and helpers. It reads the program through helpers only, and never
-writes to it. Its only output is SAVE, which the weaver keeps within the map's bounds. It can't access memory, shuffle,
-vote, call, exit or wait at a barrier. It branches forward to a label of its own, or back in a loop with a static bound
-(bounds.py).
+declared in its file, special registers, constants and helpers. It reads the program's values only through helpers, and
+never writes them. Its only output is SAVE, which the weaver keeps within the map's bounds. It can't access memory,
+shuffle, vote, call, exit or wait at a barrier. It branches forward to one of its own labels, or back in a loop with a
+static bound (bounds.py).
 
-Two harmless-looking instructions are rejected. The carry flag (`add.cc`, `addc`) belongs to the program, which may be
-halfway through a sum. `bra.uni` promises that all lanes agree, which a probe can't know.
+Two instructions that look harmless are rejected. The carry flag (`add.cc`, `addc`) belongs to the program, which may be
+in the middle of a sum. `bra.uni` promises that all lanes agree, which a probe can't know.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Opera
 
 
 def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Name, str, bool]]:
-    """OUT and IN1 to IN4 if a type is required of them, and whether less than that will do: a field takes it."""
+    """Yield OUT and IN1 to IN4 with the type required of them, and whether a narrower one will do, as for a field."""
     match node:
         case tree.Instruction():
             pairs = list(zip(node.operands, types_of(node), strict=True))
@@ -158,7 +158,7 @@ class _Check:
             raise self.refuse(f"'{node}' lacks a type" if untyped else f"'{node.name}' is not allowed in a probe")
         if node.opcode == "bra":
             return
-        strict = any(modifier[1:] in PACKED for modifier in node.modifiers)  # then registers can't be larger
+        strict = any(modifier[1:] in PACKED for modifier in node.modifiers)  # registers can't be larger then
         for place, (operand, wanted) in enumerate(zip(node.operands, types_of(node), strict=True)):
             parts = parts_of(operand, wanted)
             self.form(node, place)

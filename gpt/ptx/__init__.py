@@ -18,7 +18,7 @@ Scanner and grammar share the tokens of tokens.py. The interface for stages:
     tree                                       the nodes; str(node) is PTX again, token for token
     names.parse_names(data) -> Contents        the names of a module's functions alone: a gigabyte in a second
 
-A PTX text is read as latin-1, one character a byte: every offset in a Module's text is a byte offset of its data.
-The scanner does not check statements: what it takes for an instruction is any text up to a semicolon that begins
-like one. ptxas is the judge of opcodes and modifiers, which grow twice a year; here any will do.
+PTX is read as latin-1, one character per byte, so every offset in a Module's text is a byte offset in its data. The
+scanner doesn't check statements: any text that begins like an instruction is one, up to the semicolon. ptxas is the
+judge of opcodes and modifiers, which grow twice a year; the scanner accepts them all.
 """

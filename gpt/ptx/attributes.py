@@ -19,7 +19,7 @@ def read_attributes(head: tree.FunctionNode) -> dict[str, list[int]]:
 
 
 def cluster_of(module: Module, kernel: Item) -> list[int] | None:
-    """Return a cluster's size in blocks (x, y, z) if this kernel's grid counts clusters; else None."""
+    """Return a cluster's size in blocks (x, y, z) if this kernel's grid counts clusters, or None if it doesn't."""
     if ".blocksareclusters" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
         return None
     found = read_attributes(parse_function(module, kernel))
@@ -27,9 +27,7 @@ def cluster_of(module: Module, kernel: Item) -> list[int] | None:
 
 
 def block_of(module: Module, kernel: Item) -> dict[str, int]:
-    """Return the special registers that `.reqntid` fixes: `{"%ntid.x": 128, ...}`, and `{"%tid.y": 0}` if the block
-    has an extent of 1 there.
-    """
+    """Return the special registers that `.reqntid` fixes: `%ntid.x` to z, and `%tid.y` as 0 if y has an extent of 1."""
     if ".reqntid" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
         return {}
     found = read_attributes(parse_function(module, kernel)).get(".reqntid", [])

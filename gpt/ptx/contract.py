@@ -1,12 +1,12 @@
 """Find the products and sums that ptxas fuses.
 
-PTX lets ptxas make one fma of a `mul` and an `add` or `sub` without a rounding modifier, which rounds once instead of
-twice. nvcc and NVRTC leave it such pairs: `a * b - c` is a `mul.f32` and a `sub.f32`. ptxas fuses a pair only if both
-are in one stretch without branches, so a branch put between them changes the last bit of the result. The weaver
-therefore writes the pairs as fma itself where it puts something between, and the simulated device, which
-rounds each instruction as written, writes all of them so.
+PTX allows ptxas to contract a `mul` and an `add` or `sub` without rounding modifiers to one fma, which rounds once
+instead of twice. nvcc and NVRTC leave such pairs to ptxas: `a * b - c` becomes a `mul.f32` and a `sub.f32`. ptxas fuses
+a pair only if no branch separates its instructions, so inserting a branch between them changes the last bit of the
+result. Where the weaver inserts something, it therefore writes the pairs as fma itself. The simulated device, which
+rounds each instruction as written, writes all pairs as fma.
 
-What ptxas 13.0 does for sm_90 (tests/ptx/test_contract.py compares random kernels):
+The rules of ptxas 13.0 for sm_90 (tests/ptx/test_contract.py compares random kernels):
 
 - A product is fused if everything that reads it is an `add` or `sub` of its type in the same stretch, with the same
   `.ftz`. A sum may be guarded and may saturate, a product neither. A sum of a product and itself isn't fused. Copies
@@ -18,8 +18,8 @@ What ptxas 13.0 does for sm_90 (tests/ptx/test_contract.py compares random kerne
   division, square root or reciprocal with rounding, which have branches inside, and at a guarded instruction that's
   more than arithmetic, as ptxas branches around it.
 
-Left out: registers that an inner scope declares, sums of two equal products whose factors are copies, and pairs that
-meet only when ptxas inlines a function or unrolls a loop.
+Not covered: registers declared in inner scopes, sums of two equal products whose factors are copies, and pairs that
+only come together when ptxas inlines a function or unrolls a loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SIZES = {"f32": 32, "f64": 64, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32
 
 
 class Edit(NamedTuple):
-    """A piece of a function's text to replace; it's empty where something is inserted."""
+    """A piece of a function's text to replace; it's empty for an insertion."""
 
     start: int
     end: int
@@ -56,7 +56,7 @@ class _Product(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """A product as an operand of a sum."""
+    """A product that is an operand of a sum."""
 
     product: _Product
     is_negative: bool
@@ -69,7 +69,7 @@ class _Sum(NamedTuple):
 
 
 def contracted(module: Module) -> Module:
-    """Return the module with all pairs written as fma, each on its line."""
+    """Return the module with all pairs written as fma; line numbers don't change."""
     prefix = next(p for n in itertools.count() if (p := f"fused{n}_") not in module.text)
     edits = [edit for item in module.functions for edit in find_edits(module, item, module.statements(item), prefix)]
     parts, at = [], 0
@@ -88,7 +88,7 @@ def find_edits(
     prefix: str,
     wanted: Callable[[int, int], bool] = lambda start, end: True,
 ) -> Iterator[Edit]:
-    """Yield what writes a function's pairs as fma, in stretches whose start and end in the text are `wanted`."""
+    """Yield the edits that write a function's pairs as fma, in stretches whose start and end are `wanted`."""
     hidden = inner_names(module, statements)
     stretches = list(stretches_of(module, statements))
     flow: Flow | None = None
@@ -119,7 +119,7 @@ def _edits(
     type_, is_flushed = product.kind
     declared, factors = f".reg .{_REGISTER[type_]} {prefix}", list(product.factors)
     for number, (factor, written) in enumerate(zip(factors, product.written, strict=True)):
-        if flow.find_writer(factor, first, sum_.number) != written:  # it's overwritten before the sum: keep it
+        if flow.find_writer(factor, first, sum_.number) != written:  # overwritten before the sum: keep it
             factors[number] = f"{prefix}{number}"
             yield Edit(item.body + 1, item.body + 1, f" {declared}{number};")
             at = statements[product.number].start
@@ -151,13 +151,14 @@ def _move(type_: str) -> str:
 
 # Pairs
 
-_Uses = dict[int, list["tuple[int, int] | None"]]  # by product: sums that read it, as which operand; None: other use
+# By product: the sums that read it, and as which operand; None stands for another use.
+_Uses = dict[int, list["tuple[int, int] | None"]]
 
 
 def _read(
     module: Module, statements: Sequence[Statement], stretch: list[int], flow: Flow, is_hidden: Callable[[str], bool]
 ) -> tuple[list[_Sum], _Uses]:
-    """Return the sums of a stretch with their products, and who reads each product."""
+    """Return the sums of a stretch with their products, and the readers of each product."""
     first, last = stretch[0], stretch[-1]
     products: dict[int, _Product] = {}
     for number in stretch:
@@ -189,7 +190,7 @@ def _read(
                         terms.setdefault(reader, [None, None])[places[0]] = _Term(product, is_negative)
                     else:
                         found.append(None)
-                if name in access.written:  # it's another value from here on
+                if name in access.written:  # a different value from here on
                     found += [None] * access.is_guarded
                     break
             else:
@@ -205,7 +206,7 @@ def _read(
 
 
 def _is_plain(operand: tree.Operand) -> bool:
-    """Return whether an operand is one register, and not a vector or a pair of results."""
+    """Return whether an operand is a single register, not a vector or a pair of results."""
     return isinstance(operand, tree.Name) and not operand.parts and operand.name != "_"
 
 
@@ -217,7 +218,7 @@ def _is_same(left: _Product, right: _Product) -> bool:
 
 
 def _copy(statement: Statement, product: _Product) -> str:
-    """Return `mov` or `neg` if an instruction only copies a product, or its negative."""
+    """Return `mov` or `neg` if an instruction only copies or negates a product, or else an empty string."""
     type_, is_flushed = product.kind
     if statement.guard:
         return ""
@@ -227,7 +228,7 @@ def _copy(statement: Statement, product: _Product) -> str:
 
 
 def _places(module: Module, statement: Statement, name: str, product: _Product) -> list[int]:
-    """Return as which operands a sum that may be fused reads a product; none if it's something else."""
+    """Return the operands through which a sum that may be fused reads a product; none if it isn't such a sum."""
     found = _SUM.fullmatch(statement.head)
     if not found or (found[4], bool(found[2])) != product.kind:
         return []
@@ -236,7 +237,7 @@ def _places(module: Module, statement: Statement, name: str, product: _Product) 
 
 
 def _fuse(sums: list[_Sum], uses: _Uses) -> Iterator[tuple[_Sum, int]]:
-    """Yield each sum that's fused, and with which of its operands."""
+    """Yield each fused sum with the number of the operand that it's fused with."""
     fused: dict[int, int] = {}
 
     def count(sum_: _Sum, place: int, only_once: bool) -> int:

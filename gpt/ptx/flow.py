@@ -1,4 +1,4 @@
-"""The stretches of a PTX function that ptxas compiles as one, and who writes and reads its registers."""
+"""Find the stretches of a PTX function that ptxas compiles as one, and the writers and readers of its registers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gpt.ptx.quick import parse_instruction
 from gpt.ptx.scan import Module, Statement
 
 WORD = re.compile(r"[\w$%]+")
-MOST_STEPS = 1_000_000  # between jumps, in all searches of a function
+MOST_STEPS = 1_000_000  # between jumps, for all searches in a function
 _OPCODE = re.compile(r"(?:bra|brx|ret|exit|trap)\b")
-# Instructions whose first operand isn't a result. The accumulator of the other two is both read and written.
+# Instructions whose first operand isn't a result, and instructions that read and write their accumulator.
 _NO_RESULT = {"bra", "brx", "bar", "barrier", "call", "nanosleep", "setmaxnreg", "pmevent"}
 _BOTH = {"wgmma", "tcgen05"}
 _DECLARED = re.compile(r"([\w$%]+)(<)?")
 _ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "pmevent", "call", "membar", "fence"}
 _SLOW = re.compile(r"(?:div|sqrt|rcp)\.r[nzmp]\b|(?:div|rem)\.[su]64$")
-# What ptxas branches around if it's guarded; it gives other instructions a predicate.
+# Guarded instructions that ptxas branches around; it predicates the others.
 _BRANCHED = {
     *("ld", "ldu", "st", "atom", "red", "bar", "barrier", "shfl", "vote", "match", "redux", "cp", "tex"),
     *("suld", "sust", "prefetch", "multimem", "mbarrier", "wmma", "mma", "ldmatrix", "stmatrix", "nanosleep"),
@@ -53,7 +53,7 @@ class Flow:
         self._labels = {s.head: number for number, s in enumerate(statements) if s.kind == "label"}
 
     def mentions(self, name: str, first: int = 0, end: int | None = None) -> Sequence[int]:
-        """Return the instructions from `first` up to `end` with this name in them, in order."""
+        """Return the instructions from `first` up to `end` that mention this name, in order."""
         found = self._mentions.get(name, [])
         return found[bisect_left(found, first) : None if end is None else bisect_left(found, end)]
 
@@ -74,7 +74,7 @@ class Flow:
         return found
 
     def find_writer(self, name: str, first: int, end: int) -> int | None:
-        """Return the last of the instructions from `first` up to `end` that writes a name."""
+        """Return the last instruction from `first` up to `end` that writes a name."""
         found = self._mentions.get(name, [])
         at = bisect_left(found, end)
         while at and found[at - 1] >= first:
@@ -84,11 +84,11 @@ class Flow:
         return None
 
     def is_read_after(self, name: str, first: int, last: int) -> bool:
-        """Return whether some path from behind a stretch reads a register before it writes it. If that takes too long
-        to tell, it does.
+        """Return whether some path from the end of a stretch reads a register before writing it. If that takes too long
+        to find out, assume so.
         """
         mentions = self._mentions.get(name, [])
-        if not mentions:  # it isn't one word, as in malformed text
+        if not mentions:  # not a single word, as in malformed text
             return True
         begin = self.access(mentions[0])
         is_local = first <= mentions[0] and mentions[-1] <= last
@@ -120,7 +120,7 @@ class Flow:
         return False
 
     def _follow(self, number: int, todo: list[int]) -> bool:
-        """Add where a jump leads; return whether control also goes on behind it."""
+        """Add the targets of a jump to `todo`; return whether control can also continue after it."""
         statement = self._statements[number]
         opcode = statement.head.partition(".")[0]
         if opcode == "brx":
@@ -132,7 +132,7 @@ class Flow:
 
 
 def _next(numbers: Sequence[int], at: int, end: int) -> int:
-    """Return the first of the numbers from `at` on, or `end`."""
+    """Return the first number from `at` on, or `end`."""
     place = bisect_left(numbers, at)
     return numbers[place] if place < len(numbers) else end
 
@@ -153,7 +153,7 @@ def names_in(operand: tree.Operand) -> Iterator[str]:
 
 
 def inner_names(module: Module, statements: Sequence[Statement]) -> Callable[[str], bool]:
-    """Return whether an inner scope declares a register of this name."""
+    """Return a function that tells whether an inner scope declares a register of this name."""
     depth = 0
     plain: set[str] = set()
     counted: set[str] = set()
@@ -185,7 +185,7 @@ def stretches_of(module: Module, statements: Sequence[Statement]) -> Iterator[li
 
 
 def _targets(module: Module, statements: Sequence[Statement]) -> set[str]:
-    """Return the names of all labels that branches, or lists of targets, name."""
+    """Return all labels named by branches or by lists of targets."""
     return {
         word
         for statement in statements

@@ -1,6 +1,6 @@
-"""The lark side of grammar.lark: a lexer that uses TOKEN, and the function that builds the node of each rule.
+"""The lark side of grammar.lark: a lexer that uses TOKEN, and a function per rule that builds its node.
 
-Loading lark is slow, so parse.py imports this file only to parse something.
+Loading lark is slow, so parse.py imports this file only when there's something to parse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpt.ptx.tokens import TOKEN
 MAX_NESTING = 64  # brackets of any kind; code that walks the tree may recurse
 _UNARY = ("-", "+", "!", "~")
 _BINARY = ("<<", ">>", "<=", ">=", "==", "!=", "&&", "||", *"-+*/%<>&|^?:")
-_MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, unless the text has its own
+_MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, where the text isn't a terminal itself
     "OPCODE": ["OPCODE", "NAME"],
     "DECIMAL": ["WORD", "FRACTION"],
     "MARK": [],
@@ -29,7 +29,7 @@ _MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, u
 
 
 class Piece(NamedTuple):
-    """The input of the parser: a module between two offsets."""
+    """The parser's input: a module between two offsets."""
 
     module: Module
     start: int
@@ -37,11 +37,11 @@ class Piece(NamedTuple):
 
 
 class PtxLexer(Lexer):
-    """Yields the scanner's tokens of a Piece, typed for the grammar. If a text may be several terminals, it's the first
-    that the grammar accepts there. Raises MalformedError.
+    """Yields the scanner's tokens of a Piece, typed for the grammar. If text can be several terminals, it becomes the
+    first that the grammar accepts there. Raises MalformedError.
     """
 
-    __future_interface__ = 2  # lex gets the state of the parser
+    __future_interface__ = 2  # lex gets the parser's state
 
     def __init__(self, conf: LexerConf) -> None:
         terminals: defaultdict[str, list[str]] = defaultdict(list)  # names by text
@@ -64,7 +64,7 @@ class PtxLexer(Lexer):
             if kind is None:  # blanks at the end
                 return
             at = found.start(kind)
-            value = text[at : found.end()]  # in the skeleton strings are blank
+            value = text[at : found.end()]  # strings are blank in the skeleton
             if kind == "MARK":
                 depth += (value in "([{") - (value in ")]}")
                 if depth > MAX_NESTING:
@@ -88,14 +88,14 @@ def _kind(text: str) -> str:
 
 
 def _directive(word: str, *rest: str) -> tree.Directive:
-    """Return a directive, from its tokens: `.loc` `1` `2` `3`, `.pragma` `"a"` `,` `"b"` `;`."""
+    """Make a directive from its tokens: `.loc` `1` `2` `3`, `.pragma` `"a"` `,` `"b"` `;`."""
     end = ";" if rest[-1:] == (";",) else ""
     text = "".join(token if token == "," else f" {token}" for token in rest[: len(rest) - len(end)])
     return tree.Directive(word, text.strip(), end)
 
 
 def _joined(*nodes: object) -> str:
-    """Return tokens in a row: `(.unified(1, 2))`, `a+4`, `16`."""
+    """Join tokens: `(.unified(1, 2))`, `a+4`, `16`."""
     return "".join(", " if node == "," else str(node) for node in nodes)
 
 

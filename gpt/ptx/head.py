@@ -1,7 +1,7 @@
-"""The head of a module, read as strictly as ptxas does: `.version`, `.target`, `.address_size`, in this order.
+"""Read the head of a module as strictly as ptxas does: `.version`, `.target`, `.address_size`, in this order.
 
-The table says since which version of PTX there is a target. It is what ptxas 13.0 and 13.5 take, the PTX manual leaves
-some out (sm_82). `compute_90` is `sm_90`; of several targets in a list the last one counts.
+The table has the PTX version that introduced each target. It's what ptxas 13.0 and 13.5 accept; the PTX manual leaves
+some out (sm_82). `compute_90` means `sm_90`; in a list of targets the last one counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpt.base.errors import MalformedError
 from gpt.ptx.scan import Item, Module
 from gpt.ptx.types import integer
 
-_SINCE = {  # the targets that a version added
+_SINCE = {  # the targets that each version added
     "1.0": "10 11",
     "1.1": "",
     "1.2": "12 13",
@@ -83,16 +83,16 @@ class Head:
     target: int
     suffix: str
     address_size: int = 64
-    texmode_independent: bool = False  # samplers are variables of their own
+    texmode_independent: bool = False  # samplers are separate variables
 
     @property
     def is_newer(self) -> bool:
-        """Return True for a version newer than any we know: then the target wasn't checked."""
+        """Return True if the version is newer than any we know, in which case the target wasn't checked."""
         return self.version > NEWEST
 
 
 def read_head(module: Module) -> Head:
-    """Read the head of a module. Raises MalformedError, with line and column, where ptxas refuses it too."""
+    """Read the head of a module. Raises MalformedError, with line and column, where ptxas rejects it too."""
     items = module.items
     if not items or items[0].kind != "version":
         raise module.fault(items[0].start if items else len(module.text), "no .version at the beginning")
@@ -120,7 +120,7 @@ def _read_version(module: Module, item: Item) -> tuple[int, int]:
 
 
 def _read_target(module: Module, items: list[Item], version: tuple[int, int]) -> tuple[int, str]:
-    """Return the number and suffix of the last architecture: there may be several, and several directives."""
+    """Return the number and suffix of the last architecture named, as there may be several, and several directives."""
     words = [(item, word.strip()) for item in items for word in _text(module, item)[len(".target") :].split(",")]
     architectures = [found for _, word in words if (found := _TARGET.fullmatch(word))]
     for item, word in words if version <= NEWEST else ():

@@ -1,10 +1,10 @@
-"""Find the names that a module defines without splitting it: gigabytes of text per second, to list libraries.
+"""Find the names that a module defines without splitting it: for listing libraries, at gigabytes of text per second.
 
-Compilers write few block comments, but a line comment for each inline `asm`; strings hold only paths. So for most texts
-the search finds a directive first, and then checks its line for a line comment or a string before it. Where that could
-be wrong, comments, `#line`s and strings are blanked first, as in the scanner.
+Compilers write few block comments, but one line comment per inline `asm`; strings contain only paths. So for most
+texts, the search finds a directive first and then checks whether a line comment or string precedes it on its line.
+Where that could be wrong, comments, `#line`s and strings are blanked first, as in the scanner.
 
-Patterns never backtrack (possessive repetition, no repetition over lines), so even hostile text, or C with many
+Patterns never backtrack (possessive repetition, no repetition across lines), so even hostile text, or C with many
 comments, takes linear time.
 """
 
@@ -17,23 +17,23 @@ from gpt.base.patterns import compiled
 from gpt.formats.symbols import SPACE, Contents, Symbol
 from gpt.ptx.tokens import ARGUMENT, LINE, LINE_COMMENT, NAME, RETURNS, STRING, WORD
 
-FUNCTION = 64  # bytes of text for each function, at least, beyond SPACE
+FUNCTION = 64  # minimum bytes of text per function, beyond SPACE
 MAX_STRINGS = 1 << 16  # checked one by one
 MAX_DIRECTIVES = 1 << 18  # definitions in a module; the most ever seen is 2,600
 
 _WORDS = r"\.(?:entry|func|global|const)(?=[\s(/#])"
-_DIRECTIVE = compiled(_WORDS.encode())  # three times as fast: nothing is captured
+_DIRECTIVE = compiled(_WORDS.encode())  # three times as fast: it captures nothing
 _DEFINED = compiled(
     rf"\.(?:(entry|func)\s*+(?:{WORD}{ARGUMENT}\s*+){{0,12}}+(?:{RETURNS}\s*+)?+({NAME})|(?:global|const)\s)".encode()
 )
 _BEFORE_VARIABLE = (b"\n", b"\r", b";", b"}", b'"', b".visible", b".weak", b".common")
-_HIDDEN = compiled(rf"{STRING}|{LINE_COMMENT}|/\*(?s:.*?)\*/|/\*(?s:.*)|{LINE}".encode())  # an open comment is one
+_HIDDEN = compiled(rf"{STRING}|{LINE_COMMENT}|/\*(?s:.*?)\*/|/\*(?s:.*)|{LINE}".encode())  # or an unclosed comment
 
 
 def parse_names(text: bytes) -> Contents:
     """Return a module's entry functions, device functions and number of variables. Raises MalformedError.
 
-    Functions come once each: they may be declared before they are defined.
+    Each function is listed once, even if it's declared before it's defined.
     """
     block_comment = b"*" in text and b"/*" in text  # the first search is faster
     if not block_comment and not _has_long_string(text):
@@ -45,7 +45,7 @@ def parse_names(text: bytes) -> Contents:
 
 
 def _has_long_string(text: bytes) -> bool:
-    """Return whether a string goes on after the end of its line, or there are too many strings to tell soon.
+    """Return whether a string extends past the end of its line, or there are too many strings to check quickly.
 
     bytes.find() is four times as fast as a pattern that looks for one byte.
     """
@@ -61,11 +61,13 @@ def _has_long_string(text: bytes) -> bool:
 
 
 class _HiddenNameError(Exception):
-    """A directive may be in a string, or there's something between it and its name, perhaps a comment."""
+    """A directive may be in a string, or something separates it from its name, perhaps a comment."""
 
 
 def _parse(text: bytes, blanked: bool = False) -> Contents:
-    """Return the names in a text that has line comments at most. Raises _HiddenNameError if they were not blanked."""
+    """Return the names in text that has no comments but line comments. Raises _HiddenNameError if it has others that
+    weren't blanked.
+    """
     functions: dict[bytes, dict[str, Symbol]] = {b"entry": {}, b"func": {}}
     variables, room = 0, SPACE + len(text)
     for at in _iter_directives(text, blanked):
@@ -85,9 +87,9 @@ def _parse(text: bytes, blanked: bool = False) -> Contents:
 
 
 def _iter_directives(text: bytes, blanked: bool) -> Iterator[int]:
-    """Yield where `.entry`, `.func`, `.global` and `.const` stand outside of line comments.
+    """Yield the offsets of `.entry`, `.func`, `.global` and `.const` outside line comments.
 
-    Raises _HiddenNameError if one may be in a string of its line.
+    Raises _HiddenNameError if one may be in a string on its line.
     """
     line = done = 0  # start of the line; end of the search for comments
     comment = False  # True if one began on this line

@@ -1,7 +1,7 @@
 """Lay out the parameters of a kernel, and find room for more.
 
-Parameters are in a constant bank after the driver's own data, and alignment applies to the address in the bank: with
-528 bytes in front, as on sm_90, a parameter aligned to 64 begins at offset 48. ptxas reports the offsets in
+Parameters are in a constant bank after the driver's own data, and alignment applies to the address in the bank: on
+sm_90, where 528 bytes precede them, a parameter aligned to 64 begins at offset 48. ptxas reports the offsets in
 EIATTR_KPARAM_INFO; its size limit doesn't count such gaps.
 """
 
@@ -19,18 +19,18 @@ from gpt.ptx.types import STORED, integer
 
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
 SPACES = ("global", "const", "shared", "local")  # spaces that a pointer may name
-_RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, by first target
+_RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes before the parameters, by first target
 
 
 def reserved(target: int) -> int:
-    """Return the bytes in front of a kernel's parameters for a target (90 for sm_90)."""
+    """Return the number of bytes before a kernel's parameters for a target (90 for sm_90)."""
     return next(size for first, size in _RESERVED.items() if target >= first)
 
 
 def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") -> list[Param]:
     """Return the layout of a kernel's parameters after `front` bytes, each aligned by its type or `.align`.
 
-    Raises MalformedError, at `where`, for sizes that are not numbers.
+    Raises MalformedError, at `where`, for sizes that aren't numbers.
     """
     found: list[Param] = []
     end = 0
@@ -38,7 +38,7 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         type_ = next((word for word in words if word in STORED), "b64")
         size = align = STORED[type_]
-        if "ptr" not in words:  # for pointers, .align is about the target
+        if "ptr" not in words:  # for pointers, .align is about what they point to
             given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
             align = (integer(given[0]) or 0) if given else align
         for dimension in parameter.declarator.dimensions:
@@ -54,7 +54,7 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
 
 
 def limit(version: tuple[int, int]) -> int:
-    """Return the limit for the bytes of a kernel's parameters."""
+    """Return the maximum size of a kernel's parameters in bytes."""
     return LIMIT if version >= (8, 1) else LIMIT_BEFORE_8_1
 
 

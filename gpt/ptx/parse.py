@@ -68,10 +68,10 @@ def _parse(start: str, module: Module, begin: int, end: int) -> Any:
 
 @cache
 def parser() -> Lark:
-    """Return the parser, which is made once: in some 70 ms, or 15 from tables that lark saved before.
+    """Return the parser, which is created once: in some 70 ms, or 15 ms from tables that lark saved earlier.
 
     lark saves them as a pickle, so an attacker who can write that file could run code here. The tables are therefore
-    kept in our cache, which only this user can write to (gpt/base/cache.py), and passed to lark as a file in memory.
+    kept in our cache, which only this user can write to (gpt/base/cache.py), and passed to lark as an in-memory file.
     """
     import lark
     from lark import Lark
@@ -105,7 +105,7 @@ def parser() -> Lark:
 
 
 def _memory() -> AbstractContextManager[IO[bytes] | None]:
-    """Open a file in memory; None if the system doesn't support it."""
+    """Open an in-memory file, or return None if the system doesn't support them."""
     try:
         return open(os.memfd_create("ptx-tables"), "w+b", buffering=0)
     except (AttributeError, OSError):

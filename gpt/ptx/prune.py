@@ -1,14 +1,14 @@
-"""The part of a module that some entries need.
+"""Extract the part of a module that some entries need.
 
-An item is needed when a needed item names it, in a body, an initialiser or a declaration, be it a call, an address
-taken or an alias; a function's prototypes come with it. A call by a prototype may be one of any function whose address
-the module takes, as another kernel may have stored it: all of them are needed then. Items keep their order and their
-text.
+An item is needed if a needed item names it, in a body, an initialiser or a declaration, be it as a call, an address
+taken or an alias. A needed function's prototypes are needed too. A call through a prototype can reach any function
+whose address the module takes, as another kernel may have stored it, so all of them are needed then. Items keep their
+order and text.
 
-Debug sections stay, as a module made with `-G` has them. An address of something that is gone becomes 0 there, as
-linkers do it for a function that they drop, or 1 in a list of ranges, which a pair of zeros would end. A `.loc` may say
-that its code was inlined at a position that an earlier `.loc` has. If only a function that is gone had it, ptxas would
-refuse the rest, so the `.loc` loses that part.
+Debug sections are kept, as a module compiled with `-G` has them. In them, the address of a removed item becomes 0, as
+linkers do for functions that they drop, or 1 in a list of ranges, which a pair of zeros would end. A `.loc` may say
+that its code was inlined at a position that an earlier `.loc` defines. If only a removed function defined it, ptxas
+would reject the rest, so the `.loc` loses that part.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _POSITION = r"\s++(\w++)\s++(\w++)\s++(\w++)"  # file, line, column
 _LOC = compiled(rf"\.loc{_POSITION}(\s*+,\s*+function_name\b[^,]*+,\s*+inlined_at{_POSITION})?+", re.ASCII)
 _SUM = compiled(rf"(?<![\w$%.]){tokens.NAME}(?:\s*+[-+]\s*+[\w$%]++)*+", re.ASCII)
 _TAKEN = compiled(rf"\bmov\.[bu]64\s+[^;,]+,\s*({tokens.IDENTIFIER})\s*;", re.ASCII)
-INDIRECT = ".callprototype"  # in functions with calls through any address
-_NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out unless something names it
+INDIRECT = ".callprototype"  # marks functions that call through an arbitrary address
+_NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out unless something names them
 
 
 class _Cut(NamedTuple):
-    """A piece of text to blank; `put` overwrites its beginning."""
+    """A piece of text to blank out; `put` overwrites its beginning."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ def prune(module: Module, entries: Iterable[str]) -> bytes:
 def blanked(module: Module, entries: Iterable[str]) -> bytes:
     """Blank out everything that these entries don't need; the rest keeps its offsets.
 
-    Raises GptError for a name that is not a kernel with a body.
+    Raises GptError for a name that isn't a kernel with a body.
     """
     text, at = [], 0
     for item, cuts in _cuts(module, _kept(module, entries)):
@@ -88,12 +88,12 @@ def _kept(module: Module, entries: Iterable[str]) -> list[Item]:
 
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:
-    """Return these names and everything they use, directly or not, if the module declares or defines it."""
+    """Return these names and everything that they use, directly or not, if the module declares or defines it."""
     return Uses(module).needed(names)
 
 
 class Uses:
-    """Finds what items of a module use. It answers for many kernels without reading an item twice."""
+    """Finds what a module's items use, for many kernels, without reading an item twice."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -121,13 +121,13 @@ class Uses:
         return found
 
     def is_recursive(self, name: str) -> bool:
-        """Return whether a function uses itself, directly or not."""
+        """Return whether a function uses itself, directly or indirectly."""
         bodies = [item._replace(start=item.body) for item in self._items[name] if item.body]
         words = set[str]().union(*(_words(self._module, body) for body in bodies))
         return name in words or name in self.needed(words & self._items.keys())
 
     def _words(self, name: str) -> set[str]:
-        """Return the names that the items of a name mention, and INDIRECT."""
+        """Return the names mentioned by the items that define a name; INDIRECT is one of them."""
         if name not in self._known:
             words = set[str]().union(*(_words(self._module, item) for item in self._items[name]))
             self._known[name] = {word for word in words if word in self._items or word == INDIRECT}
@@ -135,7 +135,7 @@ class Uses:
 
     @cached_property
     def _taken(self) -> set[str]:
-        """The functions whose address an initial value holds or an instruction takes."""
+        """Return the functions whose address is in an initial value or taken by an instruction."""
         module = self._module
         functions = {item.name for item in module.items if item.kind == "func"}
         found = set(_TAKEN.findall(module.skeleton))
@@ -159,7 +159,7 @@ def _gone(module: Module, kept: list[Item]) -> set[str]:
 
 
 def _cuts(module: Module, kept: list[Item]) -> list[tuple[Item, list[_Cut]]]:
-    """Return the kept items, each with the pieces that can't stay because they refer to removed ones."""
+    """Return the kept items, each with the pieces to cut because they refer to removed ones."""
     gone, known = _gone(module, kept), set[tuple[int, ...]]()
     inlined = "inlined_at" in module.skeleton
     found: list[tuple[Item, list[_Cut]]] = []
@@ -175,9 +175,9 @@ def _cuts(module: Module, kept: list[Item]) -> list[tuple[Item, list[_Cut]]]:
 
 
 def iter_sums(module: Module, section: Item, names: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Find the addresses of a debug section that are made of one of these names: `a`, `a+4`, `b-a`.
+    """Find the address expressions in a debug section that contain one of these names: `a`, `a+4`, `b-a`.
 
-    A number has to replace all of it, as ptxas takes no offset to a number.
+    A number has to replace the whole expression, because ptxas accepts no offset to a number.
     """
     for found in _SUM.finditer(module.skeleton, section.start, section.end):
         if any(name in names for name in NAME.findall(found[0])):
@@ -185,8 +185,8 @@ def iter_sums(module: Module, section: Item, names: Collection[str]) -> Iterator
 
 
 def _orphans(module: Module, function: Item, known: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """Find the parts of a function's `.loc`s that refer to a position without an earlier `.loc`. Adds the function's
-    own positions to `known`.
+    """Find the parts of a function's `.loc`s that refer to a position without an earlier `.loc`. Add the function's own
+    positions to `known`.
     """
     for loc in _LOC.finditer(module.skeleton, function.body, function.end):
         if loc[4] and _numbers(loc, 5) not in known:
@@ -195,12 +195,12 @@ def _orphans(module: Module, function: Item, known: set[tuple[int, ...]]) -> Ite
 
 
 def _numbers(loc: re.Match[str], first: int) -> tuple[int, ...]:
-    """Return a position, which is three groups of a match."""
+    """Return a position, which is in three groups of a match."""
     return tuple(-1 if (number := integer(text)) is None else number for text in loc.groups()[first - 1 : first + 2])
 
 
 def _cut(text: str, item: Item, cuts: list[_Cut]) -> str:
-    """Return an item's text with its cuts made, as long as before and in as many lines."""
+    """Return an item's text with the pieces cut; its length and number of lines don't change."""
     pieces, at = [], item.start
     for start, end, put in cuts:
         pieces += [text[at:start], put, _blank(text[start + len(put) : end])]

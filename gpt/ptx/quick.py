@@ -1,7 +1,7 @@
 """Parse instructions, declarations and parameters of common shapes by hand, six times as fast as the grammar.
 
 Most statements are loads, stores and arithmetic with registers, constants, offsets and vectors of registers. Everything
-else goes to the grammar, which uses the same tokens; a test checks that both give the same trees.
+else goes to the grammar, which uses the same tokens; a test checks that both produce the same trees.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gpt.ptx.parse import parse_head, parse_statements
 from gpt.ptx.scan import Item, Module
 from gpt.ptx.tokens import TEXT
 
-Stack = list[str]  # a stack: the next one is last
+Stack = list[str]  # a stack: the next token is last
 
 
 class _Unusual(LookupError):
-    """The grammar has to parse a text of uncommon shape. So it does if the text ends early, which is an IndexError."""
+    """The grammar has to parse text of uncommon shape. The same goes for text that ends early, an IndexError."""
 
 
 def parse_instruction(text: str) -> tree.Instruction:
@@ -56,7 +56,7 @@ def parse_declaration(text: str, where: Callable[[], str] = str) -> tree.Declara
 
 
 def parse_params(module: Module, function: Item) -> tuple[tree.Parameter, ...] | None:
-    """Parse the parameters of a function; None if it has no list of them. Raises MalformedError."""
+    """Parse the parameters of a function, or return None if it has no parameter list. Raises MalformedError."""
     try:
         return _params(_tokens(module.skeleton[function.start : function.body or function.end]))
     except LookupError:
@@ -77,7 +77,7 @@ def _tokens(text: str) -> Stack:
 
 
 def _take(tokens: Stack, wanted: str) -> bool:
-    """Remove the next token if it's this one, and return whether it was."""
+    """Remove the next token if it's `wanted`, and return whether it was."""
     found = tokens[-1] == wanted
     if found:
         tokens.pop()
@@ -90,7 +90,7 @@ def _check(usual: bool) -> None:
 
 
 def _list(tokens: Stack, end: str, read: Callable[[Stack], Any]) -> tuple[Any, ...]:
-    """Parse items between commas, up to the token `end`."""
+    """Parse items separated by commas, up to the token `end`."""
     found: list[Any] = []
     if _take(tokens, end):
         return ()
@@ -185,7 +185,7 @@ def _declarator(tokens: Stack) -> tree.Declarator:
 
 
 def _value(tokens: Stack) -> tree.Operand:
-    """Parse an initial value: lists in braces, one for each dimension."""
+    """Parse an initial value: lists in braces, one per dimension."""
     return tree.Vector(_list(tokens, "}", _value)) if _take(tokens, "{") else _plain(tokens)
 
 
@@ -200,7 +200,7 @@ def _params(tokens: Stack) -> tuple[tree.Parameter, ...] | None:
     if _take(tokens, "("):  # the results
         _list(tokens, ")", _parameter)
     _name(tokens)
-    tokens.insert(0, ";")  # so that none is the last
+    tokens.insert(0, ";")  # so that no token is the last
     params = _list(tokens, ")", _parameter) if _take(tokens, "(") else None
     _check(tokens[-1][0] in ".;" and all(text[0] == "." or text.isdecimal() or text in ",;" for text in tokens))
     return params

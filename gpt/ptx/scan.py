@@ -1,14 +1,14 @@
-"""Split a PTX module into items, and functions into statements, with regular expressions only.
+"""Split a PTX module into items, and functions into statements, with nothing but regular expressions.
 
-The scanner works on a copy of the text in which comments and the contents of strings are blank, so patterns can ignore
-them and offsets stay valid. Patterns never backtrack (possessive repetition) and stop MAX_NESTING braces deep, so any
-text takes linear time.
+The scanner works on a copy of the text in which comments and the contents of strings are blanked, so patterns can
+ignore them and offsets stay valid. Patterns never backtrack (possessive repetition) and stop MAX_NESTING braces deep,
+so any text takes linear time.
 
-The syntax is what ptxas accepts, found by trying because it isn't documented. Strings have no escapes and may span
+The syntax is what ptxas accepts, found by trial because it isn't documented. Strings have no escapes and may span
 lines. `.version`, `.target`, `.address_size`, `.file` and `.loc` end without a semicolon. An instruction may span
 lines, and a line may have several. A function's attributes, between `)` and `{`, may include a `.pragma` with its
 semicolon. A preprocessor's `# 3 "name"` and `#line 3 "name"` count as blanks anywhere. A dot needs no blank before it
-and can't have one after it.
+and can't be followed by one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SPECIFIER = (
     rf"(?!\.(?:entry|func|section|version|target|address_size|file|alias|pragma)\b){_WORD}{tokens.ARGUMENT}\s*+"
 )
 
-# An alternative whose beginning has come is not left again: `torn` stands where its end is missing.
+# Once the beginning of an alternative has matched, the others aren't tried: `torn` matches if the end is missing.
 _ITEM = compiled(
     rf"""\s*+(?:
       (?P<function> (?:\.(?:visible|extern|weak|common)\b\s*+){{0,9}}+ \.(?P<kind>entry|func)\b (?:
@@ -95,14 +95,15 @@ _GUARD, _OPCODE = (_STATEMENT.groupindex[name] for name in ("guard", "opcode"))
 _NEXT_NAME = compiled(  # in the text after a declaration's first name
     rf"(?:[^,;(){{}}\[\]]++|\((?:[^()]++|\([^()]*+\))*+\)|\[[^\]]*+\]|{_VALUE})*+,\s*+({_NAME})", re.ASCII
 )
-_SHOWN = compiled(r"\.?[\w$%]++|\S", re.ASCII)  # the name of an item, or the text shown in a message
+_SHOWN = compiled(r"\.?[\w$%]++|\S", re.ASCII)  # the name of an item, or text to show in a message
 
 
 class Item(NamedTuple):
     """A piece of a module, text[start:end].
 
-    `kind` is entry or func (`body` is then the offset of its opening brace, 0 for a prototype), variable, section,
-    prototype, or a directive's name without its dot. `names` are what it defines: one function, a variable or more.
+    `kind` is entry or func (`body` is then the offset of the opening brace, 0 for a prototype), variable, section,
+    prototype, or a directive's name without the dot. `names` are what the item defines: one function, or one or more
+    variables.
     """
 
     kind: str
@@ -135,8 +136,8 @@ class Statement(NamedTuple):
 class Module:
     """A scanned module. Messages call it `name`; `skeleton` is the text with comments and strings blanked.
 
-    A part of another module consists of `pieces`, each given by its offset here and in the whole. Messages give places
-    in the whole.
+    If this is part of another module, `pieces` map offsets here to offsets in the whole, and messages give places in
+    the whole.
     """
 
     name: str
@@ -148,7 +149,7 @@ class Module:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The `.version`: 8.5 as (8, 5), (0, 0) without one. Raises MalformedError."""
+        """The `.version`: 8.5 as (8, 5), or (0, 0) if it's missing. Raises MalformedError."""
         item = next((item for item in self.items if item.kind == "version"), None)
         if item is None:
             return 0, 0
@@ -159,7 +160,7 @@ class Module:
 
     @property
     def target(self) -> int:
-        """The `.target`: 90 of sm_90a, 0 without one."""
+        """The `.target`: 90 for sm_90a, 0 if it's missing."""
         found = _TARGET.search(self.skeleton)
         return int(found[1]) if found else 0
 
@@ -175,7 +176,7 @@ class Module:
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """The functions that `.alias` gives another name, by that name."""
+        """The function behind each name that `.alias` defines."""
         named = (NAME.findall(self.skeleton, item.start, item.end) for item in self.items if item.kind == "alias")
         return {names[0]: names[1] for names in named if len(names) > 1}
 
@@ -197,7 +198,7 @@ class Module:
         heads: dict[str, str] = {}
         add, known, make = result.append, heads.get, tuple.__new__
         for found in _STATEMENT.finditer(self.skeleton, start, end):
-            if found.lastindex == _OPCODE:  # most are: a kernel has thousands of instructions with some dozen opcodes
+            if found.lastindex == _OPCODE:  # most are: a kernel has thousands of instructions with a few dozen opcodes
                 guard, text = found.group(_GUARD, _OPCODE)
                 head = known(text)
                 if head is None:
@@ -216,19 +217,19 @@ class Module:
                 add(Statement(found[kind], "", "", found.end() - 1, found.end()))
             elif kind == "bad":
                 raise self.malformed(found.start(kind))
-            elif kind:  # None are the blanks at the end
+            elif kind:  # None is blanks at the end
                 add(Statement("directive", found[kind], "", found.start(kind), found.end()))
         return result
 
     def where(self, offset: int) -> str:
-        """Return an offset as NAME:LINE:COLUMN, both from 1."""
+        """Return an offset as NAME:LINE:COLUMN, both counted from 1."""
         if self.whole:
             return self.whole.where(self._in_whole(offset))
         line = self.text.count("\n", 0, offset) + 1
         return f"{self.name}:{line}:{offset - self.text.rfind(chr(10), 0, offset)}"
 
     def line(self, offset: int) -> int:
-        """Return the line of an offset, from 1."""
+        """Return the line of an offset, counted from 1."""
         if self.whole:
             return self.whole.line(self._in_whole(offset))
         return bisect_right(self._lines, offset)
@@ -251,13 +252,13 @@ class Module:
         return found
 
     def loc(self, statement: Statement) -> tuple[int, int] | None:
-        """The number of the file, and the line, that a `.loc` names. None if they are not numbers of nine digits."""
+        """Return the number of the file, and the line, that a `.loc` names. None if they have more than nine digits."""
         found = _LOC.match(self.skeleton, statement.start)
         file, line = (integer(text) for text in found.groups()) if found else (None, None)
         return None if file is None or line is None else (file, line)
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
-        """Return the error for text that is not a statement or item, or is one without end."""
+        """Return the error for text that isn't a statement or item, or that doesn't end."""
         word = _SHOWN.search(self.skeleton, offset)
         return self.fault(offset, f"{fact} '{word[0] if word else 'end'}'")
 
@@ -273,13 +274,13 @@ def scan_module(data: bytes, name: str = "PTX") -> Module:
 
 
 def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statement]]:
-    """Split a text that consists of statements only, as a module without items. Raises MalformedError."""
+    """Split text that consists only of statements, as a module without items. Raises MalformedError."""
     module = unscanned(text, name)
     return module, module.cut(0, len(text))
 
 
 def unscanned(text: str, name: str = "PTX") -> Module:
-    """Wrap a text as a module without items. Raises MalformedError for an unterminated string or comment."""
+    """Wrap text as a module without items. Raises MalformedError for an unterminated string or comment."""
     return Module(name, text, blank(text, name), ())
 
 

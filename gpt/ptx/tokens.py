@@ -1,8 +1,8 @@
-"""The tokens of PTX: the one table of their forms. The scanner's patterns are made of it, and whatever reads token by
-token, the grammar as well, cuts with TOKEN.
+"""The tokens of PTX: the only table of their forms. The scanner's patterns are built from it, and everything that reads
+token by token, including the grammar, uses TOKEN.
 
-What ptxas takes decides: `.u$32` is one word, `>=` one operator wherever it stands, a blank is ASCII. Patterns are for
-re.ASCII, and possessive: none goes back over what it has read.
+ptxas decides what a token is: `.u$32` is one word, `>=` one operator wherever it stands, a blank is ASCII. The patterns
+are for re.ASCII, and possessive: none goes back over what it has matched.
 """
 
 from __future__ import annotations
@@ -45,6 +45,6 @@ _KINDS = {
     "MARK": MARK,
     "BAD": r"\S",
 }
-# For a skeleton, in which comments are blank. The last group is the kind; blanks at the end have no group.
+# Tokenizes a skeleton, in which comments are blank. The last group is the kind; blanks at the end have no group.
 TOKEN = compiled(r"\s*+(?:" + "|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()) + r"|\Z)", re.ASCII)
 TEXT = compiled("|".join(_KINDS.values()), re.ASCII)  # the same without kinds, for findall

@@ -1,8 +1,8 @@
-"""The nodes of a PTX program. str(node) is its text: the same tokens in the same order as it was parsed from.
+"""The nodes of a PTX program. str(node) is its text: the tokens it was parsed from, in order.
 
-Nodes are frozen and equal by value; they hold no positions (the scanner's statements do). An expression is flat:
-`a + 4 * b` has three operands and two operators, a conditional has `?` and `:` among its operators, and `%r1|%p1`,
-the two results of an instruction, is an expression too. Brackets nest, at most grammar.MAX_NESTING deep.
+Nodes are frozen and equal by value; they hold no positions (the scanner's statements do). Expressions are flat: `a + 4
+* b` has three operands and two operators, and a conditional has `?` and `:` among its operators. `%r1|%p1`, the two
+results of an instruction, is an expression too. Brackets nest, at most grammar.MAX_NESTING deep.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _list(items: Iterable[object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A register, variable, label or function; `parts` follow it, such as `.x` in `%tid.x`."""
+    """A register, variable, label or function, followed by `parts` such as the `.x` of `%tid.x`."""
 
     name: str
     parts: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A constant as it is written: `0f3F800000`, `16`, `0xffU`."""
+    """A constant as written: `0f3F800000`, `16`, `0xffU`."""
 
     text: str
 
@@ -64,7 +64,7 @@ class Prefixed:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Operands with an operator between each two of them."""
+    """Operands with an operator between each pair."""
 
     operands: tuple[Operand, ...]
     operators: tuple[str, ...]
@@ -78,7 +78,7 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class OperandGroup:
-    """Operands in parentheses: the results and arguments of a call, or a part of an expression."""
+    """Operands in parentheses: the results or arguments of a call, or part of an expression."""
 
     items: tuple[Operand, ...]
 
@@ -108,7 +108,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """`generic(x)` or `0xff(x)`: a function, or a mask, over its arguments."""
+    """A function or mask applied to arguments: `generic(x)` or `0xff(x)`."""
 
     function: Name | Number
     arguments: OperandGroup
@@ -176,7 +176,7 @@ def _specifiers(specifiers: Iterable[Specifier]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Variables, registers or parameters, of a module, a function or a scope."""
+    """Variables, registers or parameters declared in a module, a function or a scope."""
 
     specifiers: tuple[Specifier, ...]
     declarators: tuple[Declarator, ...]
@@ -242,7 +242,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A place to branch to."""
+    """A branch target."""
 
     name: str
 
@@ -254,7 +254,7 @@ class Label:
 class Directive:
     """A directive whose arguments have no structure of their own: `.version 9.0`, `.pragma "nounroll";`, `.loc 1 2 3`.
 
-    `end` is `;` where it ends so.
+    `end` is `;` if it ends with one.
     """
 
     word: str
@@ -267,7 +267,7 @@ class Directive:
 
 @dataclass(frozen=True, slots=True)
 class Prototype:
-    """`.callprototype`, the signature for indirect calls. The label before it is a statement of its own."""
+    """`.callprototype`, the signature for indirect calls. The label before it is a separate statement."""
 
     returns: tuple[Parameter, ...] | None
     name: str
@@ -280,7 +280,7 @@ class Prototype:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Statements in braces: a function's body, or part of one with registers of its own."""
+    """Statements in braces: a function's body, or a part of it with its own registers."""
 
     statements: tuple[Statement, ...]
 
@@ -290,9 +290,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class FunctionNode:
-    """An entry or device function: `kind` is `.entry` or `.func`; without `body` it is declared only.
+    """An entry or device function: `kind` is `.entry` or `.func`; without a `body` it's only declared.
 
-    `specifiers` stand before the kind (`.visible`), `more` after it (`.attribute(...)`).
+    `specifiers` precede the kind (`.visible`), `more` follows it (`.attribute(...)`).
     """
 
     specifiers: tuple[Specifier, ...]

@@ -1,4 +1,4 @@
-"""The types of PTX: their sizes, and the types of special registers and of an instruction's operands."""
+"""The types of PTX: their sizes, and the types of special registers and of instructions' operands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from gpt.ptx import tree
 
-SIZES = {  # bytes of the types of registers; a predicate has none
+SIZES = {  # size in bytes of each register type; a predicate has none
     **{f"{kind}{size * 8}": size for size in (1, 2, 4, 8) for kind in "bus"},
     "f16": 2,
     "f32": 4,
@@ -14,7 +14,7 @@ SIZES = {  # bytes of the types of registers; a predicate has none
     "pred": 0,
 }
 
-# Special registers that a probe may read: they say where and when it runs, and change nothing.
+# Special registers that a probe may read: they say where and when it runs, and reading them changes nothing.
 SPECIAL = {
     **dict.fromkeys(("%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid"), "u32"),
     **dict.fromkeys(("%cluster_ctaid", "%cluster_nctaid", "%cluster_ctarank", "%cluster_nctarank"), "u32"),
@@ -33,13 +33,13 @@ FLOAT = re.compile(
     r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\.\d+([eE][-+]?\d+)?|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+"
 )
 BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands whose constants are from 0 to 255
-PACKED = {  # types that have no constants, and only untyped registers
+PACKED = {  # types without constants; the values are the untyped registers that they take
     **dict.fromkeys(("f16x2", "bf16x2", "tf32", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "e3m2x4", "e2m3x4"), "b32"),
     **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), "b16"),
     "e2m1x2": "b8",
     "f32x2": "b64",
 }
-STORED = {  # bytes of the types of variables and parameters
+STORED = {  # size in bytes of each type of variables and parameters
     **SIZES,
     **{type_: SIZES[plain] for type_, plain in PACKED.items()},
     "pred": 1,
@@ -96,7 +96,7 @@ def types_of(instruction: tree.Instruction) -> list[str | None]:
 
 
 def is_packed(instruction: tree.Instruction, place: int) -> bool:
-    """Return whether an operand's type has no constants in ptxas, and only untyped registers."""
+    """Return whether an operand's type has no constants in ptxas, and only takes untyped registers."""
     found = [word for word in (m[1:] for m in instruction.modifiers) if word in SIZES or word in PACKED]
     first = place == 0 and instruction.opcode in ("cvt", "set")
     return bool(found) and found[0 if first else -1] in PACKED and types_of(instruction)[place] != "pred"
@@ -109,7 +109,7 @@ def takes_no_constant(instruction: tree.Instruction, place: int) -> bool:
 
 
 def integer(text: str) -> int | None:
-    """Parse an integer constant of PTX; None if it isn't one or needs more than 64 bits."""
+    """Parse a PTX integer constant, or return None if it isn't one or needs more than 64 bits."""
     found = _INTEGER.fullmatch(text)
     if not found:
         return None
@@ -133,9 +133,10 @@ def fits(opcode: str, wanted: str, given: str) -> bool:
 
 
 def takes(opcode: str, wanted: str, given: str) -> bool:
-    """Return True if an instruction that names one type takes a register of another; see `fits`.
+    """Return True if an instruction that names one type accepts a register of another; see `fits`.
 
-    A type that registers cannot have takes plain bits of its size; registers of .f16x2 are that or plain bits.
+    A type that registers can't have accepts untyped bits of its size; a register for .f16x2 has that type or untyped
+    bits.
     """
     if wanted in PACKED:
         return given in (wanted, PACKED[wanted])
@@ -146,13 +147,13 @@ def takes(opcode: str, wanted: str, given: str) -> bool:
         return wanted[0] in "bus" and (larger or fits(opcode, wanted, PACKED[given]))
     if opcode in ("ld", "ldu", "st") and "pred" not in (wanted, given):
         return SIZES[given] >= SIZES[wanted] if "b" in (given[0], wanted[0]) else fits("cvt", wanted, given)
-    if SIZES[wanted] == 1:  # registers of 8 bits are rare
+    if SIZES[wanted] == 1:  # 8-bit registers are rare
         return fits("cvt", wanted, given)
     return fits(opcode, wanted, given)
 
 
 def takes_constant(wanted: str, text: str) -> bool:
-    """Return True if ptxas takes a constant for an operand of a type."""
+    """Return True if ptxas accepts a constant for an operand of this type."""
     if wanted in PACKED or wanted == "f16":
         return False
     if FLOAT.fullmatch(text):

@@ -1,7 +1,7 @@
-"""Facts that differ between architectures, besides their instruction tables.
+"""The facts that differ between architectures, apart from their instruction tables.
 
-Each fact can be seen in what ptxas makes of an empty kernel and of a kernel that loads a parameter;
-`gpt.sass.derive.facts` looks, and compares.
+Each fact shows in what ptxas makes of an empty kernel and of a kernel that loads a parameter; `gpt.sass.derive.facts`
+looks them up and compares.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class SassArch:
     parameters: int  # their offset in constant bank 0
     descriptor: int  # offset of global memory's descriptor in constant bank 0, 64 bits
     stack_pointer: int  # its initial value in constant bank 0
-    entry: str  # loads it, as the first instruction of a kernel; sm_80 to sm_89 have IMAD (IMAD.MOV) or MOV
+    entry: str  # the instruction that loads it, first in a kernel; sm_80 to sm_89 have IMAD (IMAD.MOV) or MOV
     uniform_bits: int  # bits of a uniform register number; all bits set mean URZ
     branch: str  # the form of a branch's distance (gpt/sass/words.py)
     proven: bool  # True if woven code has run on hardware
 
     @cached_property
     def register_bits(self) -> dict[str, int]:
-        """Bits of a register number, by register file."""
+        """The bits of a register number, by register file."""
         return {"R": 8, "UR": self.uniform_bits, "P": 3, "UP": 3, "B": 4}
 
 

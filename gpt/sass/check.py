@@ -1,11 +1,11 @@
-"""Prove that a rewritten kernel does what the original did, and the probe what it was compiled to do.
+"""Prove that a rewritten kernel does what the original did, and that the probe does what it was compiled to do.
 
-A weaver replaces an instruction by a branch to a trampoline behind the kernel: a snippet, the instruction, perhaps
-another snippet, and a branch back. The hardware checks nothing about it. A snippet that takes the wrong register, or
-the right one a few cycles too early, gives wrong results without any error. So no woven kernel is used before it's
-been checked here, from its words alone, in a few milliseconds. The checker shares no code with the weaver: it believes
-neither the weaver nor its declaration (woven.py), only the snippets' words and the original kernel. If it finds
-nothing, these hold:
+A weaver replaces an instruction with a branch to a trampoline behind the kernel: a snippet, the instruction, perhaps
+another snippet, and a branch back. The hardware checks none of this. A snippet that uses the wrong register, or the
+right one a few cycles too early, produces wrong results without any error. So no woven kernel is used before it's been
+checked here, from its words alone, in a few milliseconds. The checker shares no code with the weaver. It trusts neither
+the weaver nor its declaration (woven.py), only the snippets' words and the original kernel. If it finds nothing, the
+following hold:
 
 1. *Places*. Every word is the original's, or branches to a trampoline, or is in one, or was amended to wait, stall or
    announce more. Nothing jumps into the middle of the instructions that a trampoline replaces
@@ -20,14 +20,15 @@ nothing, these hold:
    between parts, where ptxas computed no stalls, they're long enough for any reader (stalls.py).
 5. *Lanes*. Only a branch between a BSSY and a BSYNC of its own, on a barrier that the kernel doesn't name, splits
    lanes; nothing releases lanes that wait elsewhere (docs/sass-rules.md). Uniform registers and barriers are taken only
-   if the kernel never names them, since other lanes of the warp may be anywhere.
+   if the kernel never names them, since other lanes of the warp may be anywhere. Some uniform registers may be saved
+   and given back within one part, during which no other lane runs.
 6. *Facts*. Register count, list of exits, stack and number of barriers are what the words need (`_check_facts`).
 
-What it can't see: where snippets' loads and stores go (the probe language bounds that), and whether weaving at these
-places is what the user asked for.
+It can't see where snippets' loads and stores go (the probe language bounds that), nor whether weaving at these places
+is what the user asked for.
 
-A finding isn't an error of the kernel's. It may only mean that a proof needs something that words don't say; the
-kernel is left alone then.
+A finding doesn't mean that the kernel is wrong. A proof may just need something that the words don't say; the kernel is
+left alone then.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
 
 
 class Finding(NamedTuple):
-    """Something that isn't proven: an instruction of the rewritten kernel (a number), the rule, and what's wrong."""
+    """Something that can't be proven: the number of a rewritten kernel's instruction, the rule, and what's wrong."""
 
     place: int
     rule: str
@@ -65,20 +66,20 @@ class Finding(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A kernel, before or after, and what the file says of it."""
+    """A kernel, before or after, and what the file says about it."""
 
     kernel: Kernel
     facts: Facts
 
 
 def check(original: Version, new: Version, declaration: Declaration) -> list[Finding]:
-    """Return what can't be proven of a rewritten kernel; nothing if all is well.
+    """Return what can't be proven about a rewritten kernel; nothing if it's correct.
 
     Raises UnboundedError if the original's control flow can't be found.
     """
     found = [*_check_shape(original.kernel, new.kernel, declaration)]
     if found:
-        return found  # the others would look at places that aren't there
+        return found  # the other checks would look at places that don't exist
     found += _check_places(original.kernel, new.kernel, declaration)
     found += _check_facts(original, new, declaration)
     if not declaration.trampolines:
@@ -101,9 +102,9 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
 
 
 def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
-    """Return the original with its amended instructions: what they announce may be awaited now.
+    """Return the original with its amended instructions, whose announcements can be awaited from then on.
 
-    If one was moved, the word in the trampoline counts, since that word runs.
+    If an amended instruction was moved, the word in the trampoline counts, because that's the word that runs.
     """
     words = original.code.words
     changed = {}
@@ -118,7 +119,7 @@ def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
 
 
 def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
-    """Find declarations that name places which aren't there, or parts that don't follow each other."""
+    """Find declarations that name places that don't exist, or parts that don't follow each other."""
     before, after = len(original.code), len(new.code)
     if after < before:
         yield Finding(after, "places", "the kernel has become shorter")
@@ -144,17 +145,17 @@ def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Ite
 
 
 def _has_way_back(original: Kernel, trampoline: Trampoline) -> bool:
-    """Return whether a trampoline needs a branch at its end: its last instruction may go on."""
+    """Return whether a trampoline must end with a branch, because its last instruction may continue."""
     last = trampoline.parts[-1]
     if isinstance(last, Inserted) or not 0 <= last.source < len(original.code):
         return True
     one = original.code[last.source]
-    unguarded = one.name == "EXIT" and len(trampoline.sources) == 1  # its guard may be on the branch to it
+    unguarded = one.name == "EXIT" and len(trampoline.sources) == 1  # the guard may be on the branch to it
     return not (one.name in ("EXIT", "BRA") and (unguarded or not is_conditional(one)))
 
 
 def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
-    """Find words outside trampolines that aren't as they should be."""
+    """Find words outside trampolines that were changed without permission."""
     replaced = {trampoline.sources[0]: trampoline for trampoline in declaration.trampolines}
     sources = [source for trampoline in declaration.trampolines for source in trampoline.sources]
     if len(set(sources)) != len(sources):
@@ -189,14 +190,14 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
 
 
 def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
-    """Return whether a trampoline is for a guarded EXIT alone. The branch to it may then have the guard."""
+    """Return whether a trampoline contains just one guarded EXIT. The branch to it may then have the guard."""
     sources = trampoline.sources
     one = original.code[sources[0]]
     return len(sources) == 1 and one.name == "EXIT" and is_conditional(one)
 
 
 def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding]:
-    """Find jumps into the middle of replaced instructions, which a probe would miss, and places among collectives."""
+    """Find jumps into the middle of replaced instructions, which would bypass a probe, and places amid collectives."""
     code = original.code
     targets = {target // SIZE for target in code.targets | original.jump_targets}
     collecting: set[int] = set()
@@ -243,7 +244,7 @@ _PLAIN = 1 << 105 | 7 << 110 | 7 << 113  # a stall of 1, no barriers
 
 
 def _check_facts(original: Version, new: Version, declaration: Declaration) -> Iterator[Finding]:
-    """Find numbers of the file that aren't what the words need."""
+    """Find numbers in the file that don't fit the words."""
     was, now = original.facts, new.facts
     moved = {
         SIZE * part.source: SIZE * part.start
@@ -267,14 +268,14 @@ def _check_facts(original: Version, new: Version, declaration: Declaration) -> I
 
 
 def _moved_relocations(relocations: tuple[Relocation, ...], moved: Mapping[int, int]) -> Iterator[Relocation]:
-    """Yield relocations with the offsets of instructions that were moved."""
+    """Yield the relocations, with offsets adjusted for the instructions that were moved."""
     for one in relocations:
         within = one.offset % SIZE
         yield one._replace(offset=moved.get(one.offset - within, one.offset - within) + within)
 
 
 def _check_persistent(around: Surroundings, declaration: Declaration, defined: int) -> Iterator[Finding]:
-    """Find registers that are to keep values between trampolines, but can't."""
+    """Find registers that should keep values between trampolines, but can't."""
     mask = pack(declaration.persistent)
     if not mask:
         return

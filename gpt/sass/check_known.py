@@ -1,4 +1,4 @@
-"""The facts that the check of a trampoline keeps for each instruction, and what it needs of the kernel.
+"""The facts that checking a trampoline tracks for each instruction, and what it needs to know about the kernel.
 
 check_state.py explains the parts of State.
 """
@@ -16,7 +16,7 @@ from gpt.sass.kernels import RESERVED, Kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS
 from gpt.sass.woven import Declaration
 
-KERNEL = -1  # the part that the kernel itself wrote
+KERNEL = -1  # the part that's the kernel's own code
 GENERAL = (1 << 255) - 1
 SHARED = EVERY_REGISTER & ~(GENERAL | 127 << STARTS.P)  # shared by the lanes of a warp
 
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 def join(one: State | None, other: State) -> State | None:
-    """Return what's known where two ways meet, or None if they can't."""
+    """Return what's known where two paths meet, or None if they can't."""
     if one is None or one == other:
         return other
     if one.meetings != other.meetings:
@@ -54,7 +54,7 @@ def join(one: State | None, other: State) -> State | None:
 
 @dataclass
 class Surroundings:
-    """The kernel and the declaration, as the check of every trampoline needs them."""
+    """The kernel and the declaration, in the form in which every trampoline's check needs them."""
 
     original: Kernel
     new: Code
@@ -63,17 +63,24 @@ class Surroundings:
 
     @cached_property
     def usable(self) -> int:
-        """Registers that the file's count allows, if no part of the kernel gives some back."""
+        """The registers that the file's count allows, unless part of the kernel gives some back."""
         kernel = self.original
         count = kernel.kept if kernel.code.find({"USETMAXREG"}) else min(255, self.declaration.registers) - RESERVED
         return (1 << max(0, count)) - 1 | EVERY_REGISTER & ~GENERAL
 
     @cached_property
     def shared(self) -> int:
-        """Registers that the lanes of a warp share and the kernel names."""
+        """The registers that the lanes of a warp share and the kernel names."""
         return self.original.named & SHARED
+
+    def needed(self, index: int) -> int:
+        """Return the registers that have to be the kernel's own at one of its instructions: the live ones, and uniform
+        ones, since another lane may need them.
+        """
+        live = self.original.live
+        return (live[index] if index < len(live) else 0) | self.original.steady
 
 
 def registers_named(kernel: Kernel) -> int:
-    """Return the registers that a kernel's instructions name, or the functions that it calls."""
+    """Return the registers that a kernel's instructions name, including the functions that it calls."""
     return kernel.named

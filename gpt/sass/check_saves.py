@@ -1,13 +1,14 @@
-"""Follow values of the kernel that a trampoline keeps elsewhere, and see them come back.
+"""Track the kernel's values that a trampoline saves elsewhere, and check that they're restored.
 
-Where a snippet needs more registers than are free, the weaver saves live ones. Three pairs of instructions are known:
+If a snippet needs more registers than are free, the weaver saves live ones. Four pairs of instructions are known:
 
-    STL [R1-16], R4       LDL R4, [R1-16]      below the stack pointer, where neither the kernel nor what it calls is
-    MOV R9, R4            MOV R4, R9           in a register that's free
-    P2R R9, PR, RZ, 0x7f  R2P PR, R9, 0x7f     predicates, one for each bit of the number
+    STL [R1-16], R4          LDL R4, [R1-16]      below the stack pointer, where neither the kernel nor what it calls is
+    MOV R9, R4               MOV R4, R9           in a register that's free
+    P2R R9, PR, RZ, 0x7f     R2P PR, R9, 0x7f     predicates, one for each bit of the number
+    IADD3 R9, RZ, UR4, RZ    R2UR UR4, R9         a uniform register
 
-A copy is a place and the register whose value it has. It's lost when something else is written to the place, and what
-was saved under a guard isn't one. Loading a register's own copy gives it back; loading another's doesn't.
+A copy is a place, and the register whose value it holds. It's lost when something else is written to the place; a value
+saved under a guard isn't a copy. Loading a register's own copy restores the register; loading another's doesn't.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from gpt.sass.code import Instruction
 from gpt.sass.masks import STARTS
 from gpt.sass.words import bits
 
-Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value is there
+Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value it holds
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
-_KEEPERS = {0x387, 0x202, 0x803}  # STL, MOV and P2R: what makes copies
+_KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # what makes copies: STL, MOV, P2R, and IADD3 with a uniform register
 _WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # in the upper half of these: [R1+offset], with the usual cache policy or none
 
 
 def is_slot(one: Instruction, stack: int) -> bool:
-    """Return whether an instruction leaves local memory alone, but for `stack` bytes below the stack pointer."""
+    """Return whether an instruction leaves local memory alone, except for `stack` bytes below the stack pointer."""
     if one.memory != "local":
         return True
     offset, size = _slot(one.word)
@@ -35,7 +36,7 @@ def is_slot(one: Instruction, stack: int) -> bool:
 
 
 def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozenset[Copy]:
-    """Return the copies after an instruction of a snippet; `own` are registers with the kernel's values before it."""
+    """Return the copies after a snippet's instruction; `own` are the registers with the kernel's values before it."""
     if not copies and one.opcode not in _KEEPERS:
         return copies
     written = one.masks.writes
@@ -48,13 +49,15 @@ def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozense
             kept |= {("stack", offset + 4 * k, first + k) for k in range(size // 4) if own >> first + k & 1}
     elif _is_copy(one) and own >> bits(one.word, 32, 8) & 1:
         kept.add(("R", bits(one.word, 16, 8), bits(one.word, 32, 8)))
+    elif (uniform := _saved_uniform(one)) is not None and own >> uniform & 1:
+        kept.add(("R", bits(one.word, 16, 8), uniform))
     elif mask := _saved_predicates(one):
         kept |= {("R", bits(one.word, 16, 8), number) for number in _iter_predicates(mask) if own >> number & 1}
     return frozenset(kept)
 
 
 def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
-    """Return the registers that an instruction of a snippet gives their old values back."""
+    """Return the registers whose old values a snippet's instruction restores."""
     found = 0
     register = bits(one.word, 16, 8)
     if one.name == "LDL" and one.guard.always:
@@ -63,6 +66,8 @@ def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
             found |= (("stack", offset + 4 * k, register + k) in copies) << register + k
     elif _is_copy(one):
         found |= (("R", bits(one.word, 32, 8), register) in copies) << register
+    elif (uniform := _restored_uniform(one)) is not None:
+        found |= (("R", bits(one.word, 24, 8), uniform) in copies) << uniform
     elif mask := _restored_predicates(one):
         for number in _iter_predicates(mask):
             found |= (("R", bits(one.word, 24, 8), number) in copies) << number
@@ -70,14 +75,37 @@ def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
 
 
 def _slot(word: int) -> tuple[int, int]:
-    """Return the offset and the bytes of an access of local memory."""
+    """Return the offset and size in bytes of a local memory access."""
     offset = bits(word, 40, 24)
     return offset - (offset >> 23 << 24), (1, 1, 2, 2, 4, 8, 16, 0)[bits(word, 73, 3)]
 
 
 def _is_copy(one: Instruction) -> bool:
-    """Return whether it's MOV R, R, of all lanes and all bytes."""
+    """Return whether it's a MOV R, R that copies all lanes and all bytes."""
     return one.opcode == 0x202 and one.guard.always and one.word >> 64 & _MODIFIERS == 0xF00
+
+
+def _saved_uniform(one: Instruction) -> int | None:
+    """Return the uniform register that an IADD3 R, RZ, UR, RZ copies; None if it's something else."""
+    plain = one.guard.always and one.word >> 64 & _MODIFIERS == 0xFFFE0FF
+    is_sum = one.opcode == 0xC10 and plain and bits(one.word, 24, 8) == 255 and not bits(one.word, 38, 26)
+    return STARTS.UR + bits(one.word, 32, 6) if is_sum else None
+
+
+def _restored_uniform(one: Instruction) -> int | None:
+    """Return the uniform register that an R2UR UR, R sets; None if it's something else."""
+    plain = one.guard.always and one.word >> 64 & _MODIFIERS == 0xE0000
+    is_plain = one.opcode == 0x2CA and plain and not bits(one.word, 32, 32) and not bits(one.word, 22, 2)
+    return STARTS.UR + bits(one.word, 16, 6) if is_plain else None
+
+
+def is_saving(one: Instruction) -> bool:
+    """Return whether an instruction only keeps registers or gives them back."""
+    return (
+        one.name in {"STL", "LDL", "P2R", "R2P", "NOP", "MOV"}
+        or _saved_uniform(one) is not None
+        or _restored_uniform(one) is not None
+    )
 
 
 def _iter_predicates(mask: int) -> Iterator[int]:
@@ -85,12 +113,12 @@ def _iter_predicates(mask: int) -> Iterator[int]:
 
 
 def _saved_predicates(one: Instruction) -> int:
-    """Return the predicates that a P2R R, PR, RZ, MASK keeps, one bit for each; 0 if it's something else."""
+    """Return the predicates that a P2R R, PR, RZ, MASK saves, one bit each; 0 for anything else."""
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS and bits(one.word, 24, 8) == 255
     return bits(one.word, 32, 7) if one.opcode == 0x803 and plain and not bits(one.word, 39, 25) else 0
 
 
 def _restored_predicates(one: Instruction) -> int:
-    """Return the predicates that a R2P PR, R, MASK sets, one bit for each; 0 if it's something else."""
+    """Return the predicates that a R2P PR, R, MASK sets, one bit each; 0 for anything else."""
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS
     return bits(one.word, 32, 7) if one.opcode == 0x804 and plain and not bits(one.word, 39, 25) else 0

@@ -1,24 +1,25 @@
-"""Follow a trampoline on every way through it, and find what it would do to the kernel.
+"""Follow every path through a trampoline, and find what it would do to the kernel.
 
-For each instruction of it, on the way there, this is known (State):
+For each of its instructions, the following is known (State):
 
 - `own`: registers that hold what they'd hold in the original kernel at this point. At the beginning these are the live
   ones. A snippet's write takes a register out, a moved instruction's puts it in.
 - `defined`: registers that snippets have written.
 - `copies`: where the kernel's values are kept meanwhile. A snippet may save a live register below the stack pointer
   (STL [R1-16], R4) or in another register (MOV, P2R), use it, and load it back; then it's `own` again. Nothing else
-  makes it so: that's how saving is proven instead of believed.
+  makes it so: that's how saving is proven instead of believed. A uniform register that the kernel names must be in a
+  copy before a snippet writes it, and be back where the kernel's code runs, live or not: another lane may need it.
 - `kernel` and `ours`: what's in flight, by scoreboard, from the kernel and from the snippet that runs.
 - `pending`: results of fixed latency that aren't there yet.
 - `meetings`: BSSYs whose BSYNC is still to come.
 
-Wherever the kernel's own code runs, in a moved instruction or behind the trampoline, every live register must be `own`,
-and nothing of ours may be in flight or pending. A snippet begins with nothing of other snippets in flight, so within it
-ptxas's own scoreboards and stalls are right, for they're kept.
+Wherever the kernel's own code runs, in a moved instruction or after the trampoline, every live register must be `own`,
+and nothing of ours may be in flight or pending. When a snippet begins, nothing of other snippets is in flight. So
+inside it, ptxas's own scoreboards and stalls are right, because they're kept.
 
 A branch that only some lanes take splits the warp. Split lanes stay apart until the kernel's next BSYNC, unless a BSSY
-of ours says where they meet. So a snippet may branch under a condition only between its BSSY and its BSYNC, on a
-barrier that the kernel doesn't name, and all must have met where it ends.
+of ours says where they meet. So a snippet may branch conditionally only between its BSSY and its BSYNC, on a barrier
+that the kernel doesn't name, and all lanes must have met at its end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
-from gpt.sass.check_saves import find_restored, is_slot, keep_copies
+from gpt.sass.check_saves import find_restored, is_saving, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
@@ -44,7 +45,7 @@ Fault = tuple[int, str, str]  # instruction, rule, detail
 
 
 class TrampolineCheck:
-    """One trampoline, whose words have been compared already."""
+    """One trampoline, whose words have already been compared."""
 
     def __init__(self, around: Surroundings, trampoline: Trampoline) -> None:
         self.around = around
@@ -69,7 +70,7 @@ class TrampolineCheck:
             return [(first, "reach", "nothing leads to this place")]
         defined = 0 if first == 0 else self.persistent
         has_stack = first != 0 and kernel.has_usual_entry
-        own = kernel.live[first] | (STACK_POINTER if has_stack else 0)
+        own = self.around.needed(first) | (STACK_POINTER if has_stack else 0)
         start = State(
             own, defined, frozenset(), flight, NOTHING, frozenset(iter_pending(self.around, first)), (), KERNEL
         )
@@ -135,7 +136,7 @@ class TrampolineCheck:
             yield from self._insert(index, part, number, state)
 
     def _enter(self, index: int, part: Inserted, state: State) -> None:
-        """Check what a snippet is given."""
+        """Check the values that a snippet gets."""
         if part.start != index:
             self.faults.append((index, "reach", "a jump leads into a snippet"))
         inputs = pack(part.snippet.inputs)
@@ -166,7 +167,10 @@ class TrampolineCheck:
         usable_at_site, next_live = self._facts_of(number)
         self._fault(index, "count", named & ~around.usable, "is beyond the register count")
         self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        self._fault(index, "shared", written & around.shared, "is named by the kernel, and other lanes may need it")
+        kept = sum(1 << number for number in {copy[2] for copy in state.copies}) & around.original.steady
+        self._fault(
+            index, "shared", written & around.shared & ~kept, "is named by the kernel, and other lanes may need it"
+        )
         if flight != NOTHING:
             late = read & (union(flight.writes) | flight.late & ~usable_at_site)
             late |= written & (flight.after_waiting(0) | flight.unawaited)
@@ -186,18 +190,18 @@ class TrampolineCheck:
         yield from self._follow(index, part, state)
 
     def _facts_of(self, number: int) -> tuple[int, int]:
-        """Return for a part what the first moved instruction reads, so that it's there by then (unless a moved one
-        wrote it), and what's live at the kernel's next instruction.
+        """Return two sets for a part: what the first moved instruction reads, and so has arrived by then (unless a
+        moved instruction wrote it), and what's live at the kernel's next instruction.
         """
         found = self._facts.get(number)
         if found is None:
             following = self._next_source(number)
-            live = self.around.original.live[following] if following is not None else 0
+            live = self.around.needed(following) if following is not None else 0
             found = self._facts[number] = self._usable_at_site(number), live
         return found
 
     def _usable_at_site(self, number: int) -> int:
-        """Return the first moved instruction's reads that no moved instruction wrote."""
+        """Return what the first moved instruction reads and no moved instruction wrote."""
         code = self.around.original.code
         found = code.masks[self.trampoline.sources[0]].reads
         for part in self.trampoline.parts[:number]:
@@ -232,17 +236,17 @@ class TrampolineCheck:
             yield index + 1, state
 
     def _move(self, index: int, part: Moved, state: State) -> Iterator[tuple[int, State]]:
-        """Let a moved instruction run: it needs all that it needed."""
+        """Run a moved instruction, after checking that it finds everything that it reads."""
         kernel = self.around.original
         source = kernel.code[part.source]
-        self._fault(index, "live", kernel.live[part.source] & ~state.own, "isn't what the kernel left there")
+        self._fault(index, "live", self.around.needed(part.source) & ~state.own, "isn't what the kernel left there")
         read, written, *_ = source.masks
         for mask, left, other in state.pending:
             if other != KERNEL and isinstance(self.trampoline.parts[other], Inserted):
                 self._fault(index, "stall", mask & (read | written), f"isn't there yet, {left} cycles too early")
         copies = frozenset(
             copy for copy in state.copies
-            if not written >> copy[2] & 1
+            if not (written | SHARED) >> copy[2] & 1
             and not (written & STACK_POINTER if copy[0] == "stack" else written >> copy[1] & 1)
         )  # fmt: skip
         state = state._replace(
@@ -265,10 +269,8 @@ class TrampolineCheck:
         yield index + 1, state
 
     def _end(self, index: int, state: State, to: int) -> None:
-        """Check what the kernel finds when it goes on at `to`."""
-        kernel = self.around.original
-        live = kernel.live[to] if to < len(kernel.live) else 0
-        self._fault(index, "live", live & ~state.own, "isn't what the kernel left there")
+        """Check the state that the kernel finds when it continues at `to`."""
+        self._fault(index, "live", self.around.needed(to) & ~state.own, "isn't what the kernel left there")
         rest = state.ours
         self._fault(index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight on the way back")
         if state.meetings:
@@ -281,7 +283,7 @@ class TrampolineCheck:
         self.ends.append(state)
 
     def _next_source(self, number: int) -> int | None:
-        """Return the instruction of the kernel that comes after a part, if there's one."""
+        """Return the kernel's instruction that follows a part, if there is one."""
         for part in self.trampoline.parts[number:]:
             if isinstance(part, Moved):
                 return part.source
@@ -289,11 +291,10 @@ class TrampolineCheck:
 
 
 def _can_split(word: int) -> bool:
-    """Return whether a branch goes by what each lane has. BRA.DIV doesn't: all lanes that are there take it."""
+    """Return whether a branch depends on each lane's values. BRA.DIV doesn't: all active lanes take it."""
     return not guard_of(word).always or bits(word, 87, 4) != PT
 
 
 def _is_saving(code: Code, part: Inserted) -> bool:
-    """Return whether a part only keeps registers or gives them back: STL, LDL, MOV, P2R, R2P."""
-    names = {code[index].name for index in range(part.start, part.start + part.length)}
-    return names <= {"STL", "LDL", "P2R", "R2P", "NOP", "MOV"}
+    """Return whether a part only saves or restores registers."""
+    return all(is_saving(code[index]) for index in range(part.start, part.start + part.length))

@@ -1,4 +1,4 @@
-"""Time in a trampoline: results that aren't there yet, and operands that are still being read.
+"""Track time in a trampoline: results that haven't arrived, and operands that are still being read.
 
 Results of fixed latency are *pending* for some cycles (stalls.py). Others are in flight until a scoreboard says that
 they have arrived (flow.py).
@@ -18,7 +18,7 @@ Pending = tuple[int, int, int]  # registers, cycles left, part
 
 
 def iter_pending(around: Surroundings, first: int) -> Iterator[Pending]:
-    """Yield results that the kernel still waits for where a trampoline begins, in place of instruction `first`."""
+    """Yield the results that are still pending where a trampoline begins, in place of instruction `first`."""
     original = around.original
     for written, cycles in iter_late(original.code, original.graph, first):
         yield written, cycles, KERNEL
@@ -38,7 +38,7 @@ def pass_time(code: Code, index: int, state: State, number: int) -> frozenset[Pe
 
 
 def iter_hazards(code: Code, index: int, state: State) -> Iterator[tuple[str, int, str]]:
-    """Yield rules, registers and what's wrong where a snippet doesn't wait for itself. A weaver may have written it."""
+    """Yield rules, registers and faults where a snippet, which a weaver may have written, doesn't wait for itself."""
     read, written, *_ = code.masks[index]
     if state.ours != NOTHING:
         rest = wait_for(state.ours, code.controls.waits[index])
@@ -53,7 +53,7 @@ def iter_hazards(code: Code, index: int, state: State) -> Iterator[tuple[str, in
 
 
 def union(masks: tuple[int, ...]) -> int:
-    """Return the registers of all sets."""
+    """Return the union of sets of registers."""
     found = 0
     for mask in masks:
         found |= mask

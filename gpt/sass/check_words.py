@@ -1,16 +1,16 @@
-"""Compare words of a rewritten kernel with what they were made from.
+"""Compare the words of a rewritten kernel with the words they were made from.
 
 *Inserted* words equal the snippet's under one renaming that maps no two registers to the same one. Each register field
-of a word is renamed, and all bits that aren't register fields stay. RZ and PT stay what they are, and a register of an
-operand of two or four words goes where its neighbours go. Jumps keep their distances within the snippet.
+of a word is renamed; all other bits stay the same. RZ and PT aren't renamed, and registers that belong to one operand
+stay adjacent. Jumps keep their distances within the snippet.
 
-*Moved* words equal the kernel's, but a branch leads where it led from the old place, and the EXIT behind a guarded
-branch has lost its guard.
+*Moved* words equal the kernel's, except that a branch leads where it led from its old place, and the EXIT behind a
+guarded branch has lost its guard.
 
-In both, what a word waits for can only become more: a longer stall, more barriers awaited. A hint to keep operands in
-the register cache may be dropped: the words around have changed, and it saves energy, not time. Whether an instruction
-announces its result or its reads stays, but a word that was *amended* may announce its reads where it didn't, and an
-LDC its result: then they can be awaited.
+In both, waits can only get longer: a longer stall, more barriers awaited. A hint to keep operands in the register cache
+may be dropped: the neighbouring words have changed, and the hint saves energy, not time. Whether an instruction
+announces its result or its reads doesn't change, except that an *amended* word may announce its reads where it didn't
+before, and an LDC its result, so that they can be awaited.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ NOP = int.from_bytes(PADDING, "little")
 BRANCH = 0x947 | PT << 12 | PT << 87
 _GUARD_FIELD = 12
 _SECOND_FIELD = 15 << 87  # in EXIT and BRA: a second predicate and its sign
-LAST_PLAIN_STALL = 11  # from 12 on ptxas clears the hint
+LAST_PLAIN_STALL = 11  # from 12 on, ptxas clears the hint
 
-# Not in a snippet. The first three release lanes that wait at a BSYNC of the kernel (docs/sass-rules.md). Others end
-# the kernel or leave the trampoline; use barriers of the block, whose number the file has; or go on in the background,
-# and no scoreboard announces their end.
+# Not allowed in a snippet. The first three release lanes that wait at one of the kernel's BSYNCs (docs/sass-rules.md).
+# Others end the kernel or leave the trampoline; use block barriers, whose number is in the file; or continue in the
+# background, with no scoreboard that announces their end.
 FORBIDDEN = {
     *("YIELD", "NANOSLEEP", "WARPSYNC"),
     *("EXIT", "KILL", "CALL", "RET", "BRX", "BRXU", "JMP", "JMX", "JMXU", "BREAK", "LEPC", "BPT", "PREEXIT", "ACQBULK"),
@@ -51,12 +51,12 @@ FORBIDDEN = {
     *("HGMMA", "IGMMA", "BGMMA", "QGMMA", "WARPGROUP", "DEPBAR", "LDGSTS", "LDGDEPBAR", "STAS", "REDAS"),
     *("UBLKCP", "UBLKPF", "UBLKRED", "UTMALDG", "UTMAPF", "UTMAREDG", "UTMASTG", "UTMACCTL", "UTMACMDFLUSH"),
 }
-# Don't move: they depend on where they stand, or on what stands around them.
+# Can't be moved: they depend on their place, or on the instructions around them.
 UNMOVABLE = {
     *("CALL", "RET", "BRX", "BRXU", "JMP", "JMX", "JMXU", "LEPC", "BSSY", "BSYNC", "BREAK", "KILL", "BPT"),
     *("WARPSYNC", "ENDCOLLECTIVE", "YIELD", "NANOSLEEP", "WARPGROUP", "HGMMA", "IGMMA", "BGMMA", "QGMMA", "USETMAXREG"),
 }
-# ptxas sets a barrier for the reads of these. Of another it may never come down.
+# Instructions for whose reads ptxas sets a barrier. On any other, the barrier might never be released.
 ANNOUNCES_READS = {
     *("LDG", "STG", "LDS", "STS", "LDL", "STL", "LD", "ST", "ATOM", "ATOMG", "ATOMS", "RED", "REDG", "LDGSTS"),
     *("LDSM", "STSM", "SHFL", "LDC", "MUFU", "POPC", "FLO", "F2F", "F2I", "I2F", "FRND", "FCHK"),
@@ -70,7 +70,7 @@ def is_collective(word: int) -> bool:
 
 
 def compare_control(new: int, old: int) -> str:
-    """Return why a word waits for less than it did, or announces something else; empty if it doesn't."""
+    """Return why a word waits for less than before, or announces something else; an empty string if it doesn't."""
     if not (new ^ old) & CONTROL and not new >> 109 & 1:
         return ""
     stall, hint, write, read, wait, reuse = control_of(new)
@@ -87,14 +87,14 @@ def compare_control(new: int, old: int) -> str:
 
 
 def compare_amended(new: int, old: int, opcode: Opcode) -> str:
-    """Return why a word in its place was changed in a way that may matter; empty if it wasn't."""
+    """Return why a change to a word that wasn't moved may matter; an empty string if it doesn't."""
     if (new ^ old) & ~CONTROL:
         return "it's another instruction"
     return compare_control(new, with_announcements(old, new, opcode))
 
 
 def with_announcements(old: int, new: int, opcode: Opcode) -> int:
-    """Return the old word with the new one's barriers where it had none, if such an instruction can have them."""
+    """Return the old word with the new one's barriers where it had none, if such an instruction may have them."""
     was, now = control_of(old), control_of(new)
     if was.read_barrier == NO_BARRIER and now.read_barrier < BARRIERS and opcode.name in ANNOUNCES_READS:
         old = old & ~(7 << 113) | now.read_barrier << 113
@@ -104,13 +104,13 @@ def with_announcements(old: int, new: int, opcode: Opcode) -> int:
 
 
 def make_branch(at: int, to: int, form: str, word: int = 0) -> int:
-    """Return the branch from one instruction to another, with the guard of a guarded EXIT, if that's `word`."""
+    """Return the branch from one instruction to another, with the guard of `word` if that's a guarded EXIT."""
     base = BRANCH if not word else BRANCH & ~(0xF << 12 | _SECOND_FIELD) | word & (0xF << 12 | _SECOND_FIELD)
     return with_target(base, form, SIZE * at, SIZE * to)
 
 
 def compare_moved(new: int, at: int, old: int, source: int, opcode: Opcode, is_unguarded_exit: bool) -> str:
-    """Return why a moved word isn't the kernel's; empty if it is."""
+    """Return why a moved word isn't the kernel's, or an empty string if it is."""
     if opcode.target and opcode.name == "BRA":
         old = with_target(old, opcode.target, SIZE * at, target_of(old, opcode.target, SIZE * source))
     if is_unguarded_exit:
@@ -119,7 +119,7 @@ def compare_moved(new: int, at: int, old: int, source: int, opcode: Opcode, is_u
 
 
 def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[tuple[int, str]]:
-    """Yield each word of a snippet that isn't what it should be, and why. `new` are as many words of the kernel."""
+    """Yield each word of a snippet that isn't what it should be, and why. `new` are the kernel's words in its place."""
     yield from ((0, text) for text in _check_names(part, table))
     for index, (now, old) in enumerate(zip(new, part.snippet.words, strict=True)):
         if text := _compare(now, old, index, part, table):
@@ -170,10 +170,10 @@ def _compare(new: int, old: int, index: int, part: Inserted, table: Table) -> st
 
 
 def _compare_field(new: int, one: Field, part: Inserted) -> str:
-    """Return why a word doesn't name the registers that a field of the snippet's word should become."""
+    """Return why a field doesn't name the registers that the snippet's field should be renamed to."""
     operand, low, none, turn, was, count = one
     names = part.names.get(operand.file.replace("PR", "P"), {})
-    if not count:  # a set of predicates, whose bits are compared like any others
+    if not count:  # a set of predicates, whose bits are compared like all other bits
         moved = any(names.get(number, number) != number for number in range(7) if was >> number & 1)
         return "predicates of a set have other names" if moved else ""
     now = (new >> low & none) ^ turn
@@ -186,7 +186,7 @@ def _compare_field(new: int, one: Field, part: Inserted) -> str:
 
 
 def rename(mask: int, part: Inserted) -> int:
-    """Return the kernel's registers for a set of the snippet's; those without a name are left out."""
+    """Return the kernel's registers for a set of the snippet's; registers that aren't renamed are left out."""
     found = 0
     for file, names in part.names.items():
         start: int = getattr(STARTS, file)

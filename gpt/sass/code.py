@@ -3,7 +3,7 @@
     code = Code(section, table_of("sm_90"))
     code[3].name, code[3].reads.R, code[3].target
 
-Sets of registers are bit masks, one for each register file (gpt.sass.tables.Registers), so that liveness is a few
+Sets of registers are bit masks, one per register file (gpt.sass.tables.Registers), so that liveness takes only a few
 operations on integers. An instruction's guard counts as read. Instructions are decoded on first use, then cached.
 """
 
@@ -20,7 +20,8 @@ from gpt.sass.masks import Masks, Registers, unpack
 from gpt.sass.tables import Opcode, Table
 from gpt.sass.words import CONTROL, SIZE, Control, Guard, control_of, guard_of, target_of, words_array
 
-# What an instruction accesses, by its name. Those that can't be named in advance (LD, ST, ATOM) are generic.
+# The memory that an instruction accesses, by its name. Instructions whose memory isn't known (LD, ST, ATOM) are
+# generic.
 MEMORY = {
     **dict.fromkeys(("LDG", "STG", "RED", "REDG", "ATOMG", "LDGMC", "CCTL", "LDGSTS"), "global"),
     **dict.fromkeys(("LDS", "STS", "ATOMS", "LDSM", "STSM", "SYNCS"), "shared"),
@@ -36,7 +37,7 @@ _LOW = (1 << 64) - 1
 
 
 class Instruction:
-    """An instruction in its place."""
+    """An instruction at its place."""
 
     __slots__ = ("entry", "index", "masks", "word")
 
@@ -73,36 +74,36 @@ class Instruction:
 
     @property
     def reads(self) -> Registers:
-        """Registers that it reads, its guard included."""
+        """The registers that it reads, including its guard."""
         return unpack(self.masks.reads)
 
     @property
     def writes(self) -> Registers:
-        """Registers that it may write: with a guard, some lanes write them or none does."""
+        """The registers that it may write: with a guard, some lanes write them or none do."""
         return unpack(self.masks.writes)
 
     @property
     def kills(self) -> Registers:
-        """Registers whose value before is lost for certain: what it writes, unless it has a guard or isn't exact."""
+        """The registers whose old value is certainly lost: what it writes, unless it has a guard or isn't exact."""
         return unpack(~self.masks.keeps)
 
     @property
     def exact(self) -> bool:
-        """True if the table knows all modifiers. If not, reads and writes are the most that they can be."""
+        """True if the table knows all modifiers. If not, `reads` and `writes` are the most that they can be."""
         return self.masks.exact
 
     @property
     def target(self) -> int | None:
         """The jump target, in bytes from the start of the section, or None if there's no fixed one.
 
-        BSSY and WARPSYNC.COLLECTIVE don't jump, but name a place where lanes meet later: that's their target.
+        BSSY and WARPSYNC.COLLECTIVE don't jump, but name a place where lanes meet later; that's their target.
         """
         entry = self.entry
         return target_of(self.word, entry.target, self.offset) if entry.is_direct and entry.target else None
 
     @property
     def variable(self) -> bool:
-        """True if the latency varies, so that only a barrier says when it's done."""
+        """True if the latency varies, so that only a barrier can announce the result."""
         return self.entry.variable
 
     @property
@@ -127,7 +128,7 @@ class Code:
     """The instructions of a section."""
 
     def __init__(self, section: bytes | bytearray | memoryview, table: Table) -> None:
-        """Raises MalformedError if the size isn't a multiple of 16, UnknownOpcodeError if the table lacks an opcode."""
+        """Decode a section. Raises MalformedError for a size that isn't a multiple of 16, or UnknownOpcodeError."""
         self.table = table
         self._array = words_array(section)
         self.words = [low | high << 64 for low, high in self._array.tolist()]
@@ -172,7 +173,7 @@ class Code:
         ]
 
     def borrow(self, other: Code) -> None:
-        """Take over what another code knows of the words that both have in the same places."""
+        """Share what another Code knows about words that both have in the same place."""
         if "masks" in self.__dict__ or self.table is not other.table:
             return
         count = min(len(self), len(other))
@@ -191,17 +192,17 @@ class Code:
         return Controls(*((high >> np.uint64(low) & np.uint64(mask)).tolist() for low, mask in parts))
 
     def find(self, names: Container[str]) -> list[int]:
-        """Return where the instructions of these names are, in order."""
+        """Return the indexes of instructions with these names, in order."""
         numbers = {number for number, decoder in self.used.items() if decoder.entry.name in names}
         return [index for index, number in enumerate(self.opcodes) if number in numbers] if numbers else []
 
     @cached_property
     def jumps(self) -> list[int]:
-        """The places of instructions with a target."""
+        """The indexes of instructions with a target."""
         numbers = {number for number, decoder in self.used.items() if decoder.entry.is_direct}
         return [index for index, number in enumerate(self.opcodes) if number in numbers] if numbers else []
 
     @cached_property
     def targets(self) -> frozenset[int]:
-        """Every place that some instruction names as a target, in bytes."""
+        """Every offset in bytes that some instruction has as its target."""
         return frozenset(found for index in self.jumps if (found := self[index].target) is not None)

@@ -1,18 +1,18 @@
-"""Faces: the PTX instruction as which a probe sees an instruction of machine code.
+"""Faces: the PTX instruction as which a probe sees a machine instruction.
 
-A probe says where it goes in PTX's words: `ld.global`, `bar.sync`, `mma`. So `LDG.E.128` is shown to it as
+A probe says where it goes in terms of PTX: `ld.global`, `bar.sync`, `mma`. So it sees `LDG.E.128` as
 `ld.global.v4.b32`, with what positions and helpers (gpt/probe/operands.py) need: the space, the type, the shape.
 
-What the words don't say is left out. A type is the one with the fewest promises, b32 for a float; a width of 128 bits
-is four registers of 32. The scope and order of an access (`.STRONG.GPU`) and the cache policy aren't shown. An atomic
+What the words don't say is left out. The type promises as little as possible, such as b32 for a float; 128 bits are
+four 32-bit registers. The scope and order of an access (`.STRONG.GPU`) and the cache policy aren't shown. An atomic
 whose result goes to RZ is a `red`.
 
-ptxas doesn't always make one instruction of one: `atom.shared.add.f32` is a loop around ATOMS.CAST, which is shown as
-the compare-and-swap that it is. A load with the guard `!PT`, which ptxas puts in front of LDGSTS, never runs and is no
+ptxas doesn't always compile one instruction to one: `atom.shared.add.f32` is a loop around ATOMS.CAST, which is shown
+as the compare-and-swap that it is. A load with the guard `!PT`, which ptxas puts before LDGSTS, never runs and isn't a
 site.
 
-An opcode's lower nine bits are the operation; the upper three are the kind of its operand at bit 32. The bits (sm_90),
-each seen by varying a PTX instruction, and held against it by tests/sass/test_faces.py:
+The lower nine bits of an opcode are the operation; the upper three are the kind of its operand at bit 32. These are the
+bits (sm_90), each found by varying a PTX instruction, and compared with it by tests/sass/test_faces.py:
 
     73 -  75   memory: 0-3 u8 s8 u16 s16, 4 32 bits, 5 64, 6 128
     73 -  76   atomics: 0-3 u32 s32 u64 s64; with a float: 0 f16x2, 3 bf16x2, 9 f32, 15 f64
@@ -35,8 +35,9 @@ each seen by varying a PTX instruction, and held against it by tests/sass/test_f
     84 -  86   SYNCS.ARRIVE: 0 arrives and expects bytes, 1 and 5 arrives, 3 expects bytes, 4 completes them;
                73 doesn't complete a phase, 74 has no result, 75 drops out
 
-An instruction that has a further bit set there, or another value, has no face. Other architectures keep the widths of
-memory, but the atomics of sm_80 and of sm_100 are encoded differently, so their instructions have no faces at all.
+An instruction with any other bit set there, or another value, has no face. Other architectures encode the widths of
+memory accesses in the same way, but the atomics of sm_80 and sm_100 differently, so their instructions have no faces at
+all.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _WIDTHS = ("u8", "s8", "u16", "s16", "b32", "b64", "v4.b32")
 _INTEGERS = ("u32", "s32", "u64", "s64")
 _FLOATS = {0: "noftz.f16x2", 3: "noftz.bf16x2", 9: "f32", 15: "f64"}
 _ATOMICS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch")
-_COUNT = 11  # ATOMS.POPC.INC: add 1, which ptxas lets a warp do at once
+_COUNT = 11  # ATOMS.POPC.INC: add 1, which ptxas lets a warp do in one step
 _INTEGER_COLUMNS = (8, 16, 24, *range(32, 257, 16))  # columns of IGMMA
 _ARRIVE = 0x9A7  # SYNCS with a register for the arrivals
 _BULK_WAYS = {
@@ -78,7 +79,7 @@ def _access(opcode: str) -> Callable[[int], str | None]:
 
 
 def _atomic(space: str, result: int | None = 16, floats: bool = False) -> Callable[[int], str | None]:
-    """`result` is where the register for the old value is named; None for RED, which has no such register."""
+    """Return a function that finds an atomic's face. `result` is the bit of the old value's register, None for RED."""
 
     def face(word: int) -> str | None:
         operation, type_ = bits(word, 87, 3 if result is None else 4), bits(word, 73, 4)
@@ -161,7 +162,9 @@ def _double_mma(word: int) -> str | None:
 
 
 def _group_mma(types: Callable[[int], tuple[str, int] | None]) -> Callable[[int], str | None]:
-    """`types` returns types and depth. Which operands are transposed isn't shown: PTX has numbers for that."""
+    """Return the function that finds a warp group mma's face. `types` returns types and depth. Which operands are
+    transposed isn't shown: PTX has numbers for that.
+    """
 
     def face(word: int) -> str | None:
         found = None if bits(word, 73, 1) or bits(word, 59, 1) else types(word)
@@ -203,7 +206,7 @@ def _integer_types(word: int) -> tuple[str, int] | None:
 
 
 def _only(word: int, known: int) -> bool:
-    """Return whether none but known bits are set, from 72 on. Bit 91 is set in all these."""
+    """Return whether no bits from 72 on are set except known ones. Bit 91 is set in all of these."""
     return not word >> 72 << 72 & ~(CONTROL | known | 1 << 91)
 
 
@@ -238,7 +241,7 @@ def _bulk_prefetch(word: int) -> str | None:
 
 
 def _tensor(head: str, mode: str, rest: str, has_operation: bool = False) -> Callable[[int], str | None]:
-    """A copy by tensor map; `mode` is what im2col is called."""
+    """Return the function that finds the face of a copy by tensor map; `mode` is the word for im2col."""
 
     def face(word: int) -> str | None:
         dimensions, operation = bits(word, 79, 3) + 1, bits(word, 87, 4)
@@ -253,7 +256,7 @@ def _tensor(head: str, mode: str, rest: str, has_operation: bool = False) -> Cal
 
 
 def _arrival(word: int) -> str | None:
-    """SYNCS.ARRIVE. SYNCS.PHASECHK, which waits, has another kind of operand."""
+    """Return the face of a SYNCS.ARRIVE. SYNCS.PHASECHK, which waits, has another kind of operand."""
     kind, is_silent = bits(word, 84, 3), bits(word, 74, 1)
     if word & 0xFFF != _ARRIVE or not _only(word, 7 << 73 | 7 << 84):
         return None
@@ -267,7 +270,7 @@ def _arrival(word: int) -> str | None:
 
 def _branch(word: int) -> str | None:
     others = word & ~(CONTROL | 0xFFFF | 0xFF << 16 | (1 << 48) - 1 << 34 | 15 << 87)
-    return None if others else "bra"  # not BRA.DIV, nor one on a uniform predicate
+    return None if others else "bra"  # neither BRA.DIV nor a branch on a uniform predicate
 
 
 _FACES: dict[tuple[str, int], Callable[[int], str | None] | str] = {  # by name and operation
@@ -317,11 +320,11 @@ _FACES: dict[tuple[str, int], Callable[[int], str | None] | str] = {  # by name 
     ("BRA", 0x147): _branch,
     ("BRX", 0x149): "brx.idx",
 }
-_WITHOUT = {  # have no face yet, though a probe might look for them
+_WITHOUT = {  # no face yet, though a probe might look for them
     *("LDGMC", "STAS", "REDAS", "BMMA", "BGMMA", "TEX", "TLD", "TLD4", "SULD", "SUST", "SUATOM", "SURED", "BRXU"),
 }
 NAMES = {name for name, _ in _FACES} | _WITHOUT
-UNIFORM = {"UBLKCP", "UBLKRED", "UBLKPF", "UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF"}  # done once for a warp
+UNIFORM = {"UBLKCP", "UBLKRED", "UBLKPF", "UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF"}  # executed once per warp
 OPCODES: dict[str, tuple[str, ...]] = {  # the first words of the faces that instructions of a name may have
     **dict.fromkeys(("LDG", "LD", "LDS", "LDL"), ("ld",)),
     **dict.fromkeys(("STG", "ST", "STS", "STL"), ("st",)),
@@ -345,7 +348,7 @@ OPCODES: dict[str, tuple[str, ...]] = {  # the first words of the faces that ins
 def find_face(one: Instruction) -> str | None:
     """Return the opcode and modifiers of the PTX instruction that this one is shown as.
 
-    Return an empty string if a probe might look for the instruction, but its bits aren't known; None if it's no site.
+    Return an empty string if a probe might look for the instruction but its bits aren't known, None if it isn't a site.
     """
     if one.name not in NAMES or (one.guard.predicate == PT and one.guard.negated):
         return None

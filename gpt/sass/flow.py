@@ -1,30 +1,30 @@
-"""Find registers that a probe may write at a place in a kernel.
+"""Find the registers that a probe may write at a place in a kernel.
 
-A register is free there if it's dead and nothing is in flight for it.
+A register is free at a place if it's dead there and nothing is in flight for it.
 
-*Dead*: on every way from here it's written before it's read. `live_before` says which registers aren't. An instruction
-under a guard writes in some lanes only, so the old value lives on.
+*Dead*: on every path from there, it's written before it's read. `live_before` returns the registers that aren't. A
+guarded instruction writes only in some lanes, so the old value lives on.
 
-*In flight*: the hardware doesn't check. An earlier load may still write its result there, long after the kernel lost
-interest in it, and an earlier store may not have read its operands yet. Instructions whose latency varies announce
-both by scoreboards (words.py): a write barrier is counted down when the result is there, and by then the operands have
-been read, too; a read barrier when the operands have been read. Barriers are counters, so waiting for one waits for
-every instruction that uses it.
+*In flight*: the hardware doesn't check. An earlier load may still write its result to the register, long after the
+kernel has lost interest in it, and an earlier store may not have read its operands yet. Instructions of variable
+latency announce both through scoreboards (words.py). A write barrier is decremented when the result has arrived, by
+which time the operands have been read too; a read barrier when the operands have been read. Barriers are counters, so
+waiting for one waits for every instruction that uses it.
 
-Predicates are read when an instruction issues, its guard as well as its operands. ptxas counts on that in all of
-PyTorch's kernels (docs/sass-check.md): it overwrites predicates of a load or store without waiting.
+Predicates, both guards and operands, are read when an instruction issues. ptxas relies on that in all of PyTorch's
+kernels (docs/sass-check.md): it overwrites predicates of a load or store without waiting.
 
-ptxas leaves a store without a barrier if nobody overwrites its operands, or if a later memory instruction has one: they
-read their operands in order, so that one's barrier covers them all (docs/sass-rules.md). Until there's such an
-instruction, words can't tell when the store has read them (`InFlight.queued`). What nothing will ever announce is in
-flight until the kernel ends (`loose` and `late`): the operands of HGMMA, and results of loads without a barrier. Most
-kernels have one: they load the stack pointer and never use it. A later LDC may arrive earlier (docs/sass-rules.md).
+ptxas gives a store no barrier if nobody overwrites its operands, or if a later memory instruction has one: they read
+their operands in order, so that barrier covers them all (docs/sass-rules.md). Until there is such an instruction, words
+can't tell when the store has read its operands (`InFlight.queued`). What nothing ever announces is in flight until the
+kernel ends (`loose` and `late`): the operands of HGMMA, and results of loads without a barrier. Most kernels have one
+of these: they load the stack pointer and never use it. A later LDC may arrive earlier (docs/sass-rules.md).
 
-Both are sets of registers, in one bit mask for all register files. They're found by going round the blocks of the graph
-until nothing changes: liveness backwards, what's in flight forwards. Where code is called that isn't there, every
-register is live that this code names. A block is first summed up in a few masks, so that only these are gone round;
-then each block is walked once more, for its instructions. What happens in a block to operands that were queued before
-it is seen from a bit that's no register's, _TOKEN, which is put into the queue where the block begins.
+Both are sets of registers, in one bit mask for all register files. They're computed by iterating over the blocks of the
+graph until nothing changes: liveness backwards, in-flight state forwards. Where code is called that isn't present,
+every register that this code names is live. Each block is first summed up in a few masks, so that the iteration needs
+only these; then each block is walked once more, for its instructions. To find out what a block does to operands queued
+before it, _TOKEN, a bit that belongs to no register, is put in the queue at its start.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from gpt.sass.words import BARRIERS, NO_BARRIER
 _LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}
 _HELD = ~(127 << STARTS.P | 127 << STARTS.UP)  # predicates are read when an instruction issues
 _MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]
-_WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state is one of these for each barrier and so on
+_WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state has one set per barrier and so on
 _PART = (1 << _WIDTH) - 1
 _TOKEN = 1 << _WIDTH
-_QUEUED = _WIDTH * 2 * BARRIERS  # where they are in a packed state
+_QUEUED = _WIDTH * 2 * BARRIERS  # their positions in a packed state
 QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
 
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
 
 
 def live_before(code: Code, graph: Graph) -> list[int]:
-    """Return for each instruction the registers whose values may still be read, by it or later."""
+    """Return, for each instruction, the registers whose values it or a later one may still read."""
     masks = code.masks
-    reads, keeps = [], []  # per block: the earlier values it reads, and the registers it doesn't overwrite
+    reads, keeps = [], []  # per block: the earlier values that it reads, and the registers that it doesn't overwrite
     for number, block in enumerate(graph.blocks):
         live, kept = (EVERY_REGISTER, 0) if number in graph.calls_out else (0, -1)
         for read, _, keep, _ in reversed(masks[block.start : block.end]):
@@ -96,7 +96,7 @@ def live_before(code: Code, graph: Graph) -> list[int]:
 
 
 def _after(graph: Graph, before: list[int], number: int) -> int:
-    """Return what's live behind a block."""
+    """Return what's live after a block."""
     live = EVERY_REGISTER if number in graph.calls_out else 0
     for follower in graph.successors[number]:
         live |= before[follower]
@@ -104,29 +104,29 @@ def _after(graph: Graph, before: list[int], number: int) -> int:
 
 
 class InFlight(NamedTuple):
-    """Registers that something earlier may still write or read. One mask for each barrier."""
+    """Registers that an earlier instruction may still write or read, as one mask per barrier."""
 
     writes: tuple[int, ...]
     reads: tuple[int, ...]
-    queued: int  # operands of memory instructions without a barrier, which a later one's barrier will cover
+    queued: int  # operands of memory instructions without a barrier, which a later instruction's barrier will cover
     loose: int  # operands that nothing announces
     late: int = 0  # results that nothing announces
 
     @property
     def unawaited(self) -> int:
-        """Registers that no barrier announces, so far."""
+        """The registers that no barrier announces so far."""
         return self.queued | self.loose | self.late
 
     @property
     def arriving(self) -> int:
-        """Registers that something earlier may still write."""
+        """The registers that an earlier instruction may still write."""
         found = self.late
         for mask in self.writes:
             found |= mask
         return found
 
     def after_waiting(self, mask: int) -> int:
-        """Return the registers in flight once the barriers in `mask` are down; without `unawaited`."""
+        """Return the registers in flight once the barriers in `mask` are released, without `unawaited`."""
         found = 0
         for barrier in range(BARRIERS):
             if not mask >> barrier & 1:
@@ -138,9 +138,9 @@ NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0, 0)
 
 
 class Flights:
-    """The registers in flight before each instruction, before its own wait; None: it's never reached.
+    """The registers in flight before each instruction, before it waits; None if it's never reached.
 
-    A block is walked when one of its instructions is asked for, since probes go to few.
+    A block is walked when one of its instructions is first requested, because probes go to few blocks.
     """
 
     def __init__(self, code: Code, graph: Graph, events: list[bool], arriving: list[int]) -> None:
@@ -173,7 +173,7 @@ def in_flight_before(code: Code, graph: Graph) -> Flights:
     """Return what's in flight when each instruction may issue."""
     events = _events(code)
     passes = [_sum_up(code, events, block) for block in graph.blocks]
-    arriving = [-1] * len(graph.blocks)  # packed; -1 if nothing leads there
+    arriving = [-1] * len(graph.blocks)  # packed; -1 if unreachable
     arriving[0] = 0
     left, waiting = [0], [False] * len(arriving)
     while left:
@@ -192,7 +192,7 @@ def in_flight_before(code: Code, graph: Graph) -> Flights:
 
 
 class _Pass(NamedTuple):
-    """A block's effect on the packed state: the bits that it keeps and adds, and where the queued operands go."""
+    """A block's effect on the packed state: the bits that it keeps and adds, and where queued operands go."""
 
     keep: int
     add: int
@@ -235,7 +235,7 @@ def _unpack_flight(packed: int) -> InFlight:
 
 
 def _events(code: Code) -> list[bool]:
-    """Return for each instruction whether it can change what's in flight."""
+    """Return, for each instruction, whether it can change what's in flight."""
     controls = code.controls
     late = {number: _is_late(decoder.entry) for number, decoder in code.used.items()}
     return [
@@ -245,12 +245,12 @@ def _events(code: Code) -> list[bool]:
 
 
 def _is_late(entry: Opcode) -> bool:
-    """Return whether an instruction without a barrier may read and write long after it has issued."""
+    """Return whether an instruction without a barrier may read and write long after it issued."""
     return entry.variable or entry.name in _LATE
 
 
 def wait_for(state: InFlight, mask: int) -> InFlight:
-    """Return what's in flight once the barriers in `mask` are down."""
+    """Return what's in flight once the barriers in `mask` are released."""
     if not mask or state == NOTHING:
         return state
     writes, reads = list(state.writes), list(state.reads)
@@ -267,7 +267,7 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
     entry = code.used[code.opcodes[index]].entry
     reading, writing, *_ = code.masks[index]
     reading &= _HELD
-    if entry.name == "LDGSTS":  # nvdisasm lists a predicate as written, which ptxas overwrites without a wait
+    if entry.name == "LDGSTS":  # nvdisasm lists a predicate as written, but ptxas overwrites it without waiting
         writing = 0
     if write >= BARRIERS and read >= BARRIERS:
         if not _is_late(entry):
@@ -289,7 +289,7 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
 
 
 def merge(one: InFlight | None, other: InFlight) -> InFlight:
-    """Return the union of two states, for a place where two ways meet."""
+    """Return the union of two states, for a place where two paths meet."""
     if one is None or one is other or one == other:
         return other
     return InFlight(

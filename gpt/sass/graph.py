@@ -1,8 +1,8 @@
-"""Control flow of a kernel: the stretches of code that run from start to end, and which can follow which.
+"""Find a kernel's control flow: stretches of code that run from start to end, and which can follow which.
 
 A kernel is one section of code. The section may also hold functions that the kernel calls.
 
-Warps make this harder than on a CPU. Lanes that part at a branch wait for each other at a BSYNC:
+Warps make this harder than on a CPU. Lanes that diverge at a branch wait for each other at a BSYNC:
 
     BSSY B0, L      remember in B0 which lanes are here; they'll meet at L
     @P0 BRA M       some go this way,
@@ -10,16 +10,16 @@ Warps make this harder than on a CPU. Lanes that part at a branch wait for each 
     BSYNC B0        wait until each of B0's lanes has come to a BSYNC B0 (or left by EXIT or BREAK)
     L:              go on together
 
-Lanes go on behind the BSYNC. The label that a BSSY names is usually there, but the hardware doesn't look at it
+Lanes continue after the BSYNC. The label that a BSSY names is usually there, but the hardware doesn't look at it
 (docs/sass-rules.md), so a BSYNC has one successor.
 
-An indirect jump leads to the targets of its own table, which is in the file (kernels.py).
+An indirect jump leads to the targets in its own table, which is in the file (kernels.py).
 
-A RET goes back to behind the calls of the functions that it ends. Where no call in this section leads to it, it may go
-back to behind any call.
+A RET returns to after the calls of the functions that it ends. If no call in this section leads to it, it may return to
+after any call.
 
-Nothing is missing from `Graph.successors` that the hardware can do; there may be edges too many. What can't be bounded
-raises UnboundedError: an indirect jump without a table, or a jump that leaves the section.
+`Graph.successors` has every edge that the hardware can take, and maybe others. Code that can't be bounded raises
+UnboundedError: an indirect jump without a table, or a jump out of the section.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ NO_TABLES: Mapping[int, Collection[int]] = MappingProxyType({})
 
 
 class UnboundedError(GptError):
-    """The code goes somewhere that can't be found from its words."""
+    """The code jumps somewhere that can't be determined from its words."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions from `start` to before `end`, numbered from the start of the section; only the last one can jump."""
+    """Instructions from `start` up to `end`, numbered from the start of the section; only the last one can jump."""
 
     start: int
     end: int
@@ -58,7 +58,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Graph:
-    """Blocks in the order of the code, and the blocks that can follow each. The kernel begins with block 0."""
+    """Blocks in code order, and the blocks that can follow each. The kernel begins with block 0."""
 
     blocks: tuple[Block, ...]
     successors: tuple[tuple[int, ...], ...]
@@ -78,7 +78,7 @@ class Graph:
         return [block.start for block in self.blocks]
 
     def block_at(self, index: int) -> int:
-        """Return the number of the block that an instruction is in."""
+        """Return the number of the block that contains an instruction."""
         return bisect.bisect_right(self._starts, index) - 1
 
     @cached_property
@@ -86,7 +86,7 @@ class Graph:
         return self.reachable()
 
     def reaches(self, index: int) -> bool:
-        """Return whether anything leads to an instruction."""
+        """Return whether an instruction is reachable."""
         return self.block_at(index) in self._reached
 
     def reachable(self, start: int = 0) -> set[int]:
@@ -102,7 +102,7 @@ class Graph:
 
 
 def is_conditional(one: Instruction) -> bool:
-    """Return whether an EXIT, RET or jump may also go on to the next instruction.
+    """Return whether an EXIT, RET or jump may also continue with the next instruction.
 
     A branch with any unusual bit counts as conditional: BRA.DIV, for example, or a branch on a uniform predicate.
     """
@@ -116,9 +116,9 @@ def is_conditional(one: Instruction) -> bool:
 
 
 def make_graph(code: Code, tables: Mapping[int, Collection[int]] = NO_TABLES, where: str = "") -> Graph:
-    """Find the blocks of a section, and what can follow each.
+    """Find the blocks of a section, and which can follow each.
 
-    `tables`: the offsets that an indirect jump leads to, by its own. Raises UnboundedError.
+    `tables` has the offsets that each indirect jump can lead to, by its own offset. Raises UnboundedError.
     """
     return _Builder(code, tables, where).build()
 
@@ -164,7 +164,7 @@ class _Builder:
         return graph
 
     def _follow(self, number: int) -> Iterator[int]:
-        """Yield what follows a block, but not where a RET leads."""
+        """Yield the blocks that follow a block, except where a RET leads."""
         end = self.blocks[number].end
         if self.code.opcodes[end - 1] not in self.opcodes and end in self.at:
             yield self.at[end]
@@ -205,7 +205,7 @@ class _Builder:
             successors[number] |= found[number] or anywhere
 
     def _blocks_of(self, function: int, successors: list[set[int]]) -> set[int]:
-        """Return the blocks of a function, without the functions that it calls."""
+        """Return the blocks of a function, but not of the functions that it calls."""
         seen: set[int] = set()
         left = [function]
         while left:

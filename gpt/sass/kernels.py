@@ -1,6 +1,6 @@
-"""The kernels of a cubin as code: their instructions, registers and jump tables, and other facts that go with code.
+"""The kernels of a cubin as code: their instructions, registers and jump tables, and other facts that belong to code.
 
-Everything is read by `gpt.formats.kernel_edit`, which later writes it. Jump tables are in the attribute 0x34 of
+Everything is read with `gpt.formats.kernel_edit`, which later writes it. Jump tables are in the attribute 0x34 of
 `.nv.info.K`: for each indirect branch its offset, a zero, the number of its targets, and their offsets, u32 each (seen
 in what ptxas makes of a `switch`).
 """
@@ -24,39 +24,41 @@ from gpt.formats.nvinfo import iter_attributes
 from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
+from gpt.sass.masks import STARTS
 from gpt.sass.tables import Table
 from gpt.sass.words import SIZE, bits
 
-RESERVED = 2  # registers of a kernel's count that the hardware keeps
+RESERVED = 2  # registers in a kernel's count that the hardware reserves
 EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
-FRAME, STACK = 0x11, 0x12  # attributes of the module by symbol: bytes of its own frame; of all that it calls, too
-_USETMAXREG = 0x9C8  # with a number in the word, at bit 32
+FRAME, STACK = 0x11, 0x12  # attributes of the module by symbol: bytes of its own frame; of everything it calls, too
+_USETMAXREG = 0x9C8  # the number is in the word, at bit 32
 _ENDS = {b"__assertfail"}  # functions that end the kernel
 _NO_CODE = {*_ENDS, b".nv.reservedSmem.offset0"}  # undefined symbols whose code never returns
 _LDC, _MOV, _RZ = 0xB82, 0x802, 255  # LDC R, c[BANK][R+offset] and MOV R, number
-_ADDRESSES = 4  # the bank with addresses of functions
+_ADDRESSES = 4  # the bank that has functions' addresses
 _SOMEWHERE = -1  # in that bank
 _GENERAL = (1 << 255) - 1
+_UNIFORM = EVERY_REGISTER & (1 << STARTS.P) - (1 << STARTS.UR)
 _JUMP = struct.Struct("<III")
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's code. Its instructions name registers below `registers` only."""
+    """A kernel's code. Its instructions only name registers below `registers`."""
 
     name: str
     code: Code
     registers: int
     jump_tables: Mapping[int, frozenset[int]]  # offset of an indirect branch -> offsets of its targets
-    elsewhere: int = EVERY_REGISTER  # registers that code which it may call in other sections names
+    elsewhere: int = EVERY_REGISTER  # registers named by code in other sections that it may call
     returns: bool = True  # code outside that it calls may return
     base: Kernel | None = field(default=None, repr=False)  # the same instructions, with other control parts
     changed: Mapping[int, int] = field(default_factory=dict, repr=False)  # the words that differ from the base's
     _variants: dict[frozenset[tuple[int, int]], Kernel] = field(default_factory=dict, repr=False, compare=False)
 
     def with_controls(self, changed: Mapping[int, int]) -> Kernel:
-        """Return the same kernel, some words with another control part. Asked again, it's the same object, whose
-        analyses have been made.
+        """Return the same kernel with other control parts for some words. The same changes return the same object,
+        whose analyses are cached.
         """
         base = self.base or self
         changed = {**self.changed, **changed}
@@ -69,7 +71,7 @@ class Kernel:
 
     @property
     def jump_targets(self) -> frozenset[int]:
-        """Every offset to which some indirect branch leads."""
+        """All offsets that indirect branches lead to."""
         return frozenset().union(*self.jump_tables.values())
 
     @cached_property
@@ -84,12 +86,12 @@ class Kernel:
 
     @cached_property
     def flight(self) -> Flights:
-        """The state of scoreboards before each instruction; None if it's never reached. Raises UnboundedError."""
+        """The state of the scoreboards before each instruction; None if it's unreachable. Raises UnboundedError."""
         return in_flight_before(self.code, self.graph)
 
     @cached_property
     def named(self) -> int:
-        """Registers that its instructions name, whether or not they can run, or the functions that it calls."""
+        """The registers named by its instructions, reachable or not, and by the functions that it calls."""
         if self.base:
             return self.base.named
         found = self.elsewhere if self.graph.calls_out else 0
@@ -98,10 +100,25 @@ class Kernel:
         return found
 
     @cached_property
-    def kept(self) -> int:
-        """The number of registers that it has throughout: fewer than `registers` if warps give some back.
+    def steady(self) -> int:
+        """Uniform registers that only instructions of fixed latency read and write.
 
-        USETMAXREG does that (PTX: setmaxnreg), and says how many are left, the two that the hardware keeps included.
+        So no part of a warp leaves one in flight, even if the hardware turns to another part.
+        """
+        if self.base:
+            return self.base.steady
+        found = self.named & _UNIFORM & ~(self.elsewhere if self.graph.calls_out else 0)
+        for opcode, masks in zip(self.code.opcodes, self.code.masks, strict=True):
+            if self.code.table.opcodes[opcode].variable:
+                found &= ~(masks.reads | masks.writes)
+        return found
+
+    @cached_property
+    def kept(self) -> int:
+        """The number of registers that it keeps throughout: fewer than `registers` if warps give some back.
+
+        USETMAXREG does that (PTX: setmaxnreg). Its number of remaining registers includes the two that the hardware
+        reserves.
         """
         code = self.code
         counts = [
@@ -132,7 +149,7 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
 
 
 def _calls_only_ends(cubin: CubinEditor, code: Code, targets: Collection[int]) -> bool:
-    """Return whether every call of code outside is one of a function that ends the kernel.
+    """Return whether every call of code outside calls a function that ends the kernel.
 
     ptxas loads such a function's address from constant bank 4, right before the call.
     """
@@ -153,7 +170,7 @@ def _may_be_code(cubin: CubinEditor, symbol: int) -> bool:
 
 
 def _find_address(code: Code, index: int, targets: Collection[int]) -> int | None:
-    """Return where in constant bank 4 a CALL's address is; None if it may come from elsewhere."""
+    """Return the offset of a CALL's address in constant bank 4, or None if it may come from elsewhere."""
     load = _find_writer(code, index, code.masks[index].reads & _GENERAL, targets)
     if load is None or load.opcode != _LDC or bits(load.word, 54, 5) != _ADDRESSES:
         return None
@@ -165,7 +182,7 @@ def _find_address(code: Code, index: int, targets: Collection[int]) -> int | Non
 
 
 def _find_writer(code: Code, index: int, mask: int, targets: Collection[int]) -> Instruction | None:
-    """Return the instruction that surely wrote all these registers last; None if there may be others."""
+    """Return the instruction that certainly wrote all these registers last, or None if there may be others."""
     for before in range(index - 1, -1, -1):
         one = code[before]
         if SIZE * (before + 1) in targets or one.name == "CALL":
@@ -176,10 +193,10 @@ def _find_writer(code: Code, index: int, mask: int, targets: Collection[int]) ->
 
 
 def _named_elsewhere(cubin: CubinEditor, table: Table) -> int:
-    """Return the registers that functions in sections of their own name, which any kernel may call.
+    """Return the registers named by functions in separate sections, which any kernel may call.
 
-    It's every register if the kernel may call another file or the driver (printf). __assertfail never returns, so it
-    does no harm.
+    If the kernel may call another file or the driver (printf), these are all registers. __assertfail never returns, so
+    it does no harm.
     """
     if cubin.undefined.keys() - _NO_CODE:
         return EVERY_REGISTER
@@ -204,11 +221,11 @@ class Relocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Numbers that the file has for a kernel's code."""
+    """The numbers that the file has for a kernel's code."""
 
     registers: int  # the number in the file: the highest register + 3
     in_section: int  # the same number in the section's header, up to ELF ABI 7; 0 if it isn't there
-    bound: int | None  # on it, if there's one
+    bound: int | None  # the file's limit on it, if there is one
     exits: tuple[int, ...]  # offsets of EXITs
     barriers: int
     frame: int
@@ -218,7 +235,7 @@ class Facts:
 
 
 def read_facts(cubin: CubinEditor, name: str) -> Facts:
-    """Read what the file says of a kernel's code. Raises MalformedError, and CannotEdit if it isn't understood."""
+    """Read what the file says about a kernel's code. Raises MalformedError, and CannotEdit if it isn't understood."""
     editor = KernelEditor(cubin, name)
     exits: tuple[int, ...] = ()
     barriers = 0

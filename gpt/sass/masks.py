@@ -1,7 +1,7 @@
-"""Sets of registers, as bit masks: one for each register file, or one number for all of them.
+"""Sets of registers as bit masks: one per register file, or one number for all of them.
 
-The analyses use one number for all, since going through a kernel is then a few operations on integers for each
-instruction. In it, R has the lowest 256 bits, then come UR, P, UP and B.
+The analyses use one number for all files, so that each instruction costs only a few integer operations. R has the
+lowest 256 bits, followed by UR, P, UP and B.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Registers(NamedTuple):
-    """Sets of registers: a bit mask for each register file."""
+    """Sets of registers: one bit mask per register file."""
 
     R: int = 0
     UR: int = 0
@@ -23,10 +23,10 @@ class Registers(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Registers that a word reads and writes, its guard included, as masks of all files.
+    """The registers that a word reads and writes, including its guard, as masks of all files.
 
-    `keeps` has every register whose old value may survive: all but those written. Under a guard, or if the word isn't
-    `exact`, fewer may be written than could be, so then it has them all. `exact` if all its modifiers are known.
+    `keeps` has every register whose old value may survive: all but written registers. A guarded word, or a word that
+    isn't `exact`, may write less than it could, so it keeps everything. `exact` says that all modifiers are known.
     """
 
     reads: int
@@ -36,24 +36,24 @@ class Masks(NamedTuple):
 
 
 NO_REGISTERS = Registers()
-WIDTHS = Registers(256, 256, 8, 8, 16)  # bits of each register file in a mask of all
+WIDTHS = Registers(256, 256, 8, 8, 16)  # bits per register file in a mask of all files
 STARTS = Registers(0, 256, 512, 520, 528)
 EVERY_REGISTER = (1 << 255) - 1 | ((1 << 255) - 1) << 256 | 127 << 512 | 127 << 520 | 0xFFFF << 528
 
 
 def pack(registers: Registers) -> int:
-    """Return sets of registers as one mask."""
+    """Pack sets of registers into one mask."""
     general, uniform, predicates, uniform_predicates, barriers = registers
     return general | uniform << 256 | predicates << 512 | uniform_predicates << 520 | barriers << 528
 
 
 def unpack(mask: int) -> Registers:
-    """Return one mask as sets of registers."""
+    """Unpack one mask into sets of registers."""
     return Registers(*(mask >> start & (1 << width) - 1 for start, width in zip(STARTS, WIDTHS, strict=True)))
 
 
 def name_registers(mask: int) -> str:
-    """Return the registers of a mask as text: R4 R5 P0."""
+    """Return the registers in a mask as text: R4 R5 P0."""
     names = []
     for file, start, width in zip(Registers._fields, STARTS, WIDTHS, strict=True):
         names += [f"{file}{number}" for number in range(width) if mask >> start + number & 1]

@@ -1,4 +1,4 @@
-"""Opcodes as a table has them (tables.py), and which registers a word with one of them reads and writes."""
+"""Opcodes as in a table (tables.py), and the registers that a word with such an opcode reads and writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpt.sass.words import PT
 UNKNOWN = -1  # a number of registers
 EVERY = 256
 GUARD = 15 << 12
-KEPT = 1 << 14  # masks that are kept, at most, for each opcode
+KEPT = 1 << 14  # masks cached per opcode, at most
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Count:
 
     @property
     def most(self) -> int:
-        """The greatest number for any value. If nothing is known of any, all registers from the named one on count."""
+        """The greatest number for any value. If no value is known, all registers from the named one on count."""
         most = max(self.numbers)
         return EVERY if most == UNKNOWN else most
 
@@ -41,23 +41,23 @@ NEVER = Count((), (0,))
 
 @dataclass(frozen=True)
 class Operand:
-    """A register number in a word, or with PR and UPR a mask of predicates (all of them if `low` is None)."""
+    """A register number in a word, or, for PR and UPR, a mask of predicates (all of them if `low` is None)."""
 
     file: str
     low: int | None
     writes: Count
     reads: Count
-    inverted: bool = False  # all bits of the number are turned
+    inverted: bool = False  # the number is stored inverted
 
     @property
     def name(self) -> str:
-        """As in the table: R16."""
+        """The name used in the table: R16."""
         return f"{self.file}{'' if self.low is None else self.low}{'~' if self.inverted else ''}"
 
 
 @dataclass(frozen=True)
 class Opcode:
-    """An opcode, as in its table."""
+    """An opcode, as in the table."""
 
     number: int
     name: str
@@ -67,7 +67,7 @@ class Opcode:
 
     @cached_property
     def is_direct(self) -> bool:
-        """True if it jumps to a place that its words name. CALL.REL with a register adds that to the place."""
+        """True if it jumps to a place that its words name. CALL.REL with a register adds the register to that place."""
         adds = self.name == "CALL" and any(operand.file == "R" for operand in self.operands)
         return self.target is not None and not adds
 
@@ -75,9 +75,9 @@ class Opcode:
 class _Shape(NamedTuple):
     """The operands of words with the same selectors.
 
-    A field is its lowest bit, a mask of its bits, the bits that are turned, the first bit of its register file in a
-    mask, the file's mask, and one bit for each register that's written and read. A number that means no register leads
-    to a bit that the file's mask lacks.
+    A field is its lowest bit, a mask of its bits, the bits to invert, the first bit of its register file in a mask, the
+    file's mask, and one bit for each register written and read. A number that means no register maps to a bit outside
+    the file's mask.
     """
 
     fields: tuple[tuple[int, int, int, int, int, int, int], ...]
@@ -90,8 +90,8 @@ class _Shape(NamedTuple):
 class Decoder:
     """Finds the registers that words with one opcode read and write.
 
-    Words differ in immediates more than in registers: so the masks are kept under the bits that they depend on. A big
-    kernel has many different words even then, so the shape, which depends on the selectors alone, is kept, too.
+    Words differ more in immediates than in registers, so masks are cached by the bits that they depend on. Even so, a
+    big kernel has many different words, so the shape, which depends only on the selectors, is cached too.
     """
 
     def __init__(self, entry: Opcode, bits: dict[str, int]) -> None:

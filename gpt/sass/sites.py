@@ -1,9 +1,9 @@
-"""Sites: the instructions of a kernel where probes can go, and the registers that are free there.
+"""Find the sites of a kernel: the instructions where probes can go, and the registers that are free there.
 
-A site is the kernel's first instruction (the face `entry`), or one with a face (faces.py). A probe's code runs in
-front of it or behind it, in registers of the kernel that hold nothing: dead, and with nothing in flight for them
-(flow.py). What the site itself waits for has arrived by then. Registers of the file R that the kernel doesn't name
-aren't counted: a kernel that needs more of them may lose warps. Those of the other files exist anyway.
+A site is the kernel's first instruction (the face `entry`), or one with a face (faces.py). A probe's code runs before
+or after it, in registers that hold nothing: dead, and with nothing in flight for them (flow.py). What the site itself
+waits for has arrived by then. Registers of the file R that the kernel doesn't name aren't counted: a kernel that needs
+more of them may lose warps. Those of the other files exist anyway.
 
     R    below the kernel's register count (the lowest that setmaxnreg leaves), without R1, the stack pointer
     UR   all. Whether one may be written where only some lanes of a warp are is for the weaver to say
@@ -30,9 +30,9 @@ _STACK_POINTER = 1 << 1
 
 
 class Site(NamedTuple):
-    """An instruction where probes can go.
+    """An instruction where a probe can go.
 
-    `face` is empty if it can't be shown to a probe, `free` is None if nothing leads there.
+    `face` is empty if it can't be shown to a probe; `free` is None if it's unreachable.
     """
 
     one: Instruction
@@ -41,7 +41,7 @@ class Site(NamedTuple):
 
 
 def iter_sites(kernel: Kernel) -> Iterator[Site]:
-    """Yield the sites of a kernel, in the order of its code.
+    """Yield the sites of a kernel, in code order.
 
     Raises UnboundedError, and GptError for an architecture whose instructions have no faces.
     """
@@ -54,7 +54,7 @@ def iter_sites(kernel: Kernel) -> Iterator[Site]:
         state = flight[one.index]
         if state is not None:
             yield Site(one, face, _find_free(kernel, one, live[one.index], state))
-        elif one.target != one.offset:  # a branch to itself pads the code
+        elif one.target != one.offset:  # a branch to itself is padding
             yield Site(one, face, None)
 
 

@@ -1,10 +1,11 @@
-"""Cycles until the result of an instruction of fixed latency may be used.
+"""Compute the cycles until the result of a fixed-latency instruction may be used.
 
-The hardware waits for nothing: if the reader issues too early, it gets the old value. ptxas knows the exact latency for
+The hardware waits for nothing: a reader that issues too early gets the old value. ptxas knows the exact latency for
 each pair of units (docs/sass-rules.md: 4 cycles within a unit, 5 from one to another, 13 from a comparison to a guard).
-Inside a snippet its stalls are kept. Where snippets, moved instructions and the kernel's own meet, nobody has computed
-them, so a distance is asked for that is enough for every reader. tests/sass/hazards.py compares it with the distances
-that ptxas leaves in PyTorch's kernels. A seam is rarely short of it, since a branch alone counts for 10 cycles.
+Inside a snippet, ptxas's stalls are kept. Where snippets, moved instructions and the kernel's own code meet, nobody has
+computed them, so a distance is required that's enough for every reader. tests/sass/hazards.py compares it with the
+distances that ptxas leaves in PyTorch's kernels. A seam rarely needs an extra stall, since a branch alone takes 10
+cycles.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _GENERAL = (1 << STARTS.UR) - 1
 _SLOW = {"DADD", "DFMA", "DMUL", "DSETP", "HFMA2"}
 _TENSOR = {"HMMA", "IMMA", "BMMA", "DMMA"}
 LONGEST = 36
-LATE_GUARD = 5  # at most this many of the cycles below may be left when a guard is read; ptxas leaves 13 between
+LATE_GUARD = 5  # how many of the cycles below may be left when a guard is read; ptxas leaves 13 between
 
 
 def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:
-    """Yield the registers that an instruction writes, and after how many cycles anything may use or overwrite them."""
+    """Yield the registers that an instruction writes, and the cycles until anything may use or overwrite each."""
     if opcode.variable:
         return
     general, others = written & _GENERAL, written & ~_GENERAL
@@ -36,8 +37,8 @@ def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:
 
 
 def iter_late(code: Code, graph: Graph, first: int) -> Iterator[tuple[int, int]]:
-    """Yield registers whose results may still be missing after a branch that replaces instruction `first`, and in how
-    many more cycles they arrive.
+    """Yield registers whose results may still be missing after a branch that replaces instruction `first`, each with
+    the number of cycles until they arrive.
     """
     seen: dict[int, int] = {}
     left = [(first, BRANCH_CYCLES)]

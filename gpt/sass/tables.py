@@ -1,26 +1,26 @@
-"""Instruction tables: for each opcode of an architecture, where its operands stand, and how many registers they are.
+"""Instruction tables: for each opcode of an architecture, the positions of its operands, and how many registers they
+are.
 
-A table is a text file, `gpt/sass/tables/sm_90.txt`, that gpt/sass/derive makes. An opcode is a line with its number
-(bits 0 to 11), its name, `variable` if its latency varies, and the form of its jump distance if it has one. A line for
-each operand follows:
+A table is a text file, such as `gpt/sass/tables/sm_90.txt`, written by gpt/sass/derive. Each opcode has a line with its
+number (bits 0 to 11), its name, `variable` if its latency varies, and the form of its jump distance if it has one. One
+line per operand follows:
 
     981 LDG variable
       P12 read 1
       R16 write by 73-75: 1*5 2 4 -
       R24 read by 72: 1 2
 
-`R16` is a register number at bit 16. The numbers after a role say how many registers from there on are written or
-read. With `by`, that depends on other bits, the selectors: there's a number for each of their values, the lowest bit
-first. `1*5` is five times 1; `-` is a value that nvdisasm refuses, so that nothing is known of it.
+`R16` is a register number at bit 16. The numbers after a role say how many registers from there on are written or read.
+`by` means that this depends on other bits, the selectors: there's a number for each of their values, lowest bit first.
+`1*5` is five times 1; `-` is a value that nvdisasm rejects, so nothing is known about it.
 
 The register files are R (general), UR (uniform), P and UP (predicates) and B (convergence barriers). A number with all
-bits set means no register (RZ, URZ, PT, UPT); barriers have no such number. After `~` the number's bits are
-complements, so that zero means none. `PR32` isn't a number but seven bits, one
-for each predicate; `PR` alone is all of them.
+bits set means no register (RZ, URZ, PT, UPT); barriers have no such number. `~` means that the number is stored
+inverted, so that zero means none. `PR32` isn't a number but seven bits, one per predicate; `PR` alone is all of them.
 
-A word whose opcode isn't in the table is refused. If a selector has a value that nothing is known of, the operand
-counts with the most registers that it has for any other value, and the instruction isn't `exact`: then what it
-writes may not count as overwritten.
+A word whose opcode isn't in the table is rejected. If a selector has an unknown value, the operand counts with the most
+registers that it has for any other value, and the instruction isn't `exact`: its writes may then not count as
+overwriting.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UnknownOpcodeError(MalformedError):
 
 
 class Effect(NamedTuple):
-    """Registers that a word writes and reads, its guard included. `exact` if all its modifiers are known."""
+    """The registers that a word writes and reads, including its guard. It's `exact` if all its modifiers are known."""
 
     writes: Registers
     reads: Registers
@@ -86,21 +86,21 @@ class Table:
     _fields: dict[int, tuple[Field, ...]] = field(default_factory=dict, repr=False)
 
     def opcode(self, word: int) -> Opcode:
-        """Return the entry for a word. Raises UnknownOpcodeError."""
+        """Return the table's entry for a word. Raises UnknownOpcodeError."""
         entry = self.opcodes.get(opcode_of(word))
         if entry is None:
             raise UnknownOpcodeError(f"opcode {opcode_of(word):03x} isn't in the table of {self.arch.name}")
         return entry
 
     def decoder(self, word: int) -> Decoder:
-        """Return what knows the words with the opcode of this one. Raises UnknownOpcodeError."""
+        """Return the decoder for words with this word's opcode. Raises UnknownOpcodeError."""
         found = self._decoders.get(word & 0xFFF)
         if found is None:
             found = self._decoders[word & 0xFFF] = Decoder(self.opcode(word), self.arch.register_bits)
         return found
 
     def fields(self, word: int) -> tuple[Field, ...]:
-        """Return the parts of a word that name registers which it uses. Raises UnknownOpcodeError."""
+        """Return the parts of a word that name registers in use. Raises UnknownOpcodeError."""
         key = word & ~CONTROL
         found = self._fields.get(key)
         if found is None:

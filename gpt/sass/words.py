@@ -1,4 +1,4 @@
-"""Instruction words: 128 bits, an integer here, bit 0 the lowest.
+"""Instruction words: 128 bits, represented as an integer whose bit 0 is the lowest.
 
 Every word has these parts; the rest belongs to the opcode (gpt/sass/tables.py):
 
@@ -7,7 +7,7 @@ Every word has these parts; the rest belongs to the opcode (gpt/sass/tables.py):
    105 - 125   control: what the hardware must wait for
    126 - 127   zero
 
-The hardware doesn't check whether an operand is ready: the compiler says so in the control part.
+The hardware doesn't check whether an operand is ready; the compiler says so in the control part.
 
    105 - 108   stall: cycles until the next instruction may issue
    109         hint: for the scheduler; what it does wasn't established. ptxas clears it if the stall is 12 or more
@@ -16,13 +16,13 @@ The hardware doesn't check whether an operand is ready: the compiler says so in 
    116 - 121   wait mask: barriers that must be zero before this instruction issues
    122 - 125   reuse: operands to keep in the register cache
 
-An instruction with a fixed latency needs nothing but stalls. One whose latency varies (memory, special functions)
-sets a barrier, and an instruction that reads the result waits for that barrier. Barriers are counters: two instructions
-may share one, and a wait is then for both.
+An instruction with a fixed latency needs only stalls. One whose latency varies (memory, special functions) sets a
+barrier, and an instruction that reads the result waits for that barrier. Barriers are counters: if two instructions
+share one, a wait is for both.
 
-Jumps hold the distance from the next instruction. There are three forms: `split` (units of 4 bytes, the low 8 bits
+Jumps contain the distance from the next instruction, in one of three forms: `split` (units of 4 bytes, the low 8 bits
 at bit 16, 48 more from bit 34 on), `whole` (units of 4 bytes, 48 bits from bit 34 on) and `imm32` (bytes, at bit 32).
-Which one an opcode has is in its table.
+The table says which one an opcode has.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from gpt.base.errors import MalformedError
 
-SIZE = 16  # bytes of a word
+SIZE = 16  # bytes per word
 PT = 7  # the predicate that is always true
 NO_BARRIER = 7
 BARRIERS = 6
@@ -43,7 +43,7 @@ BARRIERS = 6
 CONTROL = (1 << 126) - (1 << 105)
 _LOW = (1 << 64) - 1
 
-# Parts of the distance of a jump: (bit in the word, bits), lowest part first, and the bytes of a unit.
+# The parts of a jump's distance: (bit in the word, bits), lowest part first, and the bytes per unit.
 TARGETS: dict[str, tuple[tuple[tuple[int, int], ...], int]] = {
     "split": (((16, 8), (34, 48)), 4),
     "whole": (((34, 48),), 4),
@@ -52,7 +52,7 @@ TARGETS: dict[str, tuple[tuple[tuple[int, int], ...], int]] = {
 
 
 class Control(NamedTuple):
-    """The control part of a word. The reuse bits stay together."""
+    """The control part of a word; the reuse bits are one number."""
 
     stall: int
     hint: bool
@@ -63,14 +63,14 @@ class Control(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """The predicate that says which lanes take part."""
+    """The predicate that says which lanes execute."""
 
     predicate: int
     negated: bool
 
     @property
     def always(self) -> bool:
-        """True if all lanes take part."""
+        """True if all lanes execute."""
         return self.predicate == PT and not self.negated
 
 
@@ -87,7 +87,7 @@ def with_bits(word: int, low: int, width: int, value: int) -> int:
 
 
 def opcode_of(word: int) -> int:
-    """Return the opcode, with the kind of its operands."""
+    """Return the opcode, including the kind of its operands."""
     return word & 0xFFF
 
 
@@ -118,7 +118,7 @@ def with_control(word: int, control: Control) -> int:
 
 
 def target_of(word: int, form: str, offset: int) -> int:
-    """Return where a jump at `offset` leads to, in bytes from the start of its section."""
+    """Return the target of a jump at `offset`, in bytes from the start of its section."""
     parts, unit = TARGETS[form]
     value = width = 0
     for low, count in parts:
@@ -128,7 +128,7 @@ def target_of(word: int, form: str, offset: int) -> int:
 
 
 def with_target(word: int, form: str, offset: int, target: int) -> int:
-    """Return the jump at `offset` with another target. Raises ValueError if it's too far or not a whole unit away."""
+    """Return the jump at `offset` with another target. Raises ValueError if it's too far or no multiple of a unit."""
     parts, unit = TARGETS[form]
     value, rest = divmod(target - offset - SIZE, unit)
     width = sum(count for _, count in parts)
@@ -153,5 +153,5 @@ def words_array(code: bytes | bytearray | memoryview) -> npt.NDArray[np.uint64]:
 
 
 def dump_words(words: Iterable[int]) -> bytes:
-    """Return the bytes of words."""
+    """Return words as bytes."""
     return b"".join(word.to_bytes(SIZE, "little") for word in words)

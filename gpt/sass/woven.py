@@ -1,8 +1,8 @@
 """The declaration in which a weaver says what it did to a kernel, for `gpt/sass/check.py` to prove.
 
-Nothing here is believed. A declaration only spares the checker from guessing: where the trampolines are, from which
-words each part of them was made, and which register stands for which. Instructions are numbered from the start of
-their section, `source` in the original kernel, everything else in the rewritten one.
+Nothing in it is trusted. It only spares the checker from guessing where the trampolines are, which words each of their
+parts was made from, and which register stands for which. Instructions are numbered from the start of their section:
+`source` in the original kernel, everything else in the rewritten one.
 
     original              rewritten                        a trampoline
       k  LDG R4, [R2]       k  BRA t                          t  part: a snippet, its registers renamed
@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from gpt.sass.masks import NO_REGISTERS, Registers
 from gpt.sass.words import Guard
 
-Names = Mapping[str, Mapping[int, int]]  # by register file: the snippet's number of a register -> the kernel's
+Names = Mapping[str, Mapping[int, int]]  # by register file: the snippet's register number -> the kernel's
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """Code to be inserted, as ptxas compiled it, or written by the weaver.
+    """Code to insert, compiled by ptxas or written by the weaver.
 
-    `inputs` are the registers whose values it's given. Its jumps stay inside or lead right behind it. A RET stands for
-    a jump behind it, and a YIELD for a NOP.
+    `inputs` are the registers whose values it gets. Its jumps stay inside or lead to just after it. A RET stands for a
+    jump to just after it, and a YIELD for a NOP.
     """
 
     words: tuple[int, ...]
@@ -36,7 +36,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Inserted:
-    """A snippet in its place. With a guard, each of its words has that guard instead of none."""
+    """A snippet in its place. If there's a guard, each of its words gets it."""
 
     start: int
     snippet: Snippet
@@ -62,8 +62,8 @@ class Moved:
 class Trampoline:
     """A trampoline: its parts in order, then the way back, unless the last part never goes on.
 
-    The branch to it replaces the first instruction that's moved. The others follow that one in the kernel, and are
-    left where they were, too.
+    The branch to it replaces the first moved instruction. The others follow that one in the kernel, and are also left
+    where they were.
     """
 
     start: int
@@ -74,16 +74,16 @@ class Trampoline:
 
     @property
     def sources(self) -> list[int]:
-        """The instructions that are moved into it."""
+        """The instructions that are moved to it."""
         return [part.source for part in self.parts if isinstance(part, Moved)]
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """All that was done to a kernel."""
+    """Everything that was done to a kernel."""
 
     trampolines: tuple[Trampoline, ...] = ()
-    amended: frozenset[int] = frozenset()  # instructions left in their places that wait, stall or announce more
+    amended: frozenset[int] = frozenset()  # instructions that weren't moved but wait, stall or announce more
     persistent: Registers = NO_REGISTERS  # registers that keep a probe's values from one trampoline to another
-    registers: int = 0  # the count in the file, the two that the hardware keeps included
+    registers: int = 0  # the count in the file, including the two that the hardware reserves
     stack: int = 0  # bytes below the stack pointer for saved registers

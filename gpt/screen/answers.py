@@ -30,7 +30,7 @@ from gpt.stream import packed, records
 
 MOST, CELLS = 10_000, 200_000  # limits of a table
 COLUMNS = 64  # limit of a table
-INDENT = "    "  # indents a text that goes on lines of its own
+INDENT = "    "  # indent for text on separate lines
 TITLE = 32  # columns of a title
 LEAST_FUNCTION = 22  # columns that the name of a driver function keeps: many begin and end alike
 TOLD = 16  # most values of a single row to list below its table
@@ -48,7 +48,7 @@ class AnswerTable:
     """
 
     def __init__(self, answer: Record, most: int = MOST) -> None:
-        """Raise MalformedError if the rows make no sense."""
+        """Read the rows. Raises MalformedError if they make no sense."""
         fields, rows = packed.unpack_rows(answer)
         first = list(islice(rows, min(answer.get("top", most), most, CELLS // max(1, len(fields)))))
         columns = list(zip(range(len(fields)), fields, answer["columns"], strict=True))

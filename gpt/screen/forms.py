@@ -43,7 +43,7 @@ Columns = dict[str, Any]  # arrays with NaN for no value, or lists of text
 
 
 def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
-    """Return the rows that get a bar of their own, and the rows that share one more bar.
+    """Return the rows that get a separate bar, and the rows that share one more bar.
 
     If each bar is a single value, the longest come first, rows without a value get no bar, and bars that are too short
     to see are combined.

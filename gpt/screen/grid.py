@@ -1,7 +1,7 @@
 """Tables that fit the screen: text columns first, which may be shortened, then numbers, which never are.
 
-A row is a single line whatever its names contain; `--json` has the full names. A folder that all paths share is only
-printed once, above the table. Lines are rich's Text, which has colors but no width.
+A row is a single line whatever its names contain; `--json` has the full names. A folder that all paths share is printed
+only once, above the table. Lines are rich's Text, which has colors but no width.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ TIMES = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
 def human(size: float) -> str:
-    """Format a size in binary units with three digits."""
+    """Format a size in binary units with three digits; only from 1024 of a unit on in the next one."""
     size = round(size)
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while abs(value) >= 1000 and len(units) > 1:
+    while abs(value) >= 1023.5 and len(units) > 1:
         value /= 1024
         units.pop(0)
-    return f"{size} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
+    return f"{value:,.0f} {units[0]}" if units[0] == "B" or 999.5 <= abs(value) < 1024 else f"{value:.3g} {units[0]}"
 
 
 def human_count(number: float, sign: str = "-") -> str:

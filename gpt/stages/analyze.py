@@ -1,4 +1,4 @@
-"""gpt-analyze: one command for each question about traces."""
+"""gpt-analyze: one command per question about traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "roofline",
     "memusage",
     "memory",
+    "idle",
     "gaps",
+    "startup",
     "stages",
     "nvtx",
     "ioctl",
@@ -50,7 +52,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     option, equals, value = sys.argv[1].partition("=") if len(sys.argv) > 1 else ("", "", "")
     if option == "--script" and (equals or len(sys.argv) > 2):
         path = value if equals else sys.argv.pop(2)

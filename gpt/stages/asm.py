@@ -1,4 +1,4 @@
-"""gpt-asm: PTX to cubins."""
+"""gpt-asm: compiles PTX to cubins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Codec(StrEnum):
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     return cli.run(TOOL, asm)
 
 

@@ -1,4 +1,4 @@
-"""gpt-attach, also gpt-hook attach: a trace of processes that already run, by bpftrace."""
+"""gpt-attach, also gpt-hook attach: traces running processes with bpftrace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOOL = "gpt-attach"
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     return cli.run(TOOL, attach)
 
 

@@ -19,7 +19,7 @@ LAUNCH = "probed", "no launch with probes in the stream: 'gpt-hook run -p' recor
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     return cli.run(TOOL, dump)
 
 
@@ -61,7 +61,7 @@ def dump(
 def _keep(folder: Scratch) -> subprocess.Popen[bytes]:
     """Return a process that removes the folder when this one has ended, however it did.
 
-    It runs in the folder, whose name may be another one's by then.
+    It runs in the folder, whose name may belong to another one by then.
     """
     command = ["/bin/sh", "-c", 'read -r end; rm -f -- ./*; exec rmdir -- "$0"', str(folder.path)]
     null = subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""gpt-extract: what GPU code is in these files."""
+"""gpt-extract: lists the GPU code in files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ JOBS = min(4, len(os.sched_getaffinity(0)))  # 40 MB each; four stay under 300 M
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     return cli.run(TOOL, extract)
 
 
 def parse_path(text: str) -> Path:
-    """A path of the command line. An empty one, from a variable that is not set, would mean the current folder."""
+    """Return a path from the command line. An empty one, as from an unset variable, would mean the current folder."""
     if not text:
         raise UsageError("'' is not a file name")
     return Path(text)

@@ -1,4 +1,4 @@
-"""gpt-locate: which GPU code these runs never used, or these devices never run."""
+"""gpt-locate: finds GPU code that these runs never used, or these devices never run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Granularity(StrEnum):
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     return cli.run(TOOL, locate)
 
 

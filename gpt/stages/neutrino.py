@@ -1,4 +1,4 @@
-"""gpt-neutrino: runs a program with probes, as Neutrino's command line does, and leaves trace folders of its form."""
+"""gpt-neutrino: runs a program with probes, as Neutrino's command line does, and leaves trace folders in its format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOOL = "gpt-neutrino"
 
 
 def main() -> int:
-    """Entry point of the executable, and of its other name, `neutrino`."""
+    """Run the executable, also under its other name, `neutrino`."""
     return cli.run(TOOL, neutrino, words_after=True)
 
 

@@ -1,4 +1,4 @@
-"""gpt-patch: write libraries without the code they don't need."""
+"""gpt-patch: writes libraries without the code that they don't need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mode(StrEnum):
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     return cli.run(TOOL, patch, defaults={"--recompress": "19"})
 
 

@@ -17,7 +17,7 @@ TOOL = "gpt-ptx-probe"
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     return cli.run(TOOL, ptx_probe)
 
 
@@ -53,7 +53,7 @@ def ptx_probe(
             verify(file)
     if show:
         return _show(loaded, files or [])
-    from gpt.probe.ptx.stream import PtxWeaving  # gpt-hook waits for --show, which needs nothing of it
+    from gpt.probe.ptx.stream import PtxWeaving  # gpt-hook waits for --show, which doesn't need it
 
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     weaving = PtxWeaving(stage, loaded, keep, drop, not no_verify, count=count, relocatable=relocatable)

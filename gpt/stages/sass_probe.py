@@ -14,7 +14,7 @@ TOOL = "gpt-sass-probe"
 
 
 def main() -> int:
-    """Entry point of the executable."""
+    """Run the executable."""
     return cli.run(TOOL, sass_probe)
 
 

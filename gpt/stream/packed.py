@@ -121,7 +121,7 @@ class Packer:
     """Packs the rows of an answer: one column after the other, without gaps."""
 
     def __init__(self, columns: Iterable[Mapping[str, Any]]) -> None:
-        """Raise MalformedError if a type is unknown."""
+        """Lay out the columns. Raises MalformedError if a type is unknown."""
         self._columns: list[dict[str, Any]] = []
         self._fields: list[RowField] = []
         self._stride = 0

@@ -1,12 +1,13 @@
 """Reasons why a kernel or a launch has no probes, and why a buffer's data is missing.
 
-A record has the `code` of a reason and, where there's more to say, a `detail`. What a person reads comes from the
-table below: programs compare codes, never texts, so a text can be improved. `make` generates `GPT_REASONS` in
+A record has the `code` of a reason and, if there's more to say, a `detail`. The text for people comes from the table
+below: programs compare codes, never texts, so a text can be improved. `make` generates `GPT_REASONS` in
 `runtime/abi/records.h` from it, and a test compares it with REASONS in gpt-stream(5).
 
 To add a reason, add a line here and one in gpt-stream(5). Never change a code: traces contain them.
 
-Traces from before codes have a sentence instead, as `reason` in `unprobed` and `kernel`; `parse` maps those.
+Traces written before there were codes have a sentence instead, as `reason` in `unprobed` and `kernel`; `parse` maps
+those.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _REPORT = "report it with the cubin, which gpt-extract --save keeps"
 _SERVED = "gpt-hook(1), SUPERVISOR, says which processes it answers"
 _LESS = "a probe that saves fewer values needs less"
 
-# code -> the text, and the advice; none where the user asked for it
+# code -> the text, and the advice; no advice where the user asked for it
 TABLE: dict[str, tuple[str, str]] = {
     # The kernel's image
     "no_ptx": ("no PTX comes with it", f"build it with PTX, or use torch.compile or Triton {_README}"),
@@ -201,7 +202,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "max_disk": ("--max-disk was reached", "a larger --max-disk, or --launch-count or --sample, leave room"),
     OTHER: ("another reason", "gpt-hook(1), KERNELS WITHOUT PROBES, has more"),
 }
-# Texts that codes had in earlier versions, and that old traces and folders have in place of the code.
+# Texts for codes in earlier versions, which old traces and folders have instead of the code.
 FORMER = {
     "its graph was set of a node inside of a conditional one": "graph_conditional",
     "it was linked, and not of one PTX module": "linked",

@@ -1,6 +1,7 @@
 """A timeline as text: one line per track, with cells that show as a letter what took most of that slice of time.
 
-A letter is upper case if it took at least half of the slice, else lower case; a dot means that nothing happened.
+A letter is upper case if that activity took at least half of the slice, and lower case if it took less; a dot means
+that nothing happened.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from gpt.trace.calls_store import NO_DEVICE
 
 NAMES = {CALL: "cuda_driver", IOCTL: "ioctl", KERNEL: "kernel", MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset",
          RANGE: "user_annotation"}  # fmt: skip
-WINDOW = 1 << 14  # spans that are formatted at once
+WINDOW = 1 << 14  # spans formatted at once
 OTHERS = 1 << 32
 
 
@@ -64,7 +64,7 @@ def _quote(value: object) -> str:
 
 
 class _Writer:
-    """Make events from spans. Text that spans of one name and row share is made once."""
+    """Makes events from spans. Text shared by spans of one name and row is made once."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline

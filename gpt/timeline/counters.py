@@ -65,7 +65,7 @@ def count_copies(
 
 
 def _find_replayed(model: TraceModel, calls: npt.NDArray[np.void]) -> dict[tuple[int, str], tuple[Whole, Real]]:
-    """Return launches of graphs that copy, by process and op: their indices in the calls, and the bytes of each."""
+    """Return launches of graphs that copy, by process and op: their indices among the calls, and the bytes of each."""
     found: dict[tuple[int, str], tuple[Whole, Real]] = {}
     launches = np.flatnonzero(model.chosen(calls, type="graph", op="launch") & (calls["result"] == 0))
     for number, process in enumerate(model.processes):

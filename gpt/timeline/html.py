@@ -1,4 +1,4 @@
-"""A timeline as one self-contained page of HTML: page.html, which draws, and the data that it draws.
+"""A timeline as one self-contained HTML page: page.html, which draws, and the data that it draws.
 
 A row of the page shows one track and one depth of nesting, so its spans don't overlap. Columns of all
 spans are arrays in native layout, compressed one after another, in base 64; the rest is JSON.
@@ -42,7 +42,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
             for place, process in by_rank(timeline.model)
         ],
         "rows": list(_iter_rows(timeline, spans, depths[order])),
-        "counters": [[one.process, one.name, len(one.times), one.unit] for one in timeline.counters],
+        "counters": [[one.process, printable(one.name), len(one.times), one.unit] for one in timeline.counters],
         "marks": [[numbers[mark.track], mark.time, printable(mark.name)] for mark in timeline.marks],
         "incomplete": [printable(line) for line in timeline.model.incomplete],
         "spans": len(spans),
@@ -99,7 +99,7 @@ def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list
 
 
 def _find_links(timeline: Timeline, spans: Spans) -> Whole:
-    """For GPU work, return the index of its call's span; -1 for all other spans."""
+    """Return the index of the call's span for each piece of GPU work, and -1 for all other spans."""
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
     places = np.full(len(timeline.calls) + 1, -1, np.int64)  # for each call, and for the call -1

@@ -37,7 +37,7 @@ from gpt.timeline.tracks import (
 )
 from gpt.timeline.wire import Columns
 
-WINDOW = 1 << 13  # packets that are encoded at once
+WINDOW = 1 << 13  # packets encoded at once
 SEQUENCE = 1  # id of our sequence of packets; interned names are valid throughout it
 NOTES = ("correlation", "bytes", "result", "shared memory", "incomplete")
 LINKS, EVENT_IDS = 3000, 1  # GpuTrackEvent.gpu_correlation extends TrackEvent: not in the package's schema
@@ -56,7 +56,7 @@ def iter_bytes(timeline: Timeline) -> Iterator[bytes]:
 
 
 class _Writer:
-    """Make packets from spans. `iid`s are indices in lists of names, from 1 on; 0 stands for none."""
+    """Makes packets from spans. `iid`s are indices in lists of names, from 1 on; 0 stands for none."""
 
     def __init__(self, timeline: Timeline, schema: Any) -> None:
         self._timeline = timeline
@@ -144,7 +144,7 @@ class _Writer:
         return wire.message(_field(self._schema.Trace, "packet"), *parts).pack()
 
     def _iter_calls(self) -> Iterator[bytes]:
-        """Yield begins and ends of calls, ioctls and ranges, track by track and in order."""
+        """Yield the starts and ends of calls, ioctls and ranges, track by track and in order."""
         event, names, kinds = self._schema.TrackEvent, len(self._timeline.names), len(CATEGORIES)
         parts = [(np.zeros(0, bool), np.zeros(0, np.int64), np.zeros(0, np.int64))]
         for number, track in enumerate(self._timeline.tracks):
@@ -287,9 +287,10 @@ class _Writer:
 
 
 def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
-    """Merge begins and ends of nested or separate spans into one order: return whether each is a begin, and its index.
+    """Merge the starts and ends of nested or separate spans into one order: return whether each is a start, and its
+    index.
 
-    Begins must be sorted, with outer spans first; the index of an end counts ends by time.
+    Starts must be sorted, with outer spans first; the index of an end counts ends by time.
     """
     count = np.arange(len(begins))
     opens = np.zeros(2 * len(begins), bool)
@@ -300,7 +301,7 @@ def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
 
 
 def _text(text: str) -> str:
-    """Make a text fit for Perfetto, which drops anything after NUL."""
+    """Make text fit for Perfetto, which drops anything after NUL."""
     return valid(text).replace("\0", "\ufffd")
 
 

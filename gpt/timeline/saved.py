@@ -1,7 +1,7 @@
 """Summarize the data that probes saved for the spans of their launches: a few facts for each map.
 
-Facts belong to the kernel's span; if the trace doesn't say when the kernel ran, or which of several kernels of a call
-it was, they belong to the call's.
+Facts belong to the kernel's span. If the trace doesn't say when the kernel ran, or which of a call's kernels it was,
+they belong to the call's span.
 """
 
 from __future__ import annotations

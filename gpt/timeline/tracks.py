@@ -1,8 +1,8 @@
-"""Traces as tracks: for each thread and each stream of a process a row of spans.
+"""Turn traces into tracks: a row of spans for each thread and each stream of a process.
 
 The spans of a thread (its calls, and the ranges that it pushed) are nested or separate; the spans of a stream are
-separate. Spans that overlap otherwise go to a further lane of their track, a row of its own, because no viewer can draw
-them in one.
+separate. Spans that overlap otherwise go to another lane of their track, which is a separate row, because no viewer can
+draw them in one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Everything in traces that has a time: `spans` sorted by track and begin, longer ones first at equal begins.
+    """Everything in traces that has a time: `spans` sorted by track and start, longer ones first if they start
+    together.
 
     `source` of a span refers to `calls` or `gpu_times`; `callers` has the index of each GPU time's call, or -1 if that
     isn't known.
@@ -105,7 +106,7 @@ class Timeline:
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
-        """The begin of the first span or mark, and the end of the last one."""
+        """The start of the first span or mark, and the end of the last one."""
         marks = [mark.time for mark in self.marks]
         begins, ends = (self.spans[name] for name in ("begin", "end"))
         if not (len(begins) or marks):
@@ -328,7 +329,7 @@ class _Maker:
 
 
 def _work(api: Api) -> tuple[int, str]:
-    """Return category and name of the work that a call started, if it's no kernel."""
+    """Return the category and name of the work that a call started, if it isn't a kernel."""
     match api.type:
         case "memcpy":
             return MEMCPY, f"Memcpy {api.op}"

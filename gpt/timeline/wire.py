@@ -1,4 +1,4 @@
-"""Encode many messages of Protobuf by columns: each field's bytes in all rows at once, without an object per message.
+"""Encode many Protobuf messages by column: each field's bytes in all rows at once, without an object per message.
 
 https://protobuf.dev/programming-guides/encoding: a field is its tag, then a varint or, for texts and messages, a length
 and the bytes. The size of a field differs from row to row. So a column is a matrix with a row for each

@@ -1,7 +1,7 @@
 """Classify functions of the CUDA driver by name, for traces that record only names.
 
 gpt-hook has the same table (runtime/hook/entry/table.h), and a test keeps the two equal. Listed functions have a type
-and an op; for others, both follow from the beginning of the name.
+and an op; for others, both follow from the start of the name.
 """
 
 from __future__ import annotations

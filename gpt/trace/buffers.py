@@ -1,7 +1,7 @@
-"""Launches of probed kernels and what their probes saved: numpy arrays over the bytes, without an object per record.
+"""Launches of probed kernels and what their probes saved: numpy arrays over the bytes, without one object per record.
 
 gpt-stream(5), PROBE BUFFERS, describes the layout of a buffer; gpt/trace/parts.py finds its bytes. Each thread writes
-chunks of its own, so a `buffer` may come before the `probed`, `map` or `kernel` that it refers to. It waits for them.
+separate chunks, so a `buffer` may precede the `probed`, `map` or `kernel` that it refers to, and then waits for them.
 
 Every number in a trace is untrusted. A buffer is only read if its size follows from the map and the
 launch's grid and block, and if that many bytes are there. So an array can only be larger than the trace and its files
@@ -34,8 +34,8 @@ Slots = npt.NDArray[np.void]
 
 COUNT = 8  # bytes of a count, and of the number of a unit
 WARP = 32  # threads
-BATCH = 16 << 20  # bytes of buffers that are collected before `full`
-MOST = 1000  # buffers that are collected before `full`
+BATCH = 16 << 20  # bytes of buffers collected before `full`
+MOST = 1000  # buffers collected before `full`
 LEVELS = ("thread", "warp", "block")
 TYPES = ("array", "total", "log", "histogram", "table")
 MOST_COPIES = 1 << 16  # limit for a histogram or table
@@ -63,7 +63,7 @@ class MapLayout:
     """A map's layout in a launch's buffer."""
 
     def __init__(self, record: Record) -> None:
-        """Raises MalformedError if the `map` record makes no sense."""
+        """Read a `map` record. Raises MalformedError if it makes no sense."""
         fields = packed.parse_fields(record)
         self.id: int = record["id"]
         self.name: str = record["name"]
@@ -355,12 +355,12 @@ class Probes:
 
     @property
     def full(self) -> bool:
-        """True when enough buffers have come to `take` them."""
+        """True when enough buffers have arrived to `take` them."""
         return self._size >= BATCH or self._fresh >= MOST
 
     @property
     def pending(self) -> int:
-        """The number of chosen launches that lack buffers, or have some that weren't taken."""
+        """The number of chosen launches that lack buffers, or have some that haven't been taken."""
         if not self._selected:
             return len(self._launches)
         chosen = filter(self._is_chosen, self._launches.values())
@@ -374,7 +374,7 @@ class Probes:
             case "kernel":
                 if "registers" in record and "function" in record:
                     self.codes[record["function"]] = record
-                if "maps" in record:  # the other `kernel` record is about its code, and may come first
+                if "maps" in record:  # the other `kernel` record describes its code, and may arrive first
                     asked = frozenset(site["probe"].partition(".")[0] for site in record.get("sites", ()))
                     maps, params = frozenset(record["maps"]), record.get("params", [])
                     kernel = _Kernel(record["name"], maps, params, asked)
@@ -440,7 +440,7 @@ class Probes:
         return set(found.asked).difference(self.maps_of(kernel)) if found else set()
 
     def take_told(self, kind: str) -> list[Any]:
-        """Return the chosen launches (`probed`) or records (`times`, `memusage`) since the last time.
+        """Return the chosen launches (`probed`) or records (`times`, `memusage`) since the last call.
 
         `memusage` records are sums without a thread or a time, so a selection by these leaves them out.
         """
@@ -457,7 +457,7 @@ class Probes:
         return [times for times in known if self._is_of_chosen(self._fates.pop(times["launch"]))]
 
     def check_taken(self) -> None:
-        """Raise MalformedError if a buffer refers to a record that never came."""
+        """Raise MalformedError if a buffer refers to a record that never arrived."""
         if self._buffers:
             record = self._buffers[0]
             raise MalformedError(f"buffer of launch {record['launch']} and map {record['map']}: no such records")

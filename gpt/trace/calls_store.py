@@ -1,4 +1,4 @@
-"""Store the calls and GPU times of processes as they come, and read them back sorted by time, in ns.
+"""Store the calls and GPU times of processes as they arrive, and read them back sorted by time, in ns.
 
 Clocks, functions and devices are only known at the end, so until then rows stay as they are in the trace. Each batch is
 sorted by time stamp, which gives the same order as ns, and becomes a run for the merge in gpt/trace/spill.py.
@@ -139,7 +139,7 @@ class Kept:
         return merge([_KeptRun(self, batch, fields, ("start",), _fill_call) for batch in chosen], "start")
 
     def _iter_launches(self, process: int) -> Iterator[Array]:
-        """Yield a process's launch calls in the form that find_loading takes, in any order."""
+        """Yield a process's launch calls in the form that find_loading expects, in any order."""
         for batch in (one for one in self._calls if one.number == process and one.has("function")):
             for at in range(0, batch.rows, BLOCK):
                 _, rows = self._read(batch, at, min(BLOCK, batch.rows - at))
@@ -182,7 +182,7 @@ class Kept:
         return merge(runs, "begin")
 
     def _find_late(self, number: int, batches: list[_Batch]) -> _Moved:
-        """Find kernels whose measured time includes loading, and move their begin past it. Sorted by the old begin."""
+        """Find kernels whose measured time includes loading, and move their start past it. Sorted by the old start."""
         firsts = self._firsts[number].rows if number in self._firsts else np.zeros(0, LAUNCH)
         where = [(int(first["batch"]), int(first["row"])) for first in firsts]
         parts = [self.read(batches[at], row, 1, GPU, ("begin", "call"), _fill_gpu_time) for at, row in where]
@@ -201,7 +201,7 @@ class Kept:
 
 
 class _Moved(NamedTuple):
-    """GPU times whose beginning was moved by `cut` ns, with the batch and the row that each came from."""
+    """GPU times whose start was moved by `cut` ns, with the batch and row that each came from."""
 
     rows: Array
     batches: Array

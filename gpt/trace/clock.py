@@ -23,7 +23,7 @@ class Clock:
     """The clock of one segment. `ns_per_tick` may change with each `add`."""
 
     def __init__(self, header: dict[str, Any]) -> None:
-        """Raises MalformedError if the header has ticks without a rate."""
+        """Start from a header. Raises MalformedError if it has ticks without a rate."""
         self.monotonic: int = header["monotonic"]
         if self.monotonic >= LIMIT:
             raise MalformedError("header: monotonic is over 73 years")

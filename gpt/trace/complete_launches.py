@@ -1,9 +1,9 @@
 """Extract probed launches from a stream that's still being written, each one as soon as everything it saved has
 arrived.
 
-Each launch becomes a trace of its own: header, the records that it refers to, `probed`, its buffers, end. So every
-program that reads traces can read it. Until the last buffer arrives, earlier ones are kept packed, and large ones in
-an unnamed temporary file.
+Each launch becomes a separate trace: header, the records that it refers to, `probed`, its buffers, end. So every
+program that reads traces can read it. Until the last buffer arrives, earlier ones are kept packed, and large ones in an
+unnamed temporary file.
 
 Records of different threads come in no particular order: a buffer may precede the `probed`, `kernel` and `map` that it
 refers to.

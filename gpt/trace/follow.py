@@ -1,4 +1,4 @@
-"""Follow traces: first the files on the command line, then the traces of the processes they started.
+"""Follow traces: first the files on the command line, then the traces of the processes that these started.
 
 A `child` record names the trace of another process, a file in the same folder. The name is untrusted, so nothing else
 is opened: no link, and no file elsewhere. A live stream names no files, because the children's segments follow in it.
@@ -92,7 +92,7 @@ class Trace:
 
 
 class Follow:
-    """The traces at `paths` and the traces of their children, each once; None is standard input, which has no folder.
+    """The traces at `paths` and their children's traces, each once; None is standard input, which has no folder.
 
     `read` returns the records of a trace. `absent` grows while traces are read. It lists children's traces that are
     neither regular files beside the trace that names them, nor in `paths` or `given` (other files that will be read).

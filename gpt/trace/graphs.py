@@ -23,7 +23,7 @@ Column = npt.NDArray[np.uint64]
 
 
 class Operation(NamedTuple):
-    """Work of a graph other than kernels: how many nodes do it, and their bytes in one launch."""
+    """Work in a graph other than kernels: how many nodes do it, and their bytes per launch."""
 
     type: str
     op: str

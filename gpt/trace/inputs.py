@@ -1,4 +1,4 @@
-"""Read the traces on a command line: files of gpt-hook, `-` for standard input, and files of other people's tools.
+"""Read the traces on a command line: gpt-hook's files, `-` for standard input, and files from other people's tools.
 
 Readers get records from all of them. Foreign formats are looked up in FORMATS. Importing gpt/compat/ fills that table;
 the stages do that, and nothing in the core does. This file stays cheap to import because a format imports its reader
@@ -25,7 +25,7 @@ ReadText = Callable[[IO[bytes], str], Iterator[Record]]  # takes an open file an
 
 STDIN = Path("-")
 MOST_FOLDERS = 10_000  # in a folder of folders
-HEAD = 1 << 20  # bytes that are read to recognize a text format
+HEAD = 1 << 20  # bytes read to recognize a text format
 
 
 class StoredBuffer(NamedTuple):
@@ -131,7 +131,7 @@ def side_folder(path: Path | None) -> Path | None:
 
 
 def read_input(path: Path | None, read: Read) -> Iterator[Record]:
-    """Yield the records of a path from `expand`; `read` reads traces of gpt-hook. Raises GptError, OSError."""
+    """Yield the records of a path from `expand`; `read` reads gpt-hook's traces. Raises GptError, OSError."""
     if path is None:
         yield from read(path)
     elif (trace := _find_trace(path)) is not None:

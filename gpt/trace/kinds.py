@@ -1,4 +1,4 @@
-"""Sets of record kinds: a reader asks a `Process` for the sets it needs."""
+"""Sets of record kinds: a reader asks a `Process` for the sets that it needs."""
 
 from __future__ import annotations
 

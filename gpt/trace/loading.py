@@ -6,8 +6,8 @@ calls have times too, and launching is the last thing such a call does. So if a 
 on the host as the kernel's other launches, the kernel can't have begun earlier than one such usual launch time before
 the call's end.
 
-Threads that launch a kernel while another thread is loading it wait for that too. So each thread's first launch is
-considered, if its call began before the end of the kernel's very first launch call.
+Threads that launch a kernel while another thread is loading it have to wait too. So each thread's first launch is
+considered if its call began before the end of the kernel's very first launch call.
 
 A kernel that was launched once has nothing to compare with, and calls that were only counted have no times; then the
 loading time is unknown. Under CUDA_LAUNCH_BLOCKING a call contains its kernel. If the kernel runs FAR times as long the
@@ -55,7 +55,7 @@ def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
 class FirstLaunches:
     """The first launches of a process's kernels, by thread, collected from batches of GPU times; in time stamps.
 
-    Each keeps its batch and row.
+    Each remembers its batch and row.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The trace model: traces as arrays, for analyses that need all of it at once.
+"""The trace model: traces as arrays, for analyses that need everything at once.
 
     trace = gpt.trace.open("trace.mp")
     trace.launches[0].maps["warp_sched"]["end"].max()          # (blocks, warps, capacity), the bytes as they are
@@ -70,7 +70,7 @@ class Launch:
         self.maps = Maps(self.buffers)
 
     def __getattr__(self, name: str) -> Any:
-        """`id`, `device`, `stream`, `thread`, `grid`, `block`, `blocks`, `threads`, `params` of the launch."""
+        """Look up `id`, `device`, `stream`, `thread`, `grid`, `block`, `blocks`, `threads` or `params`."""
         if name.startswith("_") or name == "launch":
             raise AttributeError(name)
         return getattr(self.launch, name)
@@ -94,7 +94,7 @@ class TraceModel:
     """The processes of traces, their calls and the data that probes saved. `incomplete` has a line for each gap."""
 
     def __init__(self, types: frozenset[str] | None = None, drains: bool = False) -> None:
-        """`types` limits which calls are kept, by the function's type; by default all are.
+        """Keep calls of functions of these `types`, by default all.
 
         If it `drains` processes, it stores their NVTX ranges too, for `iter_ranges`.
         """
@@ -186,7 +186,7 @@ class TraceModel:
         return self._kept.iter_gpu_times(places)
 
     def loading(self, places: Collection[tuple[int, int]]) -> tuple[int, int]:
-        """Return how many kernels were loaded in a first launch there, and the ns; after `iter_gpu_times` of them."""
+        """Return how many kernels were loaded in a first launch there, and the ns; call after `iter_gpu_times`."""
         found = [self._kept.loading.get(place, (0, 0)) for place in places]
         return sum(count for count, _ in found), sum(time for _, time in found)
 
@@ -217,7 +217,7 @@ class TraceModel:
         return mask
 
     def api(self, call: Any) -> Api:
-        """Return the function of a call."""
+        """Return the function that a call called."""
         return self.processes[int(call["process"])].api(int(call["api"]))
 
     def kernel(self, row: Any) -> str:

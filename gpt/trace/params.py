@@ -32,7 +32,7 @@ class ArgumentValue(NamedTuple):
     value: Value
 
     def __str__(self) -> str:
-        """`u32 400`, `u64 global 0x7f0000000000`."""
+        """Format it as `u32 400` or `u64 global 0x7f0000000000`."""
         value = self.value
         if isinstance(value, bytes):
             text = "0x" + value[::-1].hex()

@@ -1,9 +1,9 @@
 """Assemble the bytes of a probe's buffer from the places that its records name.
 
-A buffer is in one `buffer` record or in several, each with the next bytes. They are in the record itself or in a file
-beside the trace, complete or reduced to the units that saved something. The bytes are plain or columns, either of them
-perhaps in a zstd frame, or they're in a file of another format, whose name is then the codec. gpt-stream(5) lists the
-keys and describes columns.
+A buffer is in one `buffer` record or in several, each with the next bytes. The bytes are in the record itself or in a
+file beside the trace, complete or reduced to the units that saved something. They are plain or columns, perhaps in a
+zstd frame, or they're in a file of another format, whose name is then the codec. gpt-stream(5) lists the keys and
+describes columns.
 
 Every number in a trace is untrusted. The bytes of one record, or of several that are adjacent in a file, are used in
 place. Others are copied into zeroed memory, so that units that saved nothing take no pages. A frame is only

@@ -81,7 +81,7 @@ class Process:
     def __init__(
         self, header: Record, kinds: frozenset[str], folder: Path | None = None, selection: Selection | None = None
     ) -> None:
-        """Raises MalformedError if the header makes no sense."""
+        """Begin a segment. Raises MalformedError if the header makes no sense."""
         if fault := records.check(header):
             raise MalformedError(fault)
         self.header = header
@@ -152,7 +152,7 @@ class Process:
         return [id_ for id_, api in self.apis.items() if api.type == CAPTURED]
 
     def gpu(self, ordinal: int | None) -> Hashable:
-        """Return a key unique to a device, and shared by other processes that use it if its UUID is known."""
+        """Return a key that's unique to a device, and the same in other processes if the device's UUID is known."""
         uuid = self.cards[ordinal].get("uuid") if ordinal in self.cards else None
         return (machine_of(self.header), uuid) if uuid else (identity(self.header), ordinal)
 
@@ -246,7 +246,7 @@ class Process:
                 self._selected.devices.add(record["index"])
 
     def take_ranges(self) -> list[Record]:
-        """Return the records of ranges and range ends since the last time."""
+        """Return the records of ranges and range ends since the last call."""
         found, self.ranges = self.ranges, []
         return found
 
@@ -261,7 +261,7 @@ class Process:
         return self._controls if self._selected.says_device else Counter()
 
     def take_ioctls(self) -> list[Record]:
-        """Return the ioctls since the last time."""
+        """Return the ioctls since the last call."""
         found, self._details = self.ioctls, []
         return found
 
@@ -283,7 +283,7 @@ class Process:
         return self._names
 
     def take_launches(self) -> Counter[int]:
-        """Return launches since the last time, by function. Take calls first: a narrow selection counts them there."""
+        """Return launches since the last call, by function. Take calls first: a narrow selection counts them there."""
         found = self._selected.take_launches(self.apis.keys(), self.captured(), self.status is not None)
         for _, rows in self.launches.take():
             for function, count in rows[["function", "count"]].tolist():

@@ -1,7 +1,7 @@
-"""Store a process's NVTX ranges as they come, and read them back as arrays, sorted by begin.
+"""Store a process's NVTX ranges as they arrive, and read them back as arrays, sorted by start.
 
-The end of a range is a separate record, which may come anywhere in the trace. So begins and ends are spilled
-separately, sorted by id, and joined when they're read.
+The end of a range is a separate record, which may be anywhere in the trace. So starts and ends are spilled separately,
+sorted by id, and joined when they're read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 NO_NAME = "(no name)"
-MANY = 1 << 13  # records that are kept as Python objects before they're spilled
+MANY = 1 << 13  # records kept as Python objects before they're spilled
 BEGUN = [("id", "<u8"), ("begin", "<u8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
          ("ends", "?")]  # fmt: skip
 END = [("id", "<u8"), ("end", "<u8"), ("place", "<u8")]
@@ -47,7 +47,7 @@ class KeptRanges:
         self._ranges, self._ends = Sorted(aside, BEGUN, "id"), Sorted(aside, END, "id")
         self._begun: list[tuple[Any, ...]] = []
         self._ended: list[tuple[Any, ...]] = []
-        self._place = 0  # counts records, in the order in which they came
+        self._place = 0  # counts records in order of arrival
 
     def add(self, found: Iterable[Mapping[str, Any]]) -> None:
         """Take records in. Raises OutputError."""
@@ -77,7 +77,7 @@ class KeptRanges:
         self._begun, self._ended = [], []
 
     def iter_ranges(self, process: Process, last: int) -> Iterator[Array]:
-        """Yield the ranges sorted by begin, outer ranges before inner ones, as RANGE; times are in ns.
+        """Yield the ranges sorted by start, outer ranges before inner ones, as RANGE; times are in ns.
 
         `name` is an index into `texts`, `place` a position in the trace. `pushed` ranges nest on their thread; others
         may overlap in any way. An `open` range never ended, so its end is the time of the last record or call. Ranges

@@ -65,7 +65,8 @@ class Replays:
         if self.for_device:
             yield f"{amount(self.for_device, 'graph')} can be launched by kernels, too: that is not counted"
         if self.unseen:
-            yield f"launches of {amount(self.unseen, 'graph')} are not recorded: 'gpt-hook run --calls graph' does that"
+            graphs = amount(self.unseen, "graph")
+            yield f"launches of {graphs} are not recorded: 'gpt-hook run --calls graph' records them"
         if self.untold:
             yield f"what else than kernels {amount(self.untold, 'launch')} of graphs ran is not in this trace"
         if self.blind:

@@ -1,4 +1,4 @@
-"""Packed rows (`calls`, `launches` and the like) as numpy arrays, without an object per row.
+"""Packed rows (`calls`, `launches` and the like) as numpy arrays, without one object per row.
 
 A trace of ten million calls is some twenty thousand `calls` records of up to 512 rows, in a handful of layouts. So the
 fields are parsed once per layout, not once per record, and rows of one layout are collected as bytes until there are

@@ -122,7 +122,7 @@ class Selected:
         return chosen
 
     def take_launches(self, known: Container[int], captured: Container[int], over: bool) -> Counter[int]:
-        """Return the chosen launches since the last time, by function, without launches by `captured` apis.
+        """Return the chosen launches since the last call, by function, without launches by `captured` apis.
 
         Launches by apis that aren't `known` yet wait until the process is `over`.
         """
@@ -185,7 +185,7 @@ class Selected:
         return chosen
 
     def _note_all(self, chosen: Mask) -> Mask:
-        """Do the same for a mask."""
+        """Do the same with a mask."""
         self.looked |= len(chosen) > 0
         self.kept |= bool(chosen.any())
         return chosen

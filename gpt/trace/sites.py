@@ -26,7 +26,7 @@ SYMBOL = np.dtype(
 FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 MOST_SYMBOLS = 256 << 20  # bytes of a symbol table
 MOST_NAME = 4096  # bytes
-# Libraries that pass on requests of others.
+# Libraries that pass on other libraries' requests.
 BETWEEN = ("libcuda.so", "libcudart.so", "libcudart-", "libffi.so", "_ctypes.")
 
 
@@ -99,7 +99,7 @@ class Symbols:
     """The functions of a library."""
 
     def __init__(self, source: Source, elf: Elf) -> None:
-        """Raises MalformedError if its tables make no sense."""
+        """Read the tables. Raises MalformedError if they make no sense."""
         self._source = source
         self._loaded = [one for one in elf.segments if one.type == PT_LOAD]
         tables = [section for section in elf.sections if section.type in (SHT_SYMTAB, SHT_DYNSYM)]

@@ -1,9 +1,9 @@
-"""Keep rows in memory while they are few, then spill them to an unnamed file in TMPDIR.
+"""Keep rows in memory while there are few, then spill them to an unnamed file in TMPDIR.
 
-Analyses of ten million calls go through them by time, but each thread writes chunks of its own. This is a merge sort on
-disk: each batch is sorted and spilled as a *run*, and runs are merged when they are read. Every run that overlaps
-others at the current time has one block in memory; the rows of the blocks that precede everything unread are a
-*chunk*. A trace is written nearly in order. Runs therefore hardly overlap, even in a long one.
+Analyses of ten million calls process them in time order, but each thread writes separate chunks. This is a merge sort
+on disk: each batch is sorted and spilled as a *run*, and runs are merged when they're read. Every run that overlaps
+others at the current time has one block in memory; the rows of the blocks that precede everything unread are a *chunk*.
+A trace is written nearly in order, so runs hardly overlap, even in a long trace.
 
 Rows with equal keys are in the same chunk. So a reader that keeps state from chunk to chunk has seen everything before
 a key, and nothing at it. Equal keys keep the order of runs, and within a run the order in which they are stored.
@@ -24,7 +24,7 @@ from gpt.trace.rows import take
 
 Array = npt.NDArray[Any]
 
-IN_MEMORY = 8 << 20  # bytes that stay in memory before a file is made
+IN_MEMORY = 8 << 20  # bytes kept in memory before a file is created
 BATCH = 1 << 17  # rows per run
 ROOM = 1 << 17  # rows of all blocks in memory
 LEAST = 512  # minimum rows per block
@@ -38,7 +38,7 @@ class Aside:
         self._size = 0
 
     def write(self, *arrays: Array) -> int:
-        """Append arrays one after the other, and return where they begin. Raises OutputError."""
+        """Append arrays one after another, and return where they begin. Raises OutputError."""
         at = self._size
         try:
             self._file.seek(at)
@@ -126,7 +126,7 @@ class SortedRun(Protocol):
 
 
 class Sorted:
-    """Rows that come in any order and are read sorted by an integer field."""
+    """Rows that arrive in any order and are read sorted by an integer field."""
 
     def __init__(self, aside: Aside, dtype: Any, key: str) -> None:
         self.dtype = np.dtype(dtype)

@@ -1,8 +1,8 @@
 """Find which tensor was at an address at a time, from `tensor` records or from lines of Neutrino's TensorTrace.
 
-A tensor lives from the moment it was first seen under a name to its `tensor_end`, or to the end of the trace. Lines
-have no ends: there, a tensor lives until another one is seen that covers part of its memory and goes beyond it. If
-several tensors share an address, as views do, the smallest wins; if sizes are equal, the first to be seen.
+A tensor lives from when it was first seen under a name to its `tensor_end`, or to the end of the trace. Lines have no
+ends: there, a tensor lives until another one is seen that covers part of its memory and goes beyond it. If several
+tensors share an address, as views do, the smallest wins; if sizes are equal, the first one seen.
 
 The result of a call has no name yet while the kernels that compute it run. So if no tensor is known at an address, the
 next tensor seen there is used, if it's among the next few hundred. `later` marks such results. They may be
@@ -163,7 +163,7 @@ class MemoryContents:
     """Memory at one time, as pieces that belong to one tensor each."""
 
     def __init__(self, lows: Addresses, highs: Addresses, order: Numbers, now: int) -> None:
-        """The first tensor in `order` that holds an address wins; from index `now` on, tensors were seen later."""
+        """Divide the memory: the first tensor in `order` wins. From index `now` on, tensors were seen later."""
         self._edges = np.unique(np.concatenate([lows[order], highs[order]]))
         rank = np.full(len(self._edges), len(order), np.int64)
         first, last = (np.searchsorted(self._edges, sides[order]) for sides in (lows, highs))

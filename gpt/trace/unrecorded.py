@@ -1,7 +1,7 @@
 """Times that a trace says nothing about, because recording was switched off.
 
-What a program did then isn't known: such time is neither idle nor busy. Every analysis that adds up time between events
-subtracts what `Unrecorded.within` returns.
+It isn't known what a program did in such a time, so it's neither idle nor busy. Every analysis that adds up time
+between events subtracts what `Unrecorded.within` returns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOREVER = 1 << 62  # ns: later than any time in a trace
 
 
 class Unrecorded:
-    """Sorted times that don't touch, from `begins` to before `ends`, in ns."""
+    """Sorted intervals that don't touch, from `begins` up to `ends`, in ns."""
 
     def __init__(self, begins: Sequence[int] | Whole = (), ends: Sequence[int] | Whole = ()) -> None:
         self.begins = np.asarray(begins, np.int64)
@@ -45,18 +45,20 @@ class Unrecorded:
 
     def within(self, begins: Whole, ends: Whole) -> Whole:
         """Return how many ns from each of `begins` to its end weren't recorded; 0 where that comes before it."""
+        if not len(self):
+            return np.zeros(len(begins), np.int64)
         found: Whole = np.maximum(self.before(ends) - self.before(begins), 0)
         return found
 
     def within_one(self, begin: int, end: int) -> int:
-        """Return the same for a single time."""
+        """Return the same for a single interval."""
         return int(self.within(np.array([begin]), np.array([end]))[0])
 
 
 def find_unrecorded(began: int, changes: Sequence[tuple[int, bool]]) -> Unrecorded:
-    """Return when recording was off: the process `began`, and at the time of each change it was turned on, or off.
+    """Return when recording was off; `changes` are times and whether it was turned on or off then.
 
-    If it was off at the end, that lasts FOREVER.
+    If it was off at the end, it's off FOREVER.
     """
     ordered = sorted(changes)
     off_since = began if ordered and ordered[0][1] else None  # if it turned recording on, it was off before

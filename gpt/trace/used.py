@@ -1,8 +1,8 @@
-"""Read which kernels and libraries were used: from GPT traces, text with a name per line, or a list of another format.
+"""Read which kernels and libraries were used: from GPT traces, text with a name per line, or a list in another format.
 
-An incomplete trace must not decide that code is unused. A *truncated* trace (bytes missing, or a child's trace absent)
-is refused. An *interrupted* one (all chunks whole, but no `end`, because the process was killed) is refused for the
-root process, and a warning for its children. `allow_incomplete` turns both into warnings.
+An incomplete trace must not be taken as proof that code is unused. A *truncated* trace (bytes missing, or a child's
+trace absent) is rejected. An *interrupted* one (all chunks complete, but no `end`, because the process was killed) is
+rejected for the root process, and causes a warning for its children. `allow_incomplete` turns both into warnings.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
 
 
 def _add_process(process: Process, used: Used) -> None:
-    """Add what a process loaded and looked up, and the files that it came from."""
+    """Add what a process loaded and looked up, and the files that contain it."""
     used.devices |= process.devices
     modules = dict(process.modules)
     for _, image in process.modules:

@@ -5,13 +5,13 @@
 //   P(name, suffix, since, thread, words)  two: with the suffix `thread` too, whose default stream is the
 //   thread's
 //
-// cuGetProcAddress takes a function's name; its symbol is the name and the suffix. `since` is
-// the version of CUDA that brought this variant. `words` is how many arguments there are beyond the sixth,
-// made an even number: words on the stack of x86-64; 32 stands for a function with arguments in vector
-// registers. Types, operations and handlers are in hook/entry/table.h, by name.
+// cuGetProcAddress takes a function's name; its symbol is the name plus the suffix. `since` is the version of
+// CUDA that introduced this variant. `words` is the number of arguments beyond the sixth, made even: words on
+// the stack of x86-64; 32 stands for a function with arguments in vector registers. Types, operations and
+// handlers are in hook/entry/table.h, by name.
 //
-// Includers define X, and P if its two symbols aren't two of X. Rows are sorted by name, for the hook
-// searches them.
+// Includers define X, and P if its two symbols aren't just two of X. Rows are sorted by name, because the
+// hook searches them.
 
 #ifndef P
 #define P(name, suffix, since, thread, words)                                                                \
@@ -600,8 +600,8 @@ X(cuUserObjectRelease, , 11030, 0)
 X(cuUserObjectRetain, , 11030, 0)
 P(cuWaitExternalSemaphoresAsync, , 10000, _ptsz, 0)
 
-// What cudaEGL.h, cudaGL.h, cudaVDPAU.h and cudaProfiler.h declare. libgpthook.so doesn't define these symbols, for
-// programs reach them through dlsym or cuGetProcAddress; nobody needs their words.
+// Functions declared by cudaEGL.h, cudaGL.h, cudaVDPAU.h and cudaProfiler.h. libgpthook.so doesn't define these
+// symbols, because programs reach them through dlsym or cuGetProcAddress; nobody needs their words.
 #ifdef DRIVER_ALL
 X(cuEGLStreamConsumerAcquireFrame, , 7000, 0)
 X(cuEGLStreamConsumerConnect, , 7000, 0)

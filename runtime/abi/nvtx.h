@@ -1,4 +1,4 @@
-// The part that we need of the ABI between a program with NVTX (version 3) and the library that
+// The part of the ABI that we need between a program with NVTX (version 3) and the library that
 // NVTX_INJECTION64_PATH names. tests/runtime/test_nvtx.py compares it with NVIDIA's headers.
 
 #ifndef GPT_ABI_NVTX_H
@@ -61,8 +61,7 @@ typedef struct {
 
 typedef const void *nvtx_get_export_table(uint32_t id);
 
-// Extensions, which have tables of their own: InitializeInjectionNvtxExtension gets each once, and changes
-// it.
+// Extensions, which have separate tables: InitializeInjectionNvtxExtension gets each once, and changes it.
 
 enum { NVTX_VERSION = 3, NVTX_EXT_PAYLOAD_MODULEID = 2, NVTX_EXT_PAYLOAD_COMPATID = 0x0104 };
 enum { NVTX_OLDEST_PAYLOAD = 0x0103 }; // equal in all that we declare; NCCL 2.32 uses it

@@ -1,10 +1,10 @@
 // Asks stages on behalf of a program: through gpt-hook's supervisor if the environment names one, otherwise
 // through a pipeline of our own.
 //
-// The supervisor must be this user's: its answers are code that will run. A program that has become another
-// user's runs its own pipelines. While a client waits, it checks now and then that the supervisor is
-// alive, since it may have been stopped; a kernel that takes long proves nothing. A client that got no answer
-// to this does not ask that supervisor again.
+// The supervisor must be this user's, because its answers are code that will run. A program that has changed
+// its user runs its own pipelines. While a client waits, it checks at intervals that the supervisor is alive,
+// since it may have been stopped; a kernel that takes long proves nothing. A client that gets no answer to
+// that doesn't ask that supervisor again.
 
 #include <errno.h>
 #include <pthread.h>
@@ -40,7 +40,7 @@ static enum hope reach(const char *name, int file) {
 static const int no_files[GPT_FILES] = {-1, -1};
 
 static enum hope receive(int server, struct gpt_reply *reply, int files[GPT_FILES]) {
-    enum { ASKED = 3 }; // tries before we give up
+    enum { ASKED = 3 }; // attempts before we give up
     for (int asked = 0; asked < ASKED;) {
         ssize_t got;
         if (!gpt_wait_for(server, gpt_now() + GPT_SILENCE * 1000 / ASKED)) {
@@ -84,7 +84,7 @@ static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt
     return hope;
 }
 
-// Returns false if no supervisor answers.
+// Return false if no supervisor answers.
 static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                            struct gpt_outcome *outcome) {
     static bool said;
@@ -107,7 +107,7 @@ static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *inpu
 
 // The answer
 
-// Adds where the fault is: the line in the image.
+// Add the place of the fault: the line in the image.
 static void say_where(struct value where, char *text, size_t room) {
     const char *at = (const char *)where.data, *end = at + where.number;
     *text = '\0';
@@ -122,7 +122,7 @@ static void say_where(struct value where, char *text, size_t room) {
         snprintf(text, room, "line %.*s: ", (int)(end - line - 1), line + 1);
 }
 
-// Copies bytes and appends a zero. Returns false if out of memory.
+// Copy bytes and appends a zero. Returns false if out of memory.
 static bool copy(struct gpt_bytes *to, const void *data, size_t size) {
     gpt_empty(to);
     if (gpt_add(to, data, size) && gpt_add(to, "", 1)) {

@@ -1,8 +1,9 @@
-// Asking stages while a program runs: the simulated device for host code.
+// Asking stages for code while a program runs: the hook for probed kernels, the simulated device for host
+// code.
 //
 // An image goes through a pipeline as a `module` record, and the results come back as records. gpt-hook
 // starts a supervisor, which starts pipelines on first use and keeps them: each answers one request after
-// another, as gpt-stream(5) describes for `sync`. Without gpt-hook, each request runs a pipeline.
+// another, as gpt-stream(5) describes for `sync`. Without gpt-hook, each request runs its own pipeline.
 //
 //   ask.c           what a program does: the request, whom it is sent to, what the answer says
 //   request.c       the same for a program that doesn't wait for the answer
@@ -19,13 +20,13 @@
 //
 // A client connects for each request. Between requests nothing stays open that a program could close or a
 // child inherit. The client sends a question and a file with the records; the reply comes with a file of the
-// answer's records, if there is an answer. A large image isn't in the records: it is in a file of its own or
+// answer's records, if there is an answer. A large image isn't in the records, but in a separate file or one
 // of the program's, which is sent with the question. The supervisor keeps it open until it answers, and the
-// stages open it through the supervisor's folder in /proc, so they get the same file even if it is renamed.
+// stages open it through the supervisor's folder in /proc, so they get the same file even if it's renamed.
 //
-// A client sends only data: it names no command and no file. It refers to a pipeline that weaves probes by a
-// digest, and the supervisor got that pipeline earlier: at its start, or from gpt-hook ctl. So a process in a
-// sandbox cannot make anything run outside it. A process with another root directory, or in another user,
+// A client only sends data: it names no command and no file. It refers to a pipeline that weaves probes by a
+// digest; the supervisor got that pipeline earlier, at its start or from gpt-hook ctl. So a process in a
+// sandbox can't make anything run outside it. A process with another root directory, or in another user,
 // mount or network namespace, is refused altogether.
 
 #ifndef GPT_BROKER_H
@@ -54,7 +55,7 @@
 #define GPT_SOCKET "socket"
 
 enum { GPT_MOST = 64 << 20 }; // bytes of a record
-// Statuses: a stage lacks a tool; the supervisor refuses the question; the pipeline can't run now; the
+// Statuses: a stage lacks a tool; the supervisor rejects the question; the pipeline can't run now; the
 // pipeline was killed.
 enum { GPT_MISSING = 4, GPT_REFUSED = 253, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
 
@@ -129,7 +130,7 @@ int gpt_read_errors(const char *said, size_t size, char *line, size_t room);
 // Return the environment without variables that would load libraries into stages or watch them. Free it.
 char **gpt_make_environment(void);
 
-// A pipeline that is to begin.
+// A pipeline to start.
 struct gpt_plan {
     char **words, **environment; // the shell's
     int input, output, errors;
@@ -163,24 +164,24 @@ enum gpt_call_state { GPT_CALL_WAITS, GPT_CALL_DONE, GPT_CALL_FAILED };
 struct gpt_question;
 struct gpt_reply;
 
-// Why something isn't served: a code of gpt/stream/reasons.py, and a detail; texts that stay.
+// Why something isn't served: a code from gpt/stream/reasons.py, and a detail; both texts stay valid.
 struct gpt_fault {
     const char *code, *detail; // no code: it is served
 };
 #define GPT_FAULT(code, detail) ((struct gpt_fault){#code, detail})
 #define GPT_SERVED ((struct gpt_fault){NULL, ""})
 
-// Returns why it can't be asked. `image` is the file that the request is about, or -1 if the request contains
-// the image; the caller keeps it.
+// Start a call. Returns why the question can't be asked. `image` is the file that the request is about, or -1
+// if the request contains the image; it still belongs to the caller.
 struct gpt_fault gpt_begin(struct gpt_call *call, const struct gpt_question *question,
                            const struct gpt_bytes *input, int image);
 void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
-// Takes the answer if it's there. FAILED: the reply has the fault. WAITS: still pending.
+// Take the answer if it has arrived. FAILED: the reply has the fault. WAITS: still pending.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
 
 // run_pipeline.c
 
-// Runs a pipeline over an input. The answer gets its status and, if that isn't 0, its last message.
+// Run a pipeline over an input. The answer gets its status and, if that isn't 0, its last message.
 void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                    struct gpt_outcome *outcome);
 
@@ -204,8 +205,8 @@ enum { GPT_ARCH_BYTES = 16 };
 enum { GPT_MOST_TEXT = 64 << 10 }; // bytes of a pipeline's text
 enum { GPT_DIGEST_BYTES = 65 };
 
-// A question and its pipeline. GPT_REGISTER asks none: the text of a pipeline follows, with a zero at its
-// end. It's kept, and later questions refer to it by its digest.
+// A question and its pipeline. GPT_REGISTER asks none: the zero-terminated text of a pipeline follows. It's
+// kept, and later questions refer to it by its digest.
 struct gpt_question {
     uint32_t pipeline;
     char arch[GPT_ARCH_BYTES];     // for GPT_PROBE: sm_90, or host
@@ -213,7 +214,7 @@ struct gpt_question {
 };
 enum { GPT_REGISTER = GPT_PIPELINES };
 
-// A message of one byte asks whether the supervisor is alive; it answers with the same.
+// A one-byte message asks whether the supervisor is alive, and is answered by the same message.
 enum { GPT_THERE = 1 };
 
 struct gpt_reply {
@@ -228,7 +229,7 @@ enum { GPT_FILES = 2 };
 
 // Send a message with files; missing files are -1.
 bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FILES]);
-// Returns the bytes, as recv. `sender`, which may be NULL, is set if the socket has SO_PASSCRED.
+// Return the bytes, as recv. `sender`, which may be NULL, is set if the socket has SO_PASSCRED.
 ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender);
 void gpt_close(int files[GPT_FILES]);
 void gpt_discard(int files[GPT_FILES]); // closes files of an unknown sender without ever waiting
@@ -236,8 +237,8 @@ void gpt_hang_up(int socket);           // closes a socket with SO_PASSCRED, dis
 
 // peers.c
 
-// The folder of the supervisor's socket, or empty without one. It's read only once, since programs change
-// their environment, even in other threads.
+// Return the folder of the supervisor's socket, or an empty string if there's none. It's read only once,
+// because programs change their environment, even in other threads.
 const char *gpt_find_broker(void);
 
 // Return true if a user id from the kernel is the intended one. In a user namespace, all users without a
@@ -257,11 +258,11 @@ enum gpt_wish {
     GPT_WISH_ORDER,    // gpt-hook ctl: recording on or off, which of the known pipelines
 };
 
-// Looks at the process that connected a socket and sent a message over it. Returns NULL, or why we refuse it,
+// Look at the process that connected a socket and sent a message over it. Returns NULL, or why we refuse it,
 // as "a process of another user".
 const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish);
 
-// Checks only the user, before a message has come.
+// Check only the user, before a message has arrived.
 const char *gpt_refuse_user(int socket, enum gpt_wish wish);
 
 // folder.c
@@ -271,7 +272,7 @@ void gpt_make_prefix(const char *kind, char prefix[64]);
 // Empty and remove our folders with such a name that is_stale says nobody uses any more.
 void gpt_remove_stale(const char *parent, const char *prefix, bool (*is_stale)(int), void (*empty)(int));
 
-// Makes a private folder for the supervisor's socket, and removes folders whose supervisor was killed.
+// Make a private folder for the supervisor's socket, and remove folders whose supervisor was killed.
 // Returns a descriptor that keeps it locked, or -1.
 int gpt_make_folder(char path[PATH_MAX]);
 int gpt_listen(int folder); // returns a socket with SO_PASSCRED, or -1

@@ -1,12 +1,13 @@
-// Keeps results for the next process: a folder in XDG_CACHE_HOME/gpt has a file for each. The hook keeps
-// probed kernels, gpt-hook probes, the simulated device host code, and gpt-asm (gpt/base/cache.py calls this)
-// cubins.
+// Keeps results for later processes: each folder in XDG_CACHE_HOME/gpt has one file per result. The hook
+// keeps probed kernels, gpt-hook probes, the simulated device host code, and gpt-asm (gpt/base/cache.py
+// calls this) cubins.
 //
 // Any number of processes use a folder at once, without locks. A file is named by its key, the digest of
-// whatever led to the result. It's written under another name and renamed, so it's complete or absent, and
-// begins with the digest of key and result: a file that was torn, altered, or moved to another key is noticed
-// and made anew. A process looks at the folder before it has written a sixteenth of the limit; if there is
-// too much, the least recently used files go, down to 7/8. Reading a file marks it as used.
+// everything that determines the result. It's written under another name and renamed, so it's complete or
+// absent. It begins with the digest of key and result, so a file that was truncated, altered, or moved to
+// another key is detected and made anew. A process measures the folder before it has written a sixteenth of
+// the limit. If there's too much in it, the least recently used files are deleted, down to 7/8 of the limit.
+// Reading a file marks it as used.
 //
 // A result is code that will run, and files are deleted here, so the folder has to be this user's alone
 // (private.c has the rules), and each file is reached from the open folder. Only files with names that we

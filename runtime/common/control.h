@@ -1,11 +1,11 @@
 // The protocol between gpt-hook ctl and a process under gpt-hook. The process listens on an abstract Unix
 // socket, whose name has its process id and a number from the run's environment. Each end checks who owns the
-// other, since anybody can take such a name. A message is an order, with texts after it, each of which ends
-// in a zero; the answer is the state that follows from it.
+// other, since anybody can take such a name. A message is an order followed by zero-terminated texts; the
+// answer is the resulting state.
 //
-// An order to change probes names its pipeline by digest only. gpt-hook ctl first hands the text to the run's
-// supervisor, in the folder that the process names. Otherwise a sandboxed child of the program, which can
-// reach this socket, could say what the supervisor runs.
+// An order to change probes names its pipeline only by digest. gpt-hook ctl first passes the text to the
+// run's supervisor, in the folder that the process names. Otherwise a sandboxed child of the program, which
+// can reach this socket, could say what the supervisor runs.
 
 #ifndef GPT_CONTROL_H
 #define GPT_CONTROL_H
@@ -20,7 +20,7 @@ enum { GPT_CONTROL_VERSION = 2 };
 
 enum gpt_command { GPT_STATUS, GPT_ENABLE, GPT_DISABLE, GPT_ORDER };
 
-// The texts after GPT_ORDER, which describe an order of probes. All empty: no probes.
+// The texts after GPT_ORDER, which describe an order of probes. If all are empty, there are no probes.
 enum gpt_text { GPT_IDENTITY, GPT_NAMES, GPT_KERNELS, GPT_FILTER, GPT_TEXTS };
 enum { GPT_MOST_ORDER = 80 << 10 }; // bytes of them all
 

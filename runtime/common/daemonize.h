@@ -11,11 +11,11 @@
 // stream. exec closes the placeholders. Call this before opening files for a helper.
 void gpt_hold_standard(void);
 
-// Starts one, which begins in `work` and never returns from it: `root` will be the command, and its
-// `root_file`, a pidfd, is readable once that has ended. Returns false with errno set.
+// Start a helper, which begins in `work` and never returns from it. `root` will be the command; its
+// `root_file`, a pidfd, is readable once the command has ended. Returns false with errno set.
 bool gpt_start_apart(void (*work)(pid_t root, int root_file));
 
-// Detaches from everything that belongs to the command: its folder, its standard streams (standard error is
+// Detach from everything that belongs to the command: its folder, its standard streams (standard error is
 // kept with `messages`), and every open file except these `count` descriptors, which must be greater than 2.
 void gpt_let_go(bool messages, const int *files, size_t count);
 

@@ -80,8 +80,8 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
 
 // A hostile process may have sent these descriptors; we learn who the sender was only after receiving them.
 // Closing one can take as long as the sender likes: a socket with SO_LINGER waits for its data to go out, and
-// a FUSE server is asked to flush its file. The number is free at once, so a thread closes each that isn't a
-// file in memory.
+// a FUSE server is asked to flush its file. The number is free at once, so a separate thread closes each one
+// that isn't an in-memory file.
 
 enum { MOST_SLOW = 64 };
 static int slow; // threads that are closing
@@ -132,7 +132,7 @@ void gpt_hang_up(int socket) {
     char byte;
     pid_t sender;
     shutdown(socket, SHUT_RD);
-    // What nobody has read yet has descriptors, too, and a sender: the end of it has none.
+    // Messages that haven't been read have descriptors too, and a sender; the end of the queue has none.
     while (sender = 0, gpt_receive(socket, &byte, sizeof(byte), files, &sender) >= 0 && sender)
         gpt_discard(files);
     close(socket);

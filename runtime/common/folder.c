@@ -22,7 +22,7 @@
 
 enum { RANDOM = 6 }; // characters
 
-// Removes only the socket: a folder with other files stays.
+// Remove only the socket: a folder with other files is kept.
 static void empty_folder(int folder) {
     struct stat status;
     if (!fstatat(folder, GPT_SOCKET, &status, AT_SYMLINK_NOFOLLOW) && S_ISSOCK(status.st_mode))
@@ -66,7 +66,7 @@ void gpt_remove_stale(const char *parent, const char *prefix, bool (*is_stale)(i
 
 static bool is_unlocked(int folder) { return !flock(folder, LOCK_EX | LOCK_NB); }
 
-// Makes a folder and locks it. Until it is locked, another run may take it for a stale one and remove it.
+// Make a folder and lock it. Until it's locked, another run may take it for a stale one and remove it.
 static int make_in(const char *parent, char path[PATH_MAX]) {
     enum { TRIES = 8 };
     char real[PATH_MAX], prefix[64];

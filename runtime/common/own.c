@@ -1,4 +1,4 @@
-// Files that we make and recognize: see own.h.
+// Files that we create and recognize: see own.h.
 
 #include <dirent.h>
 #include <errno.h>
@@ -29,7 +29,7 @@ bool gpt_is_user(uid_t user, uid_t meant) {
     unsigned count = 0;
     if (user != meant)
         return false;
-    // Only in the first user namespace does every user have a number of their own.
+    // Only in the first user namespace does every user have a distinct number.
     read_text("/proc/self/uid_map", map);
     if (sscanf(map, "%*u %*u %u", &count) == 1 && count == UINT_MAX)
         return true;
@@ -46,7 +46,7 @@ int gpt_create(int folder, const char *name, int access, mode_t mode) {
 }
 
 int gpt_create_part(int folder, char name[GPT_PART_BYTES], mode_t mode) {
-    uint64_t number[2]; // process numbers come again
+    uint64_t number[2]; // process ids are reused
     if (getrandom(number, sizeof(number), 0) != sizeof(number))
         return -1;
     snprintf(name, GPT_PART_BYTES, ".gpt-%016lx%016lx.part", number[0], number[1]);
@@ -75,8 +75,8 @@ static bool is_empty(int folder) {
     return names == 2; // . and ..
 }
 
-// Where users have no numbers, the owner says nothing. Then nobody may rename in the parent but its own
-// owner.
+// If users have no distinct numbers, the owner proves nothing. In that case only the parent's owner may be
+// able to rename in it.
 static bool is_ours(int folder, const char *parent) {
     struct stat status, above;
     return !fstat(folder, &status) && !(status.st_mode & (S_IRWXG | S_IRWXO)) &&

@@ -1,12 +1,12 @@
-// Whom clients and the supervisor trust: the process at the other end of a socket.
+// Decides whom clients and the supervisor trust: which process may be at the other end of a socket.
 //
-// Both ends must see the system in the same way: the same user, mount and network namespace, the same root
-// directory. A process that doesn't is in a sandbox, and has no say in what runs outside it; nor may it
-// answer others, since they would run its code. A shell runs the text of a pipeline, so neither the sender
-// nor the answerer may be confined by a system call filter, or by anything that needs no_new_privs
-// (Landlock), if the other end isn't. Root may also pass one for another user's program. An order of gpt-hook
-// ctl has no such text, and a program may well be in other namespaces than ctl. So ctl is refused only if
-// it's known to be in another user namespace, as a sandboxed child of the program would be.
+// Both ends must see the system in the same way: the same user, mount and network namespace, and the same
+// root directory. A process that doesn't is in a sandbox, and has no say in what runs outside it; nor may it
+// answer others, who would run its code. A shell runs the text of a pipeline, so neither the sender nor the
+// answerer may be confined by a system call filter, or by anything that needs no_new_privs (Landlock), if the
+// other end isn't. Root may also pass a pipeline for another user's program. An order from gpt-hook ctl has
+// no such text, and a program may well be in other namespaces than ctl. So ctl is refused only if it's known
+// to be in another user namespace, as a sandboxed child of the program would be.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -51,7 +51,7 @@ static int compare_place(pid_t pid, int i) {
     return own.st_dev == other.st_dev && own.st_ino == other.st_ino ? SAME : i;
 }
 
-// The first that differs.
+// Return the first place that differs.
 static int compare_places(pid_t pid) {
     int found = SAME;
     for (int i = 0; i < PLACES && found == SAME; i++)
@@ -59,7 +59,7 @@ static int compare_places(pid_t pid) {
     return found;
 }
 
-// Return a number from the status of a process (this thread for 0), or 0 if it's not there.
+// Return a number from the status of a process (this thread for 0), or 0 if it's missing.
 static long read_status(pid_t pid, const char *name) {
     char path[64], line[256];
     long value = 0;
@@ -95,7 +95,8 @@ static const char *look_at(pid_t pid, bool is_root, enum gpt_wish wish) {
                : NULL;
 }
 
-// Sets `is_root` for a process of root's that acts for another user's program.
+// Return why a user is refused, or NULL. Sets `is_root` for a root process that acts for another user's
+// program.
 static const char *refuse_user(int socket, enum gpt_wish wish, struct ucred *peer, bool *is_root) {
     socklen_t size = sizeof(*peer);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, peer, &size))
@@ -146,7 +147,7 @@ const char *gpt_find_broker(void) {
     return name;
 }
 
-// Opens a folder by its absolute name, in which no part may be a link. Returns -1 with errno set.
+// Open a folder by its absolute name, none of whose parts may be a link. Returns -1 with errno set.
 static int open_without_links(const char *name) {
     char part[NAME_MAX + 1];
     int folder = *name == '/' ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;

@@ -1,21 +1,23 @@
-// Walks to a folder that will hold code to run, or in which files are deleted.
+// Opens a folder that will hold code to run, or in which files are deleted.
 //
-// Looking at the folder itself isn't enough. A user who can rename or replace any folder on the way to it can
-// put a link in its place: then we'd run another user's code, or delete our own files, or as root
-// everybody's. So we walk from the root, open each component without following links, and judge the open
-// file, not its name, which may mean something else a moment later:
+// Checking the folder itself isn't enough. A user who can rename or replace any folder on its path can put a
+// link in its place: then we'd run another user's code, or delete our own files, or as root everybody's. So
+// we walk from the root, open each component without following links, and check the open file rather than its
+// name, which may mean something else a moment later:
 //
 // Each folder must be root's or this user's, and nobody else may write to it, unless it has the sticky bit,
-// as /tmp has: others can add names there, but can't replace ours, and a component that they added is theirs.
+// as /tmp does: others can add names there, but can't replace ours, and a component that they added is
+// theirs.
 //
-// A link is followed if it's root's or this user's, and lies in a folder that nobody else may write to at
-// all: a home that was moved, /home/x -> /data/x. The same rules hold for its target.
+// A link is followed if it's root's or this user's, and is in a folder that nobody else may write to at all:
+// a home that was moved, /home/x -> /data/x. The same rules apply to its target.
 //
-// The last two components, gpt and the folder itself, are made by us: folders of this user's, and no links.
+// The last two components, gpt and the folder itself, are created by us, so they must be this user's folders,
+// not links.
 //
-// The group counts as others, because we can't know its members here. An access control list shows in the
-// bits of the group. openat2(2) with RESOLVE_NO_SYMLINKS wouldn't do: it judges no owners, and refuses homes
-// on a link.
+// The group counts as others, because its members can't be known here. An access control list shows in the
+// group bits. openat2(2) with RESOLVE_NO_SYMLINKS wouldn't do: it doesn't check owners, and rejects homes
+// behind a link.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -69,7 +71,7 @@ static bool judge(struct walk *walk, bool own) {
     return true;
 }
 
-// Takes the next word off the path; returns false at its end. A word that's too long is cut, and then isn't
+// Take the next word off the path; return false at its end. A word that's too long is cut, and then isn't
 // found.
 static bool next_word(struct walk *walk, char word[NAME_MAX + 2]) {
     size_t skip = strspn(walk->rest, "/"), size = strcspn(walk->rest + skip, "/");

@@ -8,13 +8,13 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-// Why a folder isn't used. `reason` is empty if nobody is at fault: it's missing, or can't be made.
+// Why a folder isn't used. `reason` is empty if nobody is at fault: it doesn't exist, or can't be made.
 struct gpt_distrust {
     char where[PATH_MAX];
     char reason[128];
 };
 
-// Opens the folder `path`, which is absolute, for reading. With `make`, missing folders on the path are made
+// Open the folder `path`, which is absolute, for reading. With `make`, missing folders on the path are made
 // with mode 0700. Returns -1 if that fails, or if the folder can't be trusted.
 int gpt_open_private(const char *path, bool make, struct gpt_distrust *why);
 

@@ -72,7 +72,7 @@ bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked) {
         .want = {asked->want, asked->want ? strlen(asked->want) : 0}, .of = {of, (size_t)of_size});
 }
 
-// Adds a key to a small map.
+// Add a key to a small map.
 bool gpt_add_path(struct gpt_bytes *bytes, size_t start, const char *path) {
     size_t size = strlen(path);
     unsigned char *at = (unsigned char *)gpt_make_room(bytes, SMALL + size);

@@ -1,8 +1,8 @@
-// The pipelines that weave probes, by digest: the supervisor's own, from its start, and any passed to it
-// later by gpt-hook ctl. They're kept until it ends, as a process may ask for any of them again. We don't
-// verify digests: they cover the versions and probe files too, which aren't here. A wrong digest gains
+// The pipelines that weave probes, by digest: the supervisor's own, from its start, and any that gpt-hook ctl
+// passes to it later. They're kept until it ends, because a process may ask for any of them again. Digests
+// aren't verified: they cover the versions and probe files too, which aren't here. A wrong digest gains
 // nothing, because a process that can register a text can have any text run anyway, and can write to the same
-// user's cache. The first text for a digest stays; a different one is refused.
+// user's cache. The first text for a digest is kept; a different one is rejected.
 
 #include <errno.h>
 #include <stdio.h>

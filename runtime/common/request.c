@@ -1,4 +1,4 @@
-// Ask the supervisor without waiting for the answer. The hook does this, so that the program runs on.
+// Asks the supervisor without waiting for the answer. The hook does this so that the program can continue.
 
 #include <errno.h>
 #include <stdio.h>

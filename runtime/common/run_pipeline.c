@@ -1,4 +1,4 @@
-// A pipeline run from within the program, for one request, without the program noticing. It must not be the
+// Runs a pipeline from within the program, for one request, without the program noticing. It must not be the
 // program's child, since programs wait for their children. So a first child starts the pipeline and exits.
 // Its exit sends no signal, so only a wait that asks for it explicitly, like ours, sees it. The pipeline has
 // its own session, and none of the program's descriptors, signal handlers or preloaded libraries.
@@ -34,7 +34,7 @@ static int run_and_leave(void *given) {
     _exit(0);
 }
 
-// Starts the shell. Returns its pid, or -1 with errno set.
+// Start the shell. Returns its pid, or -1 with errno set.
 static pid_t start(const struct gpt_plan *plan) {
     struct start start = {.plan = *plan, .shell = -1};
     start.stacks = mmap(NULL, 2 * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -53,7 +53,7 @@ static pid_t start(const struct gpt_plan *plan) {
     return start.shell;
 }
 
-// Finds a stage: relative to the library, as in a checkout or an installation, otherwise in PATH.
+// Find a stage: relative to the library, as in a checkout or an installation, otherwise in PATH.
 static void find_stage(const char *name, char path[PATH_MAX]) {
     static const char *const places[] = {"../../../bin", "../../../../../../bin", "../../../../../bin"};
     Dl_info info;
@@ -67,7 +67,7 @@ static void find_stage(const char *name, char path[PATH_MAX]) {
     snprintf(path, PATH_MAX, "%s", name);
 }
 
-// Reads to the end of the file. Returns false with errno set on a timeout or an error.
+// Read to the end of the file. Returns false with errno set on a timeout or an error.
 static bool read_all(int file, struct gpt_bytes *found) {
     uint64_t until = gpt_now() + GPT_PATIENCE * 1000;
     for (ssize_t got = 1; got && found->size < MOST;) {
@@ -80,7 +80,7 @@ static bool read_all(int file, struct gpt_bytes *found) {
     return true;
 }
 
-// Runs a pipeline. Returns false with errno set if it can't be run.
+// Run a pipeline. Returns false with errno set if it can't be run.
 static bool run_plan(struct gpt_plan *plan, struct gpt_bytes *output) {
     int ends[2];
     if (!plan->environment || plan->input < 0 || plan->errors < 0 || pipe2(ends, O_CLOEXEC))

@@ -1,8 +1,8 @@
 // Reports how -k, --filter, --launch-skip and the like affected a run. An option that leaves no launch looks
 // like a probe that saw nothing, so the report says which kernels there were.
 //
-// Names come from the traces of all processes of the run, so an option is blamed only if no process looked up
-// a kernel that it chooses. A name is kept once, up to MOST_NAMES of them.
+// Names come from the traces of all processes in the run, so an option is blamed only if no process looked up
+// a kernel that it chooses. Names are kept once each, at most MOST_NAMES of them.
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -55,7 +55,7 @@ bool gpt_is_selecting(void) { return asked.probes; }
 
 bool gpt_is_choosing(void) { return asked.kernels || asked.filter; }
 
-// Once the table is full, all names count as old. Messages show only the first few anyway.
+// Once the table is full, all names count as known. Messages show only the first few anyway.
 static bool is_new(const char *name, size_t size) {
     uint64_t hash = 1469598103934665603u;
     for (size_t i = 0; i < size; i++)
@@ -82,7 +82,7 @@ static void add(struct list *list, const char *name, size_t size) {
     list->count++;
 }
 
-// Visits each part of -k; returns false once there are no more.
+// Visit each part of -k; returns false once there are no more.
 static bool next_part(const char **at, size_t *size) {
     *at += strspn(*at, ":");
     *size = strcspn(*at, ":");
@@ -123,7 +123,7 @@ static void say(const char *fact, const struct list *list) {
     gpt_write_line(line);
 }
 
-// Reports the parts of -k that no kernel's name contains.
+// Report the parts of -k that no kernel's name contains.
 static void say_unused_parts(void) {
     char unused[512] = "", fact[1024];
     size_t length, part = 0;

@@ -1,7 +1,7 @@
-// The broker's helper process. It sleeps until somebody asks, gives each request to a pipeline that is free,
-// or a new one, and passes on the answer. A request whose pipeline is killed is given to another one, once.
-// It ends when nobody is left to ask: the command has ended, and so have all processes started with the
-// socket's folder in their environment. Orphans of pipelines become its children, so nothing outlives it.
+// The broker's helper process. It sleeps until somebody asks, gives each request to a free pipeline, or a new
+// one, and passes on the answer. A request whose pipeline is killed is given to another one, once. It ends
+// when nobody is left to ask: the command has ended, and so have all processes started with the socket's
+// folder in their environment. Orphans of pipelines become its children, so nothing outlives it.
 
 #include <ctype.h>
 #include <errno.h>
@@ -109,14 +109,14 @@ static void accept_one(void) {
     client_count++;
 }
 
-// Pipelines use it as a word of the shell, perhaps without quotes.
+// Return whether this is an architecture, which pipelines may use as an unquoted word of the shell.
 static bool is_arch(const char *arch) {
     while (isalnum((unsigned char)*arch) || *arch == '_')
         arch++;
     return !*arch;
 }
 
-// Takes a question. Returns why it can't be answered.
+// Take a question. Returns why it can't be answered.
 static struct gpt_fault take(struct client *client, const struct gpt_question *question) {
     client->which = question->pipeline;
     memcpy(client->arch, question->arch, sizeof(client->arch));
@@ -129,9 +129,9 @@ static struct gpt_fault take(struct client *client, const struct gpt_question *q
     return GPT_SERVED;
 }
 
-// A client has sent its question, or asks whether we're alive, or has left. A result for a client that has
-// left goes to gpt-asm's cache. We check the sender only now, because it may have entered a sandbox since it
-// connected.
+// Handle a client that has sent its question, asks whether we're alive, or has left. A result for a client
+// that has left goes to gpt-asm's cache. The sender is only checked now, because it may have entered a
+// sandbox since it connected.
 static void hear(struct client *client) {
     static struct {
         struct gpt_question question;
@@ -187,7 +187,7 @@ static void answer(struct worker *worker) {
     worker_rest(worker);
 }
 
-// Handles a worker that ended, wrote something other than a stream, or doesn't answer.
+// Handle a worker that ended, wrote something other than a stream, or doesn't answer.
 static void give_up(struct worker *worker, bool late) {
     struct client *client = find_client(worker);
     char fault[sizeof(((struct gpt_reply *)0)->fault)] = "";
@@ -212,7 +212,7 @@ static bool is_for(const struct worker *worker, const struct client *client) {
     return !strcmp(worker->arch, client->arch) && worker->probe == client->probe;
 }
 
-// Finds a free worker for the request, or starts one, if necessary in place of one for another pipeline.
+// Find a free worker for the request, or start one, if necessary in place of one for another pipeline.
 // Returns NULL if all are busy, or with errno set if none can be started.
 static struct worker *find_worker(const struct client *client) {
     struct worker *room = NULL, *other = NULL, *first = workers[client->which];
@@ -235,7 +235,7 @@ static struct worker *find_worker(const struct client *client) {
     return room;
 }
 
-// Gives requests to workers, in their order.
+// Give requests to workers, in order.
 static void serve(void) {
     bool full[GPT_PIPELINES] = {false};
     for (;;) {
@@ -275,7 +275,7 @@ static void reap(int children) {
 
 // The loop
 
-// Ends workers that take too long or aren't needed. Returns the ms until the next check, -1 for never.
+// End workers that take too long or aren't needed. Returns the ms until the next check, -1 for never.
 static int look_at_clock(void) {
     uint64_t now = gpt_now(), next = UINT64_MAX;
     EACH_WORKER(worker) {
@@ -291,7 +291,7 @@ static int look_at_clock(void) {
     return next == UINT64_MAX ? -1 : (int)(next - now);
 }
 
-// Kills processes that didn't end when asked to, or weren't asked because they have their own session.
+// Kill processes that didn't end when asked to, or weren't asked because they have their own session.
 static void kill_rest(void) {
     FILE *file = fopen("/proc/thread-self/children", "re");
     for (int pid; file && fscanf(file, "%d", &pid) == 1;)

@@ -6,8 +6,8 @@
 #include <limits.h>
 #include <stdbool.h>
 
-// Return why gpt-hook cannot watch the program, as "a setuid program", or NULL if it can or nobody knows. For
-// a script, `path` becomes its interpreter. Safe in a child of vfork.
+// Return why gpt-hook can't watch the program, such as "a setuid program", or NULL if it can or that isn't
+// known. For a script, `path` becomes its interpreter. Safe in a vfork child.
 const char *gpt_find_unwatchable(char path[PATH_MAX]);
 
 #endif

@@ -49,7 +49,7 @@ bool worker_start(struct worker *worker, char **words) {
 }
 
 // Return whether a request has only the keys that ours have. A path in it would be opened on behalf of a
-// client who may not be allowed to open it.
+// client who may not be allowed to.
 static bool are_keys_known(struct cursor cursor) {
     static const char *const known[] = {"kind", "id",   "type",      "offset", "size", "data",
                                         "only", "arch", "registers", "want",   "of"};
@@ -119,9 +119,9 @@ void worker_send(struct worker *worker) {
         gpt_empty(&worker->input), worker->sent = 0;
 }
 
-// A stage ends when it writes a mark to a stage that has ended. So marks end the stages in front of a dead
-// one, one by one, and then the pipeline; without them, all would wait. The pauses grow, since a stage may be
-// slow at marks.
+// A stage ends when it writes a mark to a stage that has ended. So marks end the stages before a dead one,
+// one by one, and then the pipeline; without marks, all would wait. The pauses grow, because a stage may
+// process marks slowly.
 void worker_beat(struct worker *worker) {
     if (!worker->input.size && gpt_add_sync(&worker->input, worker->syncs + 1))
         worker->syncs++;
@@ -151,7 +151,7 @@ static bool are_marks(struct cursor cursor) {
     return good;
 }
 
-// Looks for the `sync` of the request among the records so far. Only other `sync` records may follow it:
+// Look for the `sync` of the request among the records so far. Only other `sync` records may follow it:
 // anything else would mix with the next answer.
 static enum worker_state find_sync(struct worker *worker) {
     const unsigned char *data = (const unsigned char *)worker->output.data;

@@ -1,4 +1,4 @@
-// A pipeline that the supervisor keeps: it is asked, answers, and can be asked again.
+// A pipeline that the supervisor keeps, which answers one request after another.
 
 #ifndef GPT_WORKER_H
 #define GPT_WORKER_H
@@ -13,7 +13,7 @@ struct worker {
     bool begun, busy; // there is one; it has a request
     char arch[GPT_ARCH_BYTES];
     const char *probe;              // its pipeline that weaves probes, the same as its clients'
-    struct gpt_bytes input, output; // data to write to it; data read from it
+    struct gpt_bytes input, output; // data to write to it, and data read from it
     size_t sent, seen;              // bytes sent so far; bytes already searched for records
     uint64_t syncs, asked;          // `sync` records sent so far; its answer ends with this one
     uint64_t until;                 // CLOCK_MONOTONIC, ms: end the worker then
@@ -24,8 +24,8 @@ enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_SPENT, WORKER_BROKEN };
 
 bool worker_start(struct worker *worker, char **words); // false with errno set
 
-// Gives it a request: a file with one module record, and perhaps one with the image. Returns false if it's
-// something else or names files itself, or with errno set if out of memory.
+// Give it a request: a file with one module record, and perhaps one with the image. Returns false if it's
+// anything else or names files itself, or with errno set if memory runs out.
 bool worker_give(struct worker *worker, const int files[GPT_FILES]);
 
 void worker_send(struct worker *worker); // writes more of the request when the pipe has room

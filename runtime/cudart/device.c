@@ -82,7 +82,7 @@ int cudart_end(int status) {
     return status;
 }
 
-// Errors that break the context stay.
+// Return whether an error stays, because it breaks the context.
 static bool is_sticky(int error) {
     return error == 214 || error == 700 || error == 702 || error == 710 || (error >= 714 && error <= 719);
 }

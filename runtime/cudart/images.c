@@ -1,5 +1,5 @@
 // The images, kernels and variables that nvcc's host code registers before main. An image is loaded when one
-// of its kernels or variables is first asked for, as a library of the driver, which has no context.
+// of its kernels or variables is first used, as a driver library, which has no context.
 
 #include <pthread.h>
 #include <search.h>
@@ -129,7 +129,7 @@ static int load(struct image *image) {
     return image->status;
 }
 
-// Managed variables lie elsewhere in a new context.
+// Managed variables have other addresses in a new context.
 static void find_all_managed(void) {
     pthread_mutex_lock(&lock);
     for (struct image *image = images; image; image = image->next)

@@ -130,7 +130,7 @@ static void put_sync(void) {
     output.records++;
 }
 
-// Writes a record that says whose records follow. The first time, that's the process's header.
+// Write a record that says whose records follow. The first time, that's the process's header.
 static void put_turn(const struct trace *trace) {
     unsigned char room[32];
     struct gpt_packer buffer = {room, room + sizeof(room), false};
@@ -138,7 +138,7 @@ static void put_turn(const struct trace *trace) {
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
 }
 
-// Passes on a trace's new records.
+// Pass on a trace's new records.
 static enum step follow_one(struct trace *trace, bool last) {
     bool dead = (last && self->ends_with_root) || !segment_lives(trace->segment);
     output.records = trace->records;
@@ -163,7 +163,7 @@ static enum step follow_one(struct trace *trace, bool last) {
     return step;
 }
 
-// Passes on the new records of every process. Returns whether there were any.
+// Pass on the new records of every process. Returns whether there were any.
 static bool follow_all(bool last) {
     bool any = false;
     for (struct trace **at = &traces; *at && !stopped;) {
@@ -227,7 +227,7 @@ static bool any_lives(void) {
     return trace;
 }
 
-// Warns in the same words as the report of a run that writes a file (../hook/write/report.c).
+// Warn in the same words as the report of a run that writes a file (../hook/write/report.c).
 static void say_nothing(void) {
     char line[PATH_MAX + 128];
     snprintf(

@@ -28,7 +28,7 @@ struct follow {
     char **argv;         // the command that is watched
 };
 
-// Starts the helper, which is not a child of this process. Returns false with errno set.
+// Start the helper, which is not a child of this process. Returns false with errno set.
 bool follow_start(const struct follow *follow);
 
 struct bytes { // waiting to be written
@@ -58,7 +58,7 @@ struct rows *rows_find(const unsigned char *record, struct cursor body, uint64_t
 void rows_add(struct rows **list, struct rows *rows);
 void rows_free(struct rows *list);
 
-// Adds records with the rows that may be passed on now, or every row if this is the `last` time, and forgets
+// Add records with the rows that may be passed on now, or every row if this is the `last` time, and forget
 // records without further rows. Returns how many records it added.
 uint64_t rows_take(struct rows **list, struct bytes *bytes, bool last, bool *failed);
 

@@ -1,7 +1,7 @@
 // The rows of a record, passed on while the program fills them in.
 //
-// Rows of `calls` and `gpu_times` are passed on when the call has returned; rows of counts whenever the count
-// has grown, with the difference; rows of other kinds at the end. Each is passed on in a record like its own.
+// Rows of `calls` and `gpu_times` are passed on when the call has returned; rows of counts when the count has
+// grown, with the difference; rows of other kinds at the end. Each is passed on in a record like its own.
 
 #include <stdlib.h>
 
@@ -156,7 +156,7 @@ static bool pick(struct rows *rows, uint64_t row, bool last, uint64_t *count) {
     }
 }
 
-// Picks rows, starting at `row`; returns where the next search begins.
+// Pick rows, starting at `row`; returns where the next search begins.
 static uint64_t pick_rows(struct rows *rows, uint64_t row, bool last, struct picked *picked) {
     for (picked->count = 0; row < rows->count && picked->count < PICKED; row++) {
         if (rows->way == CALLS && !load(row_at(rows, row), rows->start))

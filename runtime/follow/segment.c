@@ -1,10 +1,10 @@
 // One trace, read while it is written.
 //
-// Most records never change once a chunk's `used` counts them: they are passed on as they are, rows as they
-// are filled in (rows.c).
+// Most records never change once a chunk's `used` counts them: they're passed on as they are, and rows as
+// they're filled in (rows.c).
 //
-// A reader must know a function before its calls. The hook writes `api` before the row, so we look in the
-// opposite order: first at the rows, then at the records, and write out the records first.
+// A reader must know a function before its calls. The hook writes `api` before the row, so we read in the
+// opposite order: rows first, then records, and write the records first.
 //
 // The program can write anything to its trace at any time, so we copy records before we look at them. It can
 // also truncate the file; then we read zeros (follow.c).
@@ -76,7 +76,7 @@ bool output_flush(struct output *output) {
 
 // Records
 
-// Writes a record without one of its keys: in a `child`, `path` names a file that is removed with the folder.
+// Write a record without one of its keys: in a `child`, `path` names a file that is removed with the folder.
 static bool put_without(struct bytes *bytes, struct cursor body, uint64_t keys, const char *without) {
     size_t start = bytes->size;
     unsigned char head = 0x80;
@@ -102,7 +102,7 @@ static void take_end(struct segment *segment, struct cursor body, uint64_t keys)
     segment->ended = true;
 }
 
-// Remembers a kernel that the program looked up.
+// Remember a kernel that the program looked up.
 static void note_function(struct cursor body, uint64_t keys) {
     for (uint64_t i = 0; i < keys && !body.bad; i++) {
         struct value key = take_value(&body), value = take_value(&body);
@@ -111,7 +111,7 @@ static void note_function(struct cursor body, uint64_t keys) {
     }
 }
 
-// Passes on the record at the cursor; `mapped` is where it is in the file.
+// Pass on the record at the cursor; `mapped` is where it is in the file.
 static void take_record(struct segment *segment, struct chunk *chunk, struct cursor *cursor,
                         const unsigned char *mapped, struct output *output) {
     const unsigned char *start = cursor->at;
@@ -174,7 +174,7 @@ static struct tail *tail_of(const struct chunk *chunk) {
     return (void *)(chunk->data + chunk->size - CHUNK_TAIL);
 }
 
-// Maps the chunk at an offset of the file. Returns NULL if it isn't there yet.
+// Map the chunk at an offset of the file. Returns NULL if it isn't there yet.
 static struct chunk *map_chunk(int file, uint64_t at) {
     struct stat status;
     _Alignas(8) unsigned char head[CHUNK_HEAD];
@@ -195,7 +195,7 @@ static uint64_t ticket_of(const struct segment *segment) {
     return atomic_load(&segment->tail->ticket) & ~ENDED;
 }
 
-// Sets how far the trace of a dead process is read.
+// Set how far the trace of a dead process is read.
 static void set_end(struct segment *segment) {
     struct stat status;
     segment->end = ticket_of(segment);
@@ -203,7 +203,7 @@ static void set_end(struct segment *segment) {
         segment->end = (uint64_t)status.st_size;
 }
 
-// Maps chunks that the process has reserved since. A chunk that isn't written yet is tried again the next
+// Map chunks that the process has reserved since. A chunk that isn't written yet is tried again the next
 // time. If the process is `dead`, it'll never be written, so we look for chunks after it.
 static void find_chunks(struct segment *segment, bool dead) {
     uint64_t end = segment->end ? segment->end : ticket_of(segment);
@@ -297,7 +297,7 @@ bool segment_lives(const struct segment *segment) {
     return at && (!segment->born || strtoull(at, NULL, 10) == segment->born);
 }
 
-// Passes on the rest: the process has ended, or at least its trace has.
+// Pass on the rest: the process has ended, or at least its trace has.
 static enum step finish(struct segment *segment, struct output *output, bool dead) {
     uint64_t known;
     do {

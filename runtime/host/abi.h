@@ -1,13 +1,13 @@
-// The interface between code made by `gpt-asm --arch host` and the simulated device that runs it
+// The interface between the code that `gpt-asm --arch host` makes and the simulated device that runs it
 // (runtime/sim).
 //
-// A PTX function becomes a C function whose first argument is the simulated thread. Each thread has a stack
-// of its own: where threads have to wait for each other, the code calls a service, which runs other threads
-// and returns when this one can go on. Between such calls, no other thread of the same block runs; different
+// A PTX function becomes a C function whose first argument is the simulated thread. Each thread has its own
+// stack: where threads have to wait for each other, the code calls a service, which runs other threads and
+// returns when this one can continue. Between such calls, no other thread of the same block runs; different
 // blocks run on several host threads at once.
 //
-// Addresses: .global, .param and generic ones are host addresses. Those of .shared, .local and .const are
-// offsets from the beginning of a window: of the block, of the thread, of the module.
+// Addresses in .global, .param and the generic space are host addresses. Addresses in .shared, .local and
+// .const are offsets from the start of a window: of the block, of the thread, of the module.
 
 #ifndef GPT_HOST_ABI_H
 #define GPT_HOST_ABI_H
@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// PTX has 16 barriers; the last one here is the cluster's, which has only this block.
+// PTX has 16 barriers; the last one here is the cluster's, which contains only this block.
 enum { HOST_ABI = 4, HOST_WARP = 32, HOST_BARRIERS = 17 };
 
 struct host_thread;
@@ -28,7 +28,7 @@ struct host_place {
 };
 
 // Combines the values of lanes that have met. `data` has a pointer for each lane of `mask` to its operands,
-// where its result goes too. Called once for all lanes, on the stack of one of them.
+// where its result goes too. It's called once for all lanes, on the stack of one of them.
 typedef void host_combine(void *const data[HOST_WARP], uint32_t mask);
 
 enum host_barrier {
@@ -62,7 +62,7 @@ struct host_services {
     // the function once and returns the mask of the lanes that met. With mask 0 it waits until no other lane
     // of the warp can advance; the lanes that are then at this site meet.
     uint32_t (*meet)(struct host_thread *, uint32_t site, uint32_t mask, host_combine *, void *data);
-    // bar and barrier: `threads` is a multiple of the warp's size, 0 for all threads of the block that
+    // bar and barrier. `threads` is a multiple of the warp's size, or 0 for all threads of the block that
     // haven't exited.
     uint32_t (*barrier)(struct host_thread *, uint32_t site, enum host_barrier, uint32_t id, uint32_t threads,
                         bool value);

@@ -1,5 +1,5 @@
-// Included by code that `gpt-asm --arch host` makes: control, memory accesses, mbarriers. Arithmetic is in
-// integers.h and math.h.
+// Included by the code that `gpt-asm --arch host` makes: control, memory accesses, mbarriers. Arithmetic is
+// in integers.h and math.h.
 
 #ifndef GPT_HOST_DEVICE_H
 #define GPT_HOST_DEVICE_H
@@ -15,7 +15,7 @@
 #define OUTLINE static __attribute__((noinline, cold, unused))
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-// Modifiers, named as in the tables' rows: FLAG, then the modifier, if any.
+// Modifiers, named as in the tables' rows: FLAG followed by the modifier, if any.
 enum {
     FLAG = 0,
     FLAG_ftz = 1,
@@ -188,7 +188,7 @@ INLINE const void *host_parameter(struct host_thread *t, uint32_t site, const un
     return parameters + address;
 }
 
-// Converts a generic address to one in shared memory; leaves addresses in shared memory as they are.
+// Convert a generic address to one in shared memory; leaves addresses in shared memory as they are.
 INLINE uint64_t host_to_shared(const struct host_thread *t, uint64_t address) {
     return address >> 32 ? address - (uint64_t)t->shared : address;
 }

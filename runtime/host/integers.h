@@ -1,5 +1,5 @@
 // Integer instructions that C has no operator for: saturation, division, halves and bytes of words, bits,
-// video. A function named after an opcode does what the PTX manual says of it.
+// video. A function named after an opcode does what the PTX manual says about it.
 
 #ifndef GPT_HOST_INTEGERS_H
 #define GPT_HOST_INTEGERS_H
@@ -201,9 +201,9 @@ VSET(_gt, >)
 VSET(_ge, >=)
 #undef VSET
 
-// The lowest 34 bits, with a sign: what `vshl.sat` limits
+// Return the lowest 34 bits, sign-extended: what `vshl.sat` limits
 INLINE int64_t video_34(int64_t value) { return (int64_t)((uint64_t)value << 30) >> 30; }
-// `.sat` of a part of the result: its upper limit only, so that a negative value becomes the largest
+// Apply `.sat` to a part of the result: its upper limit only, so that a negative value becomes the largest
 INLINE uint64_t video_saturate(int64_t value, unsigned bits) {
     return MIN((uint64_t)value, ((uint64_t)1 << bits) - 1);
 }

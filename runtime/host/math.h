@@ -1,6 +1,6 @@
-// Floating-point instructions on f32 and f64, exact by the PTX ISA ("Floating Point Instructions"), and
-// everything else that code of gpt/asm/host/floating.py calls. To be compiled with -ffp-contract=off, and
-// linked with -lm.
+// Floating-point instructions on f32 and f64, exact according to the PTX ISA ("Floating Point Instructions"),
+// and everything else that code from gpt/asm/host/floating.py calls. To be compiled with -ffp-contract=off,
+// and linked with -lm.
 //
 // NaN: an f32 result is the canonical 0x7fffffff. PTX doesn't say which NaN an f64 result is. We do what an
 // H200 does: the result is the NaN operand, made quiet, or 0xfff8000000000000 without one. If several are
@@ -8,7 +8,7 @@
 // Approximate functions are computed in double and rounded: they keep every bound in the manual, but their
 // bits differ from hardware's.
 //
-// The rounding modes that are not C's, and .ftz near the least normal number, are up to the processor
+// Rounding modes other than C's, and .ftz near the least normal number, are up to the processor
 // (arch_math.h).
 
 #ifndef GPT_HOST_MATH_H
@@ -101,8 +101,9 @@ INLINE double f64_neg(double a, unsigned flags) { return (void)flags, a == a ? -
 INLINE float f32_copysign(float a, float b) { return __builtin_copysignf(b, a); }
 INLINE double f64_copysign(double a, double b) { return __builtin_copysign(b, a); }
 
-// min and max of encodings: -0 is less than +0; a number is preferred to a NaN, but by .NaN; two NaNs are the
-// canonical one. .xorsign.abs compares magnitudes and takes the sign of the product, of a NaN's sign too.
+// min and max of encodings. -0 is less than +0; a number is preferred to a NaN, except with .NaN; two NaNs
+// give the canonical one. .xorsign.abs compares magnitudes and takes the sign of the product, including a
+// NaN's sign.
 CALLED uint64_t host_extreme(enum host_format format, uint64_t a, uint64_t b, bool greatest, unsigned flags) {
     uint64_t sign = host_sign(format), product = (a ^ b) & sign;
     if (flags & FLAG_ftz)
@@ -134,7 +135,7 @@ CALLED uint64_t host_extreme(enum host_format format, uint64_t a, uint64_t b, bo
 HOST_EXTREMES(float, f32, uint32_t)
 HOST_EXTREMES(double, f64, uint64_t)
 
-// For three operands. If the result is NaN, neither its sign nor which operand it was shows.
+// Three operands. If the result is NaN, neither its sign nor its origin shows.
 INLINE float f32_min_3(float a, float b, float c, unsigned flags) {
     return f32_min(f32_min(a, b, flags), c, flags);
 }
@@ -272,7 +273,7 @@ HOST_APPROXIMATE(lg2, __builtin_log2(a))
 HOST_APPROXIMATE(ex2, __builtin_exp2(a))
 HOST_APPROXIMATE(tanh, __builtin_tanh(a))
 
-// div.approx is a * (1 / b): where |b| > 2^126 the reciprocal is 0. div.full scales its operands before.
+// div.approx is a * (1 / b): where |b| > 2^126 the reciprocal is 0. div.full scales its operands first.
 INLINE float f32_div_approx(float a, float b, unsigned flags) {
     if (__builtin_fabsf(b) > 0x1p126f && __builtin_fabsf(b) <= 0x1.fffffep127f)
         return f32_mul(a, __builtin_copysignf(0, b), ROUND_rn, flags);

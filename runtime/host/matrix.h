@@ -6,7 +6,7 @@
 // is an fma. Integers are added exactly; the sum wraps, or is clamped at the end with .satfinite.
 //
 // mma's fragments are laid out as in the manual. wmma's are opaque: here each lane has an equal share of the
-// elements, in the order of rows (A, C, D) or columns (B), repeated if a fragment has room for more.
+// elements, in order of rows (A, C, D) or columns (B), repeated if a fragment has room for more.
 
 #ifndef GPT_HOST_MATRIX_H
 #define GPT_HOST_MATRIX_H
@@ -183,7 +183,7 @@ static void host_gather(union host_matrices *all, const struct host_shape *s, co
     }
 }
 
-// C becomes the sum.
+// Store the sum in C.
 static void host_multiply_numbers(union host_matrices *all, const struct host_shape *s) {
     for (unsigned row = 0; row < s->m; row++) {
         double *c = all->numbers.c + row * s->n;

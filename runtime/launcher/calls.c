@@ -1,4 +1,4 @@
-// Checks the words of --calls and --stacks. Otherwise a misspelt one would silently record nothing.
+// Checks the words of --calls and --stacks, because a misspelt one would silently record nothing.
 
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static size_t distance(const char *one, const char *two) {
     return row[size];
 }
 
-// Fails for a name that no function has, and suggests similar ones.
+// Fail for a name that no function has, and suggest similar ones.
 static void check_name(const char *option, const char *word) {
     char near[MOST_NEAR][NAME_SIZE] = {""}, text[MOST_NEAR * (NAME_SIZE + 2)] = "";
     size_t distances[MOST_NEAR], count = 0, most = strlen(word) / 3;

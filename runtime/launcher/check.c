@@ -59,7 +59,7 @@ static bool check_driver(void) {
     return count;
 }
 
-// Runs a command to its end, and returns its status as waitpid does. `answer` is the first line of its
+// Run a command to its end, and return its status as waitpid does. `answer` is the first line of its
 // standard output or, with `errors`, of its standard error.
 static int ask(char *const *command, bool errors, char answer[PATH_MAX]) {
     int ends[2], status = -1;
@@ -87,7 +87,7 @@ static int ask(char *const *command, bool errors, char answer[PATH_MAX]) {
     return status;
 }
 
-// Checks that the dynamic linker calls libgptreplace.so, with this program.
+// Check that the dynamic linker calls libgptreplace.so, with this program.
 static void check_replace(void) {
     char library[PATH_MAX], answer[PATH_MAX];
     if (!find_runtime("libgptreplace.so", library)) {
@@ -111,7 +111,7 @@ static void check_replace(void) {
         row("replace", "works");
 }
 
-// Asks gpt-asm for ptxas, because it knows all the places to look.
+// Ask gpt-asm for ptxas, because it knows all the places to look.
 static void check_ptxas(void) {
     char tool[PATH_MAX], answer[PATH_MAX];
     if (!find_neighbour("gpt-asm", tool))
@@ -121,7 +121,7 @@ static void check_ptxas(void) {
     if (status && *answer)
         row("ptxas", "none: %s", error ? error + 7 : answer);
     else
-        row("ptxas", "%s", status ? "unknown: no gpt-asm, which finds it" : answer);
+        row("ptxas", "%s", status ? "unknown: gpt-asm, which finds it, is missing or crashed" : answer);
 }
 
 // Exit status 0: a program on the real device can be watched.

@@ -1,5 +1,5 @@
-// gpt-hook ctl: sends orders to a process under gpt-hook, or to all processes of its run, over the sockets
-// they listen on (../common/control.h). A socket is used only if the process in its name created it.
+// gpt-hook ctl: sends orders to a process under gpt-hook, or to all processes in its run, over the sockets
+// that they listen on (../common/control.h). A socket is used only if the process in its name created it.
 
 #include <ctype.h>
 #include <errno.h>
@@ -45,7 +45,7 @@ struct asking {
     bool failed;
 };
 
-// Prints a line about one process of several.
+// Print a line about one process of several.
 __attribute__((format(printf, 4, 5))) static void say(struct asking *asking, pid_t pid, bool failed,
                                                       const char *format, ...) {
     char text[512], line[600];
@@ -60,7 +60,7 @@ __attribute__((format(printf, 4, 5))) static void say(struct asking *asking, pid
 
 // Asking
 
-// Connects to the socket of this name. Fails with errno ESRCH if it isn't that process's.
+// Connect to the socket of this name. Fails with errno ESRCH if it isn't that process's.
 static int reach(pid_t pid, const char *name, uid_t *user) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct ucred peer;
@@ -81,7 +81,7 @@ static int reach(pid_t pid, const char *name, uid_t *user) {
     return -1;
 }
 
-// Return whether it would take orders of this user, or is gone.
+// Return whether it would take orders from this user, or is gone.
 static bool is_ours(pid_t pid) {
     struct stat process;
     char path[64];
@@ -89,7 +89,7 @@ static bool is_ours(pid_t pid) {
     return !geteuid() || stat(path, &process) || gpt_is_user(process.st_uid, geteuid());
 }
 
-// Terminates all texts, whatever answered.
+// Terminate all texts, whatever process answered.
 static void end_texts(struct gpt_state *state) {
     const struct {
         char *text;
@@ -102,7 +102,7 @@ static void end_texts(struct gpt_state *state) {
         texts[i].text[texts[i].size - 1] = 0;
 }
 
-// Sends a message to a process and reads its state. Prints why and returns false if the process doesn't obey.
+// Send a message to a process and read its state. Prints why and returns false if the process doesn't obey.
 static bool exchange(struct asking *asking, pid_t pid, const char *name, const void *message, size_t size,
                      struct gpt_state *state, uid_t *user) {
     int file = reach(pid, name, user);
@@ -131,7 +131,7 @@ static bool exchange(struct asking *asking, pid_t pid, const char *name, const v
     return good;
 }
 
-// Passes the pipeline of an order to the supervisor of the process. Without a supervisor, only cached results
+// Pass the pipeline of an order to the supervisor of the process. Without a supervisor, only cached results
 // of earlier runs can be used.
 static bool pass_pipeline(struct asking *asking, pid_t pid, const char *name) {
     static struct gpt_state state;
@@ -150,7 +150,7 @@ static bool pass_pipeline(struct asking *asking, pid_t pid, const char *name) {
     return !*fault;
 }
 
-// Warns that the order matches no kernel that the process has looked up so far.
+// Warn that the order matches no kernel that the process has looked up so far.
 static void warn_of_none(const struct gpt_state *state, pid_t pid) {
     char line[2048];
     snprintf(line, sizeof(line),
@@ -174,7 +174,7 @@ static void ask(struct asking *asking, pid_t pid, const char *name) {
         warn_of_none(&state, pid);
 }
 
-// Finds the run of a process that overwrote its environment, as processes do to change their name in ps(1).
+// Find the run of a process that overwrote its environment, as processes do to change their name in ps(1).
 static void find_run(struct asking *asking, pid_t pid, const char *name, const char *run) {
     uid_t user;
     int file = pid == asking->pid ? reach(pid, name, &user) : -1;
@@ -184,7 +184,7 @@ static void find_run(struct asking *asking, pid_t pid, const char *name, const c
     snprintf(asking->run, sizeof(asking->run), "%s", run);
 }
 
-// Asks a listening process whose pid was given or, with --all, that belongs to the run.
+// Ask a listening process whose pid was given or, with --all, that belongs to the run.
 static void ask_if_meant(struct asking *asking, pid_t pid, const char *name, const char *run) {
     if (asking->all ? !strcmp(run, asking->run) : pid == asking->pid)
         ask(asking, pid, name);
@@ -208,7 +208,7 @@ static void each_socket(struct asking *asking, see_socket *see) {
         fclose(sockets);
 }
 
-// Finds a variable in the environment that a process was started with. Returns false if it's not there or
+// Find a variable in the environment that a process was started with. Returns false if it's not there or
 // can't be read.
 static bool find_variable(pid_t pid, const char *name, char *value, size_t size) {
     static char text[1 << 20];
@@ -244,7 +244,7 @@ static pid_t find_program(pid_t pid) {
     return found ? found : pid;
 }
 
-// Gives the process a second to end: an exiting process closes its socket first.
+// Give the process a second to end: an exiting process closes its socket first.
 static bool ends(pid_t pid) {
     struct pollfd process = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
     bool ended = process.fd >= 0 && poll(&process, 1, 1000) > 0;
@@ -253,7 +253,7 @@ static bool ends(pid_t pid) {
     return ended;
 }
 
-// Explains why no process was asked, and exits.
+// Explain why no process was asked, and exit.
 __attribute__((noreturn)) static void explain(const struct asking *asking) {
     char where[32], path[64];
     struct stat process;
@@ -280,7 +280,7 @@ static void add_text(struct asking *asking, const char *text) {
     asking->size += size;
 }
 
-// Reads the probes here, before telling the process about them.
+// Read the probes here, before telling the process about them.
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;

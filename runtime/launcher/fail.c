@@ -1,4 +1,4 @@
-// How gpt-hook ends where it cannot become the command: one line, and the exit status of gpt(7).
+// How gpt-hook ends if it can't become the command: one line, and the exit status from gpt(7).
 
 #include <stdarg.h>
 #include <stdio.h>

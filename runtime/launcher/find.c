@@ -12,10 +12,11 @@
 
 static bool readable(const char *path) { return !access(path, R_OK); }
 
-// Finds a file of the runtime in the Python package that this program was installed with. If several Pythons
+// Find a file of the runtime in the Python package that this program was installed with. If several Pythons
 // have the package, the one with this program's version is taken.
 static bool find_packaged(const char *folder, const char *name, char path[PATH_MAX]) {
-    char pattern[3 * PATH_MAX], version[2 * PATH_MAX], *at = pattern;
+    static char pattern[3 * PATH_MAX], version[2 * PATH_MAX];
+    char *at = pattern;
     for (; *folder; *at++ = *folder++)
         if (strchr("*?[\\", *folder))
             *at++ = '\\';
@@ -34,7 +35,7 @@ static bool find_packaged(const char *folder, const char *name, char path[PATH_M
     return any;
 }
 
-// Finds a file in one of several folders relative to `self`, this program's folder.
+// Find a file in one of several folders relative to `self`, this program's folder.
 static bool find_near(const char *name, const char *const *places, char self[PATH_MAX], char path[PATH_MAX]) {
     ssize_t size = readlink("/proc/self/exe", self, PATH_MAX - 1);
     self[size > 0 ? size : 0] = '\0';
@@ -46,7 +47,7 @@ static bool find_near(const char *name, const char *const *places, char self[PAT
     return false;
 }
 
-// Finds a file of the runtime: in GPT_RUNTIME, beside this program, in ../lib/gpt of its folder, or in the
+// Find a file of the runtime: in GPT_RUNTIME, beside this program, in ../lib/gpt of its folder, or in the
 // package that it was installed with; `pip install --target` puts that beside the folder.
 bool find_runtime(const char *name, char path[PATH_MAX]) {
     const char *folder = getenv("GPT_RUNTIME");
@@ -61,7 +62,7 @@ bool find_runtime(const char *name, char path[PATH_MAX]) {
     return *self && find_packaged(self, name, path);
 }
 
-// Finds another tool: next to this program, next to the script that started it (in an editable install,
+// Find another tool: next to this program, next to the script that started it (in an editable install,
 // that's in another environment), or in the checkout.
 bool find_neighbour(const char *name, char path[PATH_MAX]) {
     char self[PATH_MAX];
@@ -91,7 +92,7 @@ bool is_command(const char *name, char path[PATH_MAX]) {
     return false;
 }
 
-// Finds the file that execvp would run.
+// Find the file that execvp would run.
 void find_command(const char *name, char path[PATH_MAX]) {
     if (is_command(name, path))
         return;

@@ -23,7 +23,7 @@
 
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
-// Prints the error and exits.
+// Print the error and exit.
 __attribute__((format(printf, 3, 4), noreturn)) void fail(int status, const char *where, const char *format,
                                                           ...);
 
@@ -39,19 +39,19 @@ void check_calls(const char *option, const char *calls); // fails for an unknown
 
 // output.c
 
-// With `callbacks`, each ended by a zero, the trace goes through gpt-dump, which runs these and no others.
+// With `callbacks`, which are zero-terminated, the trace goes through gpt-dump, which runs only these.
 struct gpt_bytes;
 void begin_trace(const char *output, bool force, bool quiet, const struct gpt_bytes *callbacks, char **argv);
 
 // probe.c
 
-// Add to a command for the shell: text, or a word that it takes as it is.
+// Append to a shell command: text, or a word that the shell takes as it is.
 __attribute__((format(printf, 2, 3))) void append(struct gpt_bytes *bytes, const char *format, ...);
 void append_quoted(struct gpt_bytes *bytes, const char *word);
 
 // parent.c
 
-// Starts the shell command that reads a stream, and returns the descriptor to write to. `output` becomes the
+// Start the shell command that reads a stream, and return the descriptor to write to. `output` becomes the
 // reader's standard output and is closed here; -1 means our own. The function returns in a child, which
 // becomes the command to watch; this process waits for both and never returns. Fails if there's no such
 // command. We exit with the program's status or, if `counts` is set, the reader's.
@@ -60,7 +60,7 @@ void name_folder(const char *folder); // the stream's; the command's parent remo
 
 // options.c
 __attribute__((noreturn)) void help(void);
-// Fails for an option that getopt_long refused with ':' or '?'.
+// Fail for an option that getopt_long refused with ':' or '?'.
 __attribute__((noreturn)) void fail_option(int option, char **argv);
 
 // check.c

@@ -1,5 +1,5 @@
-// gpt-hook: sets the environment that brings libgpthook.so into a command, and becomes the command: its pid,
-// signals, terminal and exit status are the command's own.
+// gpt-hook: sets up the environment that loads libgpthook.so into a command, and becomes the command: its
+// pid, signals, terminal and exit status are the command's own.
 
 #include <errno.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static void save_modules(const char *folder) {
     setenv("GPT_HOOK_MODULES", absolute(folder), 1);
 }
 
-// Puts a folder or file in front of a list in the environment.
+// Put a folder or file at the front of a list in the environment.
 static void prepend(const char *name, const char *value) {
     if (strchr(value, ':'))
         fail(MISSING, value, "%s takes no path with a colon: move the runtime", name);
@@ -48,8 +48,8 @@ static void prepend_folder(const char *name, const char *path) {
     prepend(name, folder);
 }
 
-// LD_PRELOAD is split at blanks too, and knows no quotes. If the folder's name has a blank, the library has
-// to be found by its name alone.
+// LD_PRELOAD is split at blanks too, and has no quotes. If the folder's name has a blank, the library has to
+// be found by its name alone.
 static void preload(const char *library) {
     bool is_split = library[strcspn(library, " \t\n")];
     prepend("LD_PRELOAD", is_split ? strrchr(library, '/') + 1 : library);
@@ -57,7 +57,7 @@ static void preload(const char *library) {
         prepend_folder("LD_LIBRARY_PATH", library);
 }
 
-// Returns the absolute name of a folder.
+// Return the absolute name of a folder.
 static const char *find_folder(const char *name) {
     struct stat status;
     char *folder = realpath(name, NULL);
@@ -97,7 +97,7 @@ static void set_report(bool wanted) {
     set("GPT_HOOK_NOTES", notes);
 }
 
-// Where the processes of a run count the bytes that they write, and how many these may be.
+// Set where the processes in a run count the bytes that they write, and how many these may be.
 static void set_disk(const char *bytes) {
     char value[PATH_MAX + 64];
     const char *folder = getenv("TMPDIR");
@@ -106,16 +106,16 @@ static void set_disk(const char *bytes) {
     set("GPT_HOOK_MAX_DISK", bytes ? value : NULL);
 }
 
-// Fails if gpt-hook can't watch the program.
+// Fail if gpt-hook can't watch the program.
 static void check_command(const char *path) {
-    char program[PATH_MAX];
+    static char program[PATH_MAX];
     strcpy(program, path);
     const char *found = gpt_find_unwatchable(program);
     if (found)
         fail(MISSING, program, "%s: it cannot be watched", found);
 }
 
-// Finds a stage next to this program, otherwise as a shell would.
+// Find a stage next to this program, otherwise as a shell would.
 static char *find_stage(const char *name, char path[PATH_MAX]) {
     return find_neighbour(name, path) ? path : (char *)name;
 }
@@ -146,8 +146,8 @@ static int run(int argc, char **argv) {
     struct request request = {.output = "trace.mp", .device = "real"};
     read_options(&request, argc, argv);
 
-    char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX];
-    char tensors[PATH_MAX];
+    // Static, as is each large buffer that lives long: the command may be given a stack of 64 KiB.
+    static char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX], tensors[PATH_MAX];
     need_runtime("libgpthook.so", library);
     if (request.simulated)
         need_runtime("sim/libcuda.so.1", driver);

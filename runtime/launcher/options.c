@@ -201,7 +201,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
     request->command = argv + optind;
 }
 
-// Refuses options that make no sense, before anything is written.
+// Reject options that make no sense, before anything is written.
 static void check_request(struct request *request) {
     const char *output = request->output;
     if (!*request->command)

@@ -15,7 +15,7 @@ struct request {
     char **command; // and its arguments
 };
 
-// Fails if the options make no sense, before anything is written.
+// Fail if the options make no sense, before anything is written.
 void read_options(struct request *request, int argc, char **argv);
 
 // Fails, and suggests what a command line without one of gpt-hook's commands may have meant.

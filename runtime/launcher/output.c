@@ -18,7 +18,7 @@
 #include "hook/write/template.h"
 #include "launcher.h"
 
-// Expands a name as this process will.
+// Expand a name as this process will.
 static void expand(const char *from, char path[PATH_MAX]) {
     for (const char *c = from; *c; c++)
         if (*c == '%' && c[1] && !strchr("phr%", *++c))
@@ -51,7 +51,7 @@ static void refuse_written(const char *path) {
 // Even as root, -f doesn't remove other users' files in a shared folder.
 static bool is_own(const char *path) { return gpt_is_own(AT_FDCWD, path, NULL); }
 
-// Removes a trace and the files of its buffers, including any that earlier runs left.
+// Remove a trace and the files of its buffers, including any that earlier runs left.
 static void remove_one(const char *path) {
     char beside[2 * PATH_MAX + 32];
     if (unlink(path) && errno != ENOENT)
@@ -61,7 +61,7 @@ static void remove_one(const char *path) {
         snprintf(beside + size, 16, ".%d", number);
 }
 
-// Visits the traces that an earlier run left: FILE, and FILE.PID for each of its other processes.
+// Visit the traces that an earlier run left: FILE, and FILE.PID for each of its other processes.
 static void each_old(const char *path, void (*visit)(const char *path)) {
     char folder[PATH_MAX], other[2 * PATH_MAX];
     snprintf(folder, sizeof(folder), "%s", path);
@@ -84,8 +84,8 @@ static void each_old(const char *path, void (*visit)(const char *path)) {
 }
 
 // Return whether the output may replace `path`: a regular file, or a link to one or to nothing. Devices and
-// other links stay, among them links to open files such as /dev/stdout: as root, we'd remove it for the whole
-// machine.
+// other links are kept, among them links to open files such as /dev/stdout: as root, we'd remove it for the
+// whole machine.
 static bool is_replaceable(const char *path, const struct stat *found) {
     struct stat target;
     char text[8] = "";
@@ -117,7 +117,7 @@ static void prepare_output(const char *output, bool force) {
     slash[1] = kept;
 }
 
-// Sets where the trace goes. Other processes announce theirs in the command's trace, if it has one.
+// Set where the trace goes. Other processes announce theirs in the command's trace, if it has one.
 static void set_output(const char *template) {
     char path[PATH_MAX];
     expand(template, path);
@@ -130,7 +130,7 @@ static void set_output(const char *template) {
     setenv("GPT_HOOK_RUN", path, 1);
 }
 
-// Return whether others may have put a file of this owner at a path, and it's none of this user's.
+// Return whether others may have put a file with this owner at a path, and it isn't this user's.
 static bool is_planted(const char *path, uid_t owner) {
     struct stat folder;
     char parent[PATH_MAX + 1];
@@ -140,7 +140,7 @@ static bool is_planted(const char *path, uid_t owner) {
            (stat(parent, &folder) || (folder.st_mode & (S_IWGRP | S_IWOTH) && owner != folder.st_uid));
 }
 
-// Opens a named pipe, and waits for its reader, as a shell does. In a folder that others may write to, the
+// Open a named pipe, and wait for its reader, as a shell does. In a folder that others may write to, the
 // name may belong to another file by now, or the pipe to another user, who would get the trace.
 static int open_pipe(const char *path) {
     struct stat status;
@@ -165,7 +165,7 @@ static bool is_left(int folder) {
     return left;
 }
 
-// Lets the traces go to a private folder, where a helper merges them into one stream.
+// Let the traces go to a private folder, where a helper merges them into one stream.
 static void begin_stream(const char *where, const char *pipe_path, const char *reader, bool quiet,
                          char **argv) {
     struct follow follow = {
@@ -216,9 +216,9 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
     setenv("GPT_HOOK_FOLDER", folder, 1);
 }
 
-// The command that runs callbacks, and writes what it reads to where the trace goes: to its standard output,
-// to a file that it makes, or to the command of -o '|COMMAND'. The program writes the trace, and perhaps in a
-// sandbox: so the command names the callbacks that may run, whatever the trace says.
+// Make the command that runs callbacks, and writes what it reads to where the trace goes: to its standard
+// output, to a file that it creates, or to the command of -o '|COMMAND'. The program writes the trace,
+// perhaps in a sandbox, so the command names the callbacks that may run, whatever the trace says.
 static const char *find_dump(const char *output, const char *file, const struct gpt_bytes *callbacks) {
     static struct gpt_bytes command;
     char stage[PATH_MAX];
@@ -239,7 +239,7 @@ static const char *find_dump(const char *output, const char *file, const struct 
     return command.data;
 }
 
-// Decides where the trace goes.
+// Decide where the trace goes.
 void begin_trace(const char *output, bool force, bool quiet, const struct gpt_bytes *callbacks, char **argv) {
     unsetenv("GPT_HOOK_FOLDER");
     char path[PATH_MAX] = "";

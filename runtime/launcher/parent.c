@@ -45,7 +45,7 @@ static void set_passed(sigset_t *passed) {
         sigdelset(passed, kept[i]);
 }
 
-// Waits for the program, and stops while it is stopped. Returns its status as waitpid does.
+// Wait for the program, and stop while it is stopped. Returns its status as waitpid does.
 static int wait_for_program(void) {
     siginfo_t info;
     for (;;) {
@@ -72,7 +72,7 @@ void name_folder(const char *folder) {
         snprintf(shared_folder, PATH_MAX, "%s", folder);
 }
 
-// Removes the stream's folder, in case the helper was killed along with everybody who'd have noticed.
+// Remove the stream's folder, in case the helper was killed along with everybody who would have noticed.
 static void tidy_folder(void) {
     char path[PATH_MAX + 16];
     if (!shared_folder || !*shared_folder)
@@ -136,7 +136,7 @@ static _Noreturn void become_reader(const char *command, int stream, int output,
     _exit(NOT_FOUND);
 }
 
-// Asks the shell whether the command exists, if its name is plain. Quotes, variables and lists are left to
+// Ask the shell whether the command exists, if its name is plain. Quotes, variables and lists are left to
 // the shell.
 static void check_reader(const char *command) {
     char word[PATH_MAX];

@@ -1,7 +1,7 @@
-// Turns -p and --jit into a pipeline for the broker to keep and variables for the hook to read.
+// Turns -p and --jit into a pipeline for the broker and variables for the hook.
 //
 // The stage that weaves probes reads them before the command runs, so a faulty probe ends the run here.
-// Cached results are named by a digest of the probes, as that stage prints them, and the pipeline's text.
+// Cached results are named by a digest of the pipeline's text and of the probes as that stage prints them.
 // What it prints is cached, too: Python takes longer to start and read probes than many a program runs.
 
 #include <ctype.h>
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,7 +20,10 @@
 #include "launcher.h"
 #include "probe.h"
 
-enum { MOST_TOOL = 64 << 20 }; // bytes of an executable that is digested
+enum {
+    MOST_TOOL = 64 << 20,     // bytes of an executable that is digested
+    PYTHON_STACK = 256 << 10, // bytes; 3.11 starts with 80 KiB
+};
 
 struct gpt_bytes probe_callbacks;
 
@@ -52,7 +56,7 @@ static void add_stage(const char *name) {
     append_quoted(&pipeline, find_neighbour(name, path) ? path : name);
 }
 
-// Reads a command's output. If the command fails, its own message is the error.
+// Read a command's output. If the command fails, its own message is the error.
 static void read_output(FILE *stream, struct gpt_bytes *output) {
     char block[4096];
     size_t size;
@@ -62,13 +66,18 @@ static void read_output(FILE *stream, struct gpt_bytes *output) {
     int status = stream ? pclose(stream) : -1;
     if (status < 0)
         fail(BAD, "-p", "%s", strerror(errno));
+    struct rlimit stack;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV && !getrlimit(RLIMIT_STACK, &stack) &&
+        stack.rlim_cur < PYTHON_STACK)
+        fail(BAD, "-p", "Python needs a larger stack than %llu KiB (ulimit -s)",
+             (unsigned long long)stack.rlim_cur >> 10);
     if (WIFSIGNALED(status))
         fail(BAD, "-p", "gpt-ptx-probe, which reads the probes, was ended by signal %d", WTERMSIG(status));
     if (status)
         exit(WEXITSTATUS(status) < CANNOT_RUN ? WEXITSTATUS(status) : MISSING);
 }
 
-// Starts looking for ptxas and compilers, in parallel with reading the probes.
+// Start looking for ptxas and compilers, in parallel with reading the probes.
 static FILE *begin_tools(void) {
     char path[PATH_MAX];
     struct gpt_bytes command = {0};
@@ -80,7 +89,7 @@ static FILE *begin_tools(void) {
     return stream;
 }
 
-// Reads the result. Without gpt-asm or any ptxas there's none.
+// Read the result. Without gpt-asm or any ptxas there's none.
 static void end_tools(FILE *stream) {
     char block[4096];
     size_t size;
@@ -90,7 +99,7 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
-// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128: --show writes
+// Read a quoted TOML text up to its closing quote. Supports \u escapes only below 128: --show writes
 // no others.
 static void read_string(const char *at, char text[PATH_MAX]) {
     static const char escapes[] = "\"\\bfnrt", values[] = "\"\\\b\f\n\r\t";
@@ -111,7 +120,7 @@ static void read_string(const char *at, char text[PATH_MAX]) {
     text[size] = '\0';
 }
 
-// Collects the callbacks that probes name, to run on their results. Fails if one doesn't exist.
+// Collect the callbacks that probes name, to run on their results. Fails if one doesn't exist.
 static void find_callbacks(const char *shown, struct gpt_bytes *found) {
     static const char key[] = "\ncallback = \"";
     for (const char *at = shown; (at = strstr(at, key));) {
@@ -141,13 +150,13 @@ static bool digest_file(const char *path, char digest[65]) {
     return data != NULL;
 }
 
-// Otherwise it's a built-in probe, even if a folder has that name.
+// Anything else is a built-in probe, even if a folder has that name.
 static bool is_file(const char *probe) {
     struct stat status;
     return strchr(probe, '/') || (!stat(probe, &status) && !S_ISDIR(status.st_mode));
 }
 
-// Lets the pipeline check that the files haven't changed: it starts later, perhaps several times, and results
+// Let the pipeline check that the files haven't changed: it starts later, perhaps several times, and results
 // are cached under a digest of the files as they are now.
 static void add_checks(const struct probing *probing) {
     char digest[65];
@@ -167,7 +176,7 @@ static void add_checks(const struct probing *probing) {
     }
 }
 
-// Adds a stage that weaves probes. Returns where its words begin.
+// Add a stage that weaves probes. Returns where its words begin.
 static size_t add_weaver(const char *name, const struct probing *probing) {
     size_t start = pipeline.size;
     add_stage(name);
@@ -179,7 +188,7 @@ static size_t add_weaver(const char *name, const struct probing *probing) {
     return start;
 }
 
-// Adds the stages that weave probes into PTX, behind gpt-extract. `reader` gets the words of gpt-ptx-probe.
+// Add the stages that weave probes into PTX, behind gpt-extract. `reader` gets the words of gpt-ptx-probe.
 static void add_ptx_stages(const struct probing *probing, const char *options, struct gpt_bytes *reader) {
     add_stage("gpt-extract");
     append(&pipeline, " --ptx%s |", options);
@@ -191,7 +200,7 @@ static void add_ptx_stages(const struct probing *probing, const char *options, s
     append(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
 }
 
-// Finds the file of a probe. False for one that only gpt-ptx-probe can find, or nobody.
+// Find the file of a probe. False for one that only gpt-ptx-probe can find, or nobody.
 static bool find_source(const char *probe, char path[PATH_MAX]) {
     static const char *const folders[] = {"../_probes", "../../probes"}; // of a package, of a checkout
     char runtime[PATH_MAX];
@@ -207,7 +216,7 @@ static bool find_source(const char *probe, char path[PATH_MAX]) {
     return false;
 }
 
-// Sets the digest of all that the answer to --show depends on, for probes that name no callback's file.
+// Set the digest of everything that the answer to --show depends on, for probes that name no callback's file.
 static bool name_shown(const struct probing *probing, const char *reader, char key[65]) {
     struct gpt_bytes inputs = {0};
     bool whole = true;
@@ -223,7 +232,7 @@ static bool name_shown(const struct probing *probing, const char *reader, char k
     return whole;
 }
 
-// Reads the probes as `reader`, the words of gpt-ptx-probe, shows them, behind a newline. Fails if one of
+// Read the probes as `reader`, the words of gpt-ptx-probe, shows them, behind a newline. Fails if one of
 // them is faulty.
 static void read_probes(const struct probing *probing, const char *reader, struct gpt_bytes *shown) {
     char key[65], again[65];
@@ -269,7 +278,7 @@ static bool add_digest(const char *path) {
     return there;
 }
 
-// Adds the digests of the files that a command names anywhere: by a path, as -pFILE, or found in PATH.
+// Add the digests of the files that a command names anywhere: by a path, as in -pFILE, or through PATH.
 static void add_files(const char *command) {
     for (const char *at = command; *at;) {
         char word[PATH_MAX], path[2 * PATH_MAX];
@@ -300,7 +309,7 @@ static void use_pipeline(const char *command) {
     free(here);
 }
 
-// Checks an option's number.
+// Check an option's number.
 static const char *check_number(const char *option, const char *text, bool fraction) {
     char *end;
     double value = strtod(text, &end);
@@ -310,7 +319,7 @@ static const char *check_number(const char *option, const char *text, bool fract
     return text;
 }
 
-// 64M, 2G or bytes.
+// Check a size: 64M, 2G or bytes.
 const char *check_size(const char *option, const char *text) {
     static const char units[] = "KMGT";
     char *bytes = malloc(32);
@@ -375,7 +384,7 @@ const char *name_probes(const struct probing *probing) {
     return names.data;
 }
 
-// Sets or removes a variable, so that nothing of an outer gpt-hook is left.
+// Set or remove a variable, so that nothing of an outer gpt-hook is left.
 void set(const char *name, const char *value) {
     if (value)
         setenv(name, value, 1);

@@ -19,19 +19,19 @@ struct probing { // NULL: option not given
 
 extern struct gpt_bytes probe_callbacks; // files to run on each launch's data, each ended by a zero
 
-// Sets the hook's variables, and returns the pipeline's text for the broker, or NULL without probes. Fails if
+// Set the hook's variables, and return the pipeline's text for the broker, or NULL without probes. Fails if
 // the options make no sense or a probe can't be read.
 const char *use_probing(const struct probing *probing);
 
-// Adds the parts of names in a -k or --filter option to those `known` from earlier ones (NULL: none). Fails
+// Add the parts of names in a -k or --filter option to those `known` from earlier ones (NULL: none). Fails
 // if the option names no part.
 const char *add_parts(const char *option, const char *known, const char *parts);
 
-// Returns the text of the pipeline for probes or --jit, and sets a digest of both. Fails as above.
+// Return the text of the pipeline for probes or --jit, and set a digest of both. Fails as above.
 const char *make_pipeline(const struct probing *probing, char digest[65]);
 const char *name_probes(const struct probing *probing); // their names, separated by spaces
 
-// Returns the bytes of a size such as 512M as text, or fails.
+// Return the bytes of a size such as 512M as text, or fail.
 const char *check_size(const char *option, const char *text);
 
 void set(const char *name, const char *value); // sets a variable for the hook; NULL: removes it

@@ -93,26 +93,31 @@ static void add_file(const char *path) {
     files[file_count++] = file;
 }
 
-static void add_folder(const char *path, int depth) {
+// `path` is one buffer of PATH_MAX for all levels, because the stack may be small.
+static void add_folder(char *path, size_t size, int depth) {
     DIR *folder = depth < MAX_DEPTH ? opendir(path) : NULL;
     for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        char inner[PATH_MAX];
         struct stat status;
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") ||
-            snprintf(inner, sizeof(inner), "%s/%s", path, entry->d_name) >= (int)sizeof(inner) ||
-            lstat(inner, &status))
+        size_t longer = size + 1 + strlen(entry->d_name);
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") || longer >= PATH_MAX)
+            continue;
+        sprintf(path + size, "/%s", entry->d_name);
+        if (lstat(path, &status))
             continue;
         if (S_ISDIR(status.st_mode))
-            add_folder(inner, depth + 1);
-        else if (!stat(inner, &status) && S_ISREG(status.st_mode))
-            add_file(inner);
+            add_folder(path, longer, depth + 1);
+        else if (!stat(path, &status) && S_ISREG(status.st_mode))
+            add_file(path);
     }
+    path[size] = '\0';
     if (folder)
         closedir(folder);
 }
 
 size_t replace_read_folder(const char *path) {
-    add_folder(path, 0);
+    static char inner[PATH_MAX];
+    if (strlen(path) < sizeof(inner))
+        add_folder(strcpy(inner, path), strlen(path), 0);
     if (file_count)
         qsort(files, file_count, sizeof(*files), by_stem);
     return file_count;

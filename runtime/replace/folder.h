@@ -31,10 +31,10 @@ static inline const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-// Reads the identity of a complete shared object. Returns NULL, or why it can't.
+// Read the identity of a complete shared object. Returns NULL, or why it can't.
 const char *replace_identify(const char *path, struct identity *identity);
 size_t replace_read_folder(const char *path); // with its subfolders; returns how many files there are
-// Finds the files whose stem equals the name's. Returns the first; `count` gets their number.
+// Find the files whose stem equals the name's. Returns the first; `count` gets their number.
 struct file **replace_find_files(const char *name, size_t *count);
 
 #endif

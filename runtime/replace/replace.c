@@ -1,9 +1,9 @@
-// libgptreplace.so: the dynamic linker loads files of one folder, GPT_HOOK_REPLACE, in place of the libraries
-// that the program asks for. It is an auditing library (rtld-audit(7)), brought in by LD_AUDIT, and lives in
-// a namespace of its own, so the program's symbols, errno and heap are untouched.
+// libgptreplace.so: the dynamic linker loads files from one folder, GPT_HOOK_REPLACE, in place of the
+// libraries that the program asks for. It's an auditing library (rtld-audit(7)), loaded through LD_AUDIT, and
+// lives in its own namespace, so the program's symbols, errno and heap are untouched.
 //
 // A file replaces the library with its name, whatever version follows `.so`, and its build id; a symbolic
-// link to the library may have another name. If several files in subfolders have one name, the build id
+// link to the library may have another name. If several files in subfolders have the same name, the build id
 // decides, and if that's equal too, the path that shares the longest end with the library's.
 //
 // The linker asks in two ways:
@@ -16,7 +16,7 @@
 //     the object gets back the name that was asked for. The linker frees the name that it made itself, so
 //     that one is put back when the object is closed.
 //
-// One file replaces one library: loaded for two, it would make them share their variables. A library that's
+// One file replaces one library: if it were loaded for two, they'd share their variables. A library that's
 // already loaded unreplaced stays that way.
 //
 // No symbol is bound or called through this: la_objopen asks for none of that. The linker calls one function
@@ -187,7 +187,7 @@ static bool origin_of(const struct link_map *map, char origin[PATH_MAX]) {
     return size > 0 && folder_of(program, origin);
 }
 
-// Expands $ORIGIN. Returns false if the text doesn't have it, or if the result is too long.
+// Expand $ORIGIN. Returns false if the text doesn't have it, or if the result is too long.
 static bool expand_origin(const char *text, const char *origin, char *into, size_t room) {
     bool found = false;
     size_t at = 0, size = strlen(origin);
@@ -205,7 +205,7 @@ static bool expand_origin(const char *text, const char *origin, char *into, size
     return found && !*text;
 }
 
-// Expands $ORIGIN in the object's names and search paths, before the linker reads them.
+// Expand $ORIGIN in the object's names and search paths, before the linker reads them.
 static void set_origin(const struct link_map *map, const char *origin) {
     const char *strings = NULL;
     for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++)

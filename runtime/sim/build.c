@@ -1,5 +1,6 @@
-// Makes host code for kernels in PTX, at a kernel's first launch, in whichever thread comes first. It looks
-// in the cache (../common/cache.c) before it asks stages (../common/broker.h).
+// Makes host code for PTX kernels at their first launch, in whichever thread comes first. It looks in the
+// cache
+// (../common/cache.c) before it asks stages (../common/broker.h).
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +12,7 @@
 
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
 
-// Digest everything that determines the code made from a text. Names of kernels can be longer than any
-// buffer.
+// Digest everything that determines the code for some text. Kernel names can be longer than any buffer.
 static void name_code(const char *text, size_t size, const char *kernel, char key[65]) {
     const char *compiler = getenv("CC") ? getenv("CC") : "";
     char of_text[65], of_kernel[65], of_compiler[65], all[512];
@@ -24,7 +24,7 @@ static void name_code(const char *text, size_t size, const char *kernel, char ke
     gpt_sha256(all, strlen(all), key);
 }
 
-// Ask gpt-asm. Says why if `wanted`, a part of the answer, isn't there.
+// Ask gpt-asm. If `wanted`, a part of the answer, isn't there, report why.
 static CUresult ask(const struct gpt_asked *asked, struct gpt_outcome *answer,
                     const struct gpt_bytes *wanted) {
     gpt_ask(asked, answer);

@@ -6,9 +6,9 @@
 #include "common/cache.h"
 #include "sim.h"
 
-// The `outline` record of a PTX text, from the cache or from gpt-asm. `load`: the text will be checked, so
-// gpt-asm is asked for that at once; `made` is then the code of its only kernel, or empty if all of several
-// kernels are good. Call it without the lock.
+// Find the `outline` record of PTX text, in the cache or by asking gpt-asm. `load` means that the text will
+// be checked, so gpt-asm is asked for that at the same time; `made` is then the code of its only kernel, or
+// empty if there are several and all are good. Call it without the lock.
 CUresult sim_find_outline(const char *text, size_t size, bool load, struct gpt_bytes *outline,
                           struct gpt_bytes *made);
 void sim_keep_loaded(const struct code *code, const struct gpt_bytes *made); // that, for sim_check_all

@@ -1,5 +1,5 @@
-// Streams whose work becomes a graph. A capture begins in one stream, others join it when they wait for an
-// event of it, and all have to be joined again when it ends. A call that isn't allowed during a capture
+// Streams whose work becomes a graph. A capture begins in one stream, others join it when they wait for one
+// of its events, and all must have been joined again when it ends. A call that isn't allowed during a capture
 // invalidates it.
 
 #include <stdlib.h>
@@ -151,12 +151,12 @@ CUresult sim_capture_event(struct stream *stream, struct event *event) {
                                                                            : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Wait in a stream that is captured, or for an event of one.
+// Wait in a stream that's being captured, or for an event of one.
 CUresult sim_capture_wait(struct stream *stream, struct event *event) {
     if (stream->capture && stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     struct capture *capture = find(event->capture);
-    if (!capture) { // work that is not captured
+    if (!capture) { // work that isn't captured
         stream->capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }

@@ -8,7 +8,7 @@
 #include "run.h"
 #include "say.h"
 
-// Errors as on an H200 (tests/asm/host/h200.json), if that notices the fault.
+// The errors of an H200 (tests/asm/host/h200.json), if it notices the fault.
 static const struct {
     CUresult status;
     const char *fact; // with the address

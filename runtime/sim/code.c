@@ -96,7 +96,7 @@ void sim_add_variable(struct code *code, struct variable variable) {
     larger[code->variable_count++] = variable;
 }
 
-// Objects whose code is gone are closed later, without the lock.
+// Objects whose code is gone, to be closed later, without the lock.
 static void **closing;
 static size_t closing_count, closing_room;
 

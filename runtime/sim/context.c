@@ -56,7 +56,7 @@ static bool are_flags(unsigned flags) {
 
 // The primary context
 
-// Waits for its work and frees everything in it, unless it's used again meanwhile.
+// Wait for its work and free everything in it, unless it's used again meanwhile.
 static void end_primary(void) {
     active = false;
     primary->references = 0;
@@ -216,7 +216,7 @@ API cuCtxDestroy_v2(void *handle) {
     return CUDA_SUCCESS;
 }
 
-// The next call and cuCtxGetFlags also work after a fault.
+// The next call and cuCtxGetFlags work even after a fault.
 
 API cuCtxGetDevice(CUdevice *device) {
     LOCKED;

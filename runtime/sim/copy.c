@@ -1,4 +1,4 @@
-// Copies and memsets: checks at the call, the work in the stream, and when the call returns. All copies are
+// Copies and memsets: what the call checks, the work in the stream, and when the call returns. All copies are
 // three-dimensional.
 
 #include <stdlib.h>
@@ -89,9 +89,9 @@ static bool stage(struct operation *operation) {
 }
 
 // Synchronization follows "API synchronization behavior" in the driver's manual. Pageable memory is read or
-// written before the call returns. Copies from host to host are done by then, copies from device to device
-// never are, and for pinned memory `async` decides. The calling thread itself touches pageable memory, so a
-// bad address faults in that thread, where the program can handle it.
+// written before the call returns. Copies from host to host are complete by then, copies from device to
+// device never are, and for pinned memory `async` decides. Pageable memory is accessed by the calling thread
+// itself, so a bad address faults in that thread, where the program can handle it.
 static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
@@ -229,7 +229,7 @@ void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
     }
 }
 
-// Memory that the host has too is set when the call returns, unless it is asynchronous.
+// Memory that the host can also access is set when the call returns, unless the call is asynchronous.
 static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item, size_t width, size_t height,
                     void *handle, bool async) {
     IN_CONTEXT;

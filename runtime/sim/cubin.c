@@ -1,9 +1,9 @@
-// Cubins. They can't run here; we only keep ones for a device of this kind.
+// Cubins. They can't run here; only cubins for a device of this kind are kept.
 //
-// With GPT_SIM_TWINS, which is for tests, a cubin runs by its twin: PTX with the same kernels, in a file of
-// that folder. So a test goes through all that happens to machine code up to the launch. The file is named by
-// the digest of the cubin without what's in constant bank 4, where a loader puts addresses. Lines at its
-// start like
+// With GPT_SIM_TWINS, which is for tests, a cubin runs as its twin: PTX with the same kernels, in a file in
+// that folder. So a test goes through everything that happens to machine code before the launch. The file is
+// named by the digest of the cubin without the contents of constant bank 4, where a loader puts addresses.
+// Lines at its start like
 //
 //     // address 16 gpt_variables 8
 //
@@ -140,7 +140,7 @@ static struct entry *find_entry(const struct code *code, const char *name) {
     return NULL;
 }
 
-// A launch has to pass the parameters that the cubin's kernel has.
+// A launch has to pass the parameters of the cubin's kernel.
 static bool has_same_parameters(const struct entry *one, const struct entry *other) {
     bool same = one->count == other->count;
     for (size_t i = 0; same && i < one->count; i++)
@@ -249,7 +249,7 @@ static size_t read_what_is_there(char *to, const char *from, size_t size) {
     return got > 0 ? (size_t)got : 0;
 }
 
-// A cubin ends with the last of its sections and tables. Reads it piece by piece, since the claimed size may
+// A cubin ends with the last of its sections and tables. Read it piece by piece, because the claimed size may
 // exceed any memory.
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size) {
     const Elf64_Ehdr *head = start;

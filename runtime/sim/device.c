@@ -1,4 +1,4 @@
-// Initialization, and which devices there are.
+// Initialization, and the devices that there are.
 
 #include <stdio.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 
 #include "sim.h"
 
-// Tells gpt-hook whom it watches, and what code that needs; after cuInit().
+// Tell gpt-hook what it's watching, and which code that needs; after cuInit().
 __attribute__((visibility("default"))) const char *gpt_sim_runs(void) { return sim_twins ? "sass" : "ptx"; }
 
 API cuInit(unsigned flags) {

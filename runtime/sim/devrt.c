@@ -1,4 +1,4 @@
-// The part of CUDA's device runtime (libcudadevrt.a) that the device has: synchronization of a grid. The
+// The part of CUDA's device runtime (libcudadevrt.a) that the device provides: grid synchronization. The
 // second word of a cooperative grid's workspace counts blocks that have arrived. The first block adds a
 // number that makes the highest bit flip when the last block arrives, and every block waits for that.
 

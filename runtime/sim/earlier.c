@@ -1,4 +1,5 @@
-// Launches before CUDA 4.0: a function has its block, shared memory and parameters when it is launched.
+// Launches as before CUDA 4.0: block, shared memory and parameters are set on the function before it's
+// launched.
 
 #include <stdlib.h>
 #include <string.h>

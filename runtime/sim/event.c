@@ -1,4 +1,4 @@
-// Events. An event stands for the last work in the stream when it was last recorded.
+// Events. An event stands for the last work in the stream when the event was last recorded.
 
 #include <stdlib.h>
 
@@ -40,7 +40,7 @@ API cuEventDestroy_v2(void *event) {
     return CUDA_SUCCESS;
 }
 
-// The work that an event waits for, or NULL: it has been reached.
+// Return the work that an event waits for, or NULL if the event has been reached.
 static struct work *pending(struct event *event) {
     if (event->pending && event->pending->done) {
         event->time = event->pending->time;

@@ -71,8 +71,8 @@ static CUresult sort(struct graph *graph, void **error) {
     return status;
 }
 
-// Return whether bodies of conditional nodes have only node types that cuda.h allows. `body`: this graph is
-// such a body.
+// Return whether the bodies of conditional nodes have only node types that cuda.h allows. `body` means that
+// this graph is such a body.
 static bool is_allowed(const struct graph *graph, bool body) {
     enum {
         ALLOWED = 1 << CU_GRAPH_NODE_TYPE_KERNEL | 1 << CU_GRAPH_NODE_TYPE_MEMCPY |
@@ -269,8 +269,8 @@ struct operations {
     bool endless;
 };
 
-// List the operations of the nodes, in order. Kernels can't set conditions here, so each keeps its initial
-// value, and a loop whose condition holds never ends. If kernels aren't run, such a loop runs once.
+// List the operations of the nodes, in order. Kernels can't set conditions here, so each condition keeps its
+// initial value, and a loop whose condition holds never ends. If kernels aren't run, such a loop runs once.
 static void flatten(const struct graph *graph, struct operations *list) {
     if (list->all && !sim_copy_held(list->held, graph))
         list->failed = true;
@@ -292,8 +292,8 @@ static void flatten(const struct graph *graph, struct operations *list) {
     }
 }
 
-// An executable graph runs once at a time. Work that waits for an event inside a graph waits before it
-// begins, and its events are reached when it ends. Takes the list over.
+// An executable graph runs once at a time. If work in a graph waits for an event, the whole graph waits
+// before it begins; events in it are reached when it ends. Takes over the list.
 // Return whether a copy or memset needs memory that isn't there.
 static bool lacks_memory(const struct operation *operation) {
     return operation->type == CU_GRAPH_NODE_TYPE_MEMCPY   ? sim_check_copy(&operation->copy, false)

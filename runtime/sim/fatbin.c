@@ -1,4 +1,4 @@
-// Fatbins: which of their elements suit the device.
+// Fatbins: find the elements that suit the device.
 
 #include <elf.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ void sim_say_only_cubins(const char *archs) {
         archs, sim_major, sim_minor);
 }
 
-// The elements of a region, one after the other; NULL at the end, and where the region is malformed.
+// Return the next element of a region, or NULL at the end or if the region is malformed.
 static const struct fatbin_element *next_element(const struct fatbin_region *region,
                                                  const struct fatbin_element *element) {
     const char *end = (const char *)region + region->header_size + region->size;
@@ -41,7 +41,7 @@ static const struct fatbin_element *next_element(const struct fatbin_region *reg
     return fits && !(next->header_size % 8) && !(next->payload_size % 8) ? next : NULL;
 }
 
-// Lists the architectures that a region has elements of this kind for, each once.
+// List the architectures for which a region has elements of this kind, each once.
 static void list_archs(const struct fatbin_region *region, int kind, char text[256]) {
     size_t size = 0;
     *text = '\0';

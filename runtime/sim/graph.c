@@ -1,5 +1,5 @@
 // Graphs. A graph owns its nodes, a node owns the graphs inside it, and an executable graph owns a copy of
-// its source graph: a node of the copy is found by the serial of the original node.
+// its source graph, in which nodes are found by the serial number of the original node.
 
 #include <stdlib.h>
 #include <string.h>
@@ -92,7 +92,7 @@ void sim_number_nodes(const struct graph *graph) {
         graph->nodes[i]->number = i;
 }
 
-// Copies the nodes of a graph into an empty one.
+// Copy the nodes of a graph into an empty one.
 static bool copy_nodes(struct graph *to, const struct graph *from) {
     for (size_t i = 0; i < from->count; i++) {
         struct operation operation;
@@ -204,7 +204,7 @@ API cuGraphNodeGetType(void *node, int *type) {
     return CUDA_SUCCESS;
 }
 
-// Fills in a list for a program: with `nodes` NULL it only wants the number; extra places become NULL.
+// Fills in a list for a program: if `nodes` is NULL it only wants the number; extra places become NULL.
 struct list {
     void **nodes, **others;
     size_t room, count;

@@ -50,7 +50,7 @@ CUresult sim_make_event(struct operation *operation, int type, void *event);
 CUresult sim_make_kernel_node(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool old);
 CUresult sim_make_node(struct operation *operation, const CUgraphNodeParams *params);
 
-// A parameter that means nothing here, behind others.
+// A last parameter that means nothing here.
 #define AND_CONTEXT , __attribute__((unused)) void *context
 
 // user.c

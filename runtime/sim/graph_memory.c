@@ -1,6 +1,6 @@
-// Memory that nodes of graphs allocate. A node has its address from the start; the memory is there from each
-// launch of its graph until it is freed, by a node of that graph or another one, or by the program. It's held
-// by the nodes, by operations of launches, and by each launch whose memory isn't freed yet.
+// Memory that graph nodes allocate. A node has its address from the start; the memory exists from each launch
+// of its graph until it's freed, by a node of that or another graph, or by the program. It's referenced by
+// the nodes, by operations of launches, and by each launch whose memory hasn't been freed.
 
 #include <stdlib.h>
 
@@ -191,8 +191,8 @@ CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_
     return sim_reserve_graph_memory(all, count);
 }
 
-// The launch was issued. Memory that it allocates is there from now on: the program may issue work for it.
-// Copies and memsets will fail if memory is not there when their turn in the graph comes.
+// Record that the launch was issued. Memory that it allocates exists from now on: the program may issue work
+// for it. Copies and memsets fail if memory doesn't exist when their turn in the graph comes.
 void sim_note_launch(struct operation *all, size_t count, bool (*lacks_memory)(const struct operation *)) {
     for (size_t i = 0; i < count; i++) {
         struct allocation *allocation = find(all[i].memory);

@@ -1,7 +1,7 @@
-// malloc of device code. The heap of a context is made of pages; a page has blocks of one size, a power of
-// two, or one block that is larger. A block is known by its page and its number there, so that each access
-// can be checked against the size that was asked for. Freed blocks wait in a queue, by size, and are reused
-// only when 64 MiB of them wait; until then an access to one is detected.
+// malloc for device code. The heap of a context consists of pages; a page has blocks of one size, a power of
+// two, or a single larger block. A block is identified by its page and its number there, so that each access
+// can be checked against the requested size. Freed blocks wait in a queue, by size, and are reused only when
+// 64 MiB of them wait; until then an access to one is detected.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,8 +124,7 @@ static unsigned order_of(uint64_t size) {
     return order > MOST ? SIZES - 1 : order - LEAST;
 }
 
-// Take a block that was never used, or the block that was freed the longest time ago. Returns 0 if memory
-// runs out.
+// Take a block that was never used, or the block freed first. Returns 0 if memory runs out.
 static uint64_t take(struct heap *heap, unsigned order) {
     struct queue *queue = &heap->freed[order];
     uint64_t block = (uint64_t)1 << (order + LEAST);

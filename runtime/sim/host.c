@@ -11,8 +11,8 @@
 #include "common/broker.h"
 #include "run.h"
 
-// The linker treats two files of the same name as one, and descriptor numbers are reused, so we spell a
-// serial in the path, as "./" or "/" for each bit.
+// The linker treats two files with the same name as one, and descriptor numbers are reused, so spell a serial
+// number in the path, as "./" or "/" for each bit.
 static void name_file(int file, char name[128]) {
     static uint32_t serials;
     uint32_t serial = __atomic_fetch_add(&serials, 1, __ATOMIC_RELAXED);
@@ -22,8 +22,8 @@ static void name_file(int file, char name[128]) {
     sprintf(at, "%d", file);
 }
 
-// Loads an object. Call it without the lock, since the linker has one of its own. Reports the fault and
-// returns NULL if it isn't one.
+// Load an object. Call it without the lock, because the linker has its own. Reports the fault and returns
+// NULL if it isn't one.
 void *sim_open_object(const char *bytes, size_t size) {
     int file = gpt_make_file(bytes, size);
     if (file < 0) {

@@ -1,5 +1,5 @@
 // Images of GPU code: the part that suits the device is copied, and its kernels, their parameters and its
-// variables are read. Compressed parts aren't read: any name may be in them.
+// variables are read. Compressed parts aren't read: they may contain any name.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,8 +41,8 @@ static void read_object(struct code *code, const struct host_module *module) {
 
 // Images
 
-// A fatbin that is in memory. For relocatable code it has only cubins that nvlink made; nvlink's inputs are
-// in a list, and have PTX.
+// Read a fatbin in memory. For relocatable code it has only cubins made by nvlink; nvlink's inputs are in a
+// list, and have PTX.
 static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wrapper) {
     const struct fatbin_region *region = wrapper->data;
     if (region->magic != FATBIN_MAGIC)

@@ -6,7 +6,7 @@
 #include "host/abi.h"
 #include "sim.h"
 
-// code.c: without memory, `starved` is set
+// code.c: these set `starved` if memory runs out
 void *sim_new_block(struct code *code, size_t size); // zeros, which live as long as the code
 char *sim_keep_text(struct code *code, const char *bytes, size_t size); // in such a block, as a string
 struct entry *sim_add_entry(struct code *code, const char *name);       // NULL without memory, or a name

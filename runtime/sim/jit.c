@@ -132,7 +132,7 @@ API cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count, in
     return status;
 }
 
-// Link everything added so far, once. `text` is a copy of the result, to be freed.
+// Link everything added so far, once. `text` is a copy of the result, which the caller frees.
 static CUresult complete(struct link *link, char **text) {
     IN_CONTEXT;
     if (!is_kind(link, LINK))

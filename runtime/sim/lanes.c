@@ -37,7 +37,7 @@ void sim_fail(struct run *run, const struct lane *lane, uint32_t site, CUresult 
 // never wait needs only one stack per worker. Stack memory is touched only as it's used.
 
 enum {
-    FRAMES = 256 << 10, // bytes for the frames of functions, beside their local memory
+    FRAMES = 256 << 10, // bytes for functions' frames, on top of their local memory
     RESERVE = 31 << 10, // for services, below
     PAGE = 4096,
     SLAB = 16,          // stacks
@@ -135,7 +135,7 @@ static __attribute__((noreturn)) void end(struct worker *worker, struct stack *s
     __builtin_unreachable();
 }
 
-// Runs on a stack: one lane after another, until the next one already has a stack.
+// Run on a stack: one lane after another, until the next one already has a stack.
 static __attribute__((noreturn)) void run_lanes(struct worker *worker) {
     struct stack *stack = worker->current->stack;
     struct lane *lane = worker->current;
@@ -184,11 +184,11 @@ static void meet(struct warp *warp, uint32_t lanes, host_combine *combine) {
     for (uint32_t rest = lanes; rest; rest &= rest - 1)
         warp->lanes[__builtin_ctz(rest)].result = lanes;
     warp->ready |= lanes;
-    warp->last = HOST_WARP - 1; // they go on in their order
+    warp->last = HOST_WARP - 1; // they continue in order
     sim_advance(warp->block);
 }
 
-// Return whether all that `lane` waits for are there; then they meet.
+// If all lanes that `lane` waits for have arrived, let them meet, and return true.
 static bool try(struct warp *warp, const struct lane *lane) {
     uint32_t lanes = lane->mask & warp->all & ~warp->exited;
     if (lanes & ~warp->meeting)
@@ -251,8 +251,9 @@ static bool meet_active(struct warp *warp) {
 
 // -- Turns -----------------------------------------------------------------
 //
-// The lanes of a block take turns: the lanes of a warp by number, each until it waits, then the next warp.
-// Lanes that spin take turns too, each time for a shorter slice, since they may wait for another lane.
+// The lanes of a block take turns: the lanes of a warp in order, each until it waits, then the next warp.
+// Lanes that spin take turns too, each time for a shorter slice, because they may be waiting for another
+// lane.
 
 enum { SHORTEST = 512, ENOUGH = 4096 }; // backward branches; turns
 
@@ -279,8 +280,8 @@ static unsigned count_ready(const struct resident *block) {
     return count;
 }
 
-// Once all lanes had their turn, other blocks get one. That doesn't depend on progress: lanes may meet, or
-// pass barriers, just to check together whether another block has done what they wait for.
+// Once all lanes have had their turn, other blocks get one. That doesn't depend on progress: lanes may meet,
+// or pass barriers, just to check together whether another block has done what they wait for.
 //
 // If a warp's only running lanes are waiting for memory, lanes that wait for those wait forever.
 void sim_turn(struct host_thread *thread, uint32_t site) {

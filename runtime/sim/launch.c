@@ -41,7 +41,7 @@ static CUresult check_size(const struct function *function, const uint32_t grid[
     return CUDA_SUCCESS;
 }
 
-// Copies the arguments: pointers to them first, then their values.
+// Copy the arguments: pointers to them first, then their values.
 static CUresult keep_arguments(struct operation *operation, const struct entry *entry, void **values,
                                void **extra) {
     const char *buffer = NULL;
@@ -100,7 +100,7 @@ CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PAR
                 : CUDA_SUCCESS;
 }
 
-// Finds the code of a function and the variables that it uses.
+// Find the code of a function and the variables that it uses.
 static CUresult find_code(struct run *run, struct code **code, struct context *context,
                           const struct function *function) {
     struct library *module;
@@ -189,7 +189,7 @@ API cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned
         stream, true, false);
 }
 
-// Read cluster dimensions. If kernels run, clusters of more than one block are refused.
+// Read cluster dimensions. If kernels run, clusters of more than one block are rejected.
 bool sim_is_cluster(const void *value, bool *cluster) {
     uint32_t dimensions[3];
     memcpy(dimensions, value, sizeof(dimensions));
@@ -205,7 +205,7 @@ bool sim_is_cluster(const void *value, bool *cluster) {
     return true;
 }
 
-// Return whether an attribute is one of a launch, as an H200 answers.
+// Return whether a launch can have an attribute, as an H200 answers.
 static CUresult check_attribute(const CUlaunchAttribute *at) {
     const int value = *(const int *)&at->value;
     switch (at->id) {

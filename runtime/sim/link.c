@@ -1,10 +1,10 @@
 // Links PTX to PTX: the result is one module with the contents of all, which loads like any other. If two
 // modules use the same local name, one is renamed. An `.extern` declaration is dropped if another module has
-// the definition, and the first of several `.weak` definitions stays. Cubins, and files with only cubins,
-// cannot be linked: the device runs none. A static library is taken for CUDA's device runtime.
+// the definition, and the first of several `.weak` definitions is kept. Cubins, and files with only cubins,
+// can't be linked, because the device runs none. A static library is taken to be CUDA's device runtime.
 //
 // This is the only place where the device splits PTX into tokens; outline.c has gpt-asm do that. Linking
-// means cutting out and renaming pieces of several texts, and a request to gpt-asm holds only one.
+// means cutting pieces out of several texts and renaming them, and a request to gpt-asm holds only one text.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,7 +72,7 @@ struct symbols {
     size_t count, room;
 };
 
-// Reads a declaration up to its end; its symbols, unless it declares none, are added.
+// Read a declaration to its end; if it declares symbols, add them.
 static bool read_declaration(struct text *reader, const struct part *part, struct symbols *symbols) {
     struct symbol symbol = {.part = part, .start = reader->token};
     size_t first = symbols->count;
@@ -110,7 +110,7 @@ static bool read_declaration(struct text *reader, const struct part *part, struc
     return true;
 }
 
-// Adds what a module declares; `header` is where its declarations begin.
+// Add what a module declares; `header` is where its declarations begin.
 static bool read_part(const struct part *part, struct symbols *symbols, const char **header, int *version) {
     struct text reader = {.at = part->text, .end = part->text + part->size};
     *header = part->text;

@@ -1,4 +1,4 @@
-// Memory of the device and pinned memory. Device memory is host memory (range.c).
+// Device memory and pinned memory. Device memory is host memory (range.c).
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -68,7 +68,7 @@ API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t 
     return allocate(memory, size, context, DEVICE);
 }
 
-// Return an error, or begin to free memory.
+// Begin to free memory, or return an error.
 static CUresult begin_free(CUdeviceptr memory) {
     CUresult status;
     if (sim_begin_free(memory, &status))

@@ -1,5 +1,5 @@
 // Modules, libraries, kernels and functions. A module and its functions belong to a context. A library and
-// its kernels don't: it gets a module in each context in which one of its kernels is used.
+// its kernels don't: the library gets a module in each context in which one of its kernels is used.
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static void end_function(struct object *object) {
 AT_END(FUNCTION, end_function)
 AT_END(KERNEL, end_function)
 
-// Takes the code over.
+// Takes over the code.
 static CUresult add(void **handle, enum kind kind, void *owner, struct code *code) {
     struct library *made = sim_new(kind, owner);
     if (!made) {
@@ -129,7 +129,7 @@ static CUresult check_context(void) {
     return CUDA_SUCCESS;
 }
 
-// Read an image without the lock, because the dynamic linker has one of its own.
+// Read an image without the lock, because the dynamic linker has its own.
 static CUresult load(struct code **code, const void *handle, const void *image, const char *path) {
     sim_close_objects();
     if (sim_load_delay)
@@ -159,7 +159,7 @@ static CUresult load_module(void **module, const void *image, const char *path) 
     return status;
 }
 
-// Wrappers are for cuLibraryLoadData.
+// Wrappers are only for cuLibraryLoadData.
 static CUresult load_data(void **module, const void *image) {
     const struct fatbin_wrapper *wrapper = image;
     return wrapper && wrapper->magic == FATBIN_WRAPPER_MAGIC ? CUDA_ERROR_INVALID_IMAGE
@@ -258,7 +258,7 @@ static CUresult unload_library(void *handle) {
     LOCKED;
     struct reference is = sim_refer(handle);
     if (is_kind(handle, LIBRARY))
-        sim_drain(NULL, false); // launches of its kernels, which only then load a module in their context
+        sim_drain(NULL, false); // a launch may load a module in its context only when it runs
     if (!is_there(is) || !is_kind(handle, LIBRARY))
         return CUDA_ERROR_INVALID_HANDLE;
     struct library *library = handle;

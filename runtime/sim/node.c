@@ -31,7 +31,7 @@ static CUresult add(void **node, void *graph, void *const *before, size_t count,
     return sim_add_node((struct node **)node, graph, (struct node *const *)before, count, operation);
 }
 
-// A node with graphs inside: empty ones, copies of `child`, or `child` itself.
+// Add a node with graphs inside: empty ones, copies of `child`, or `child` itself.
 static CUresult add_outer(void **node, void *graph, void *const *before, size_t count, int type,
                           size_t inners, struct graph *child, bool move) {
     CUresult status = add(node, graph, before, count, CUDA_SUCCESS, &(struct operation){.type = type});
@@ -83,14 +83,14 @@ static CUresult add_conditional(void **node, void *graph, void *const *before, s
     return CUDA_SUCCESS;
 }
 
-// Return whether this is the graph of a child node: an H200 adds no memory to it, though to the body of a
+// Return whether this is the graph of a child node, to which an H200 adds no memory, unlike the body of a
 // condition.
 static bool is_child(const struct graph *graph) {
     const struct node *owner = find_graph((void *)graph) ? find_node(graph->object.owner) : NULL;
     return owner && owner->operation->type == CU_GRAPH_NODE_TYPE_GRAPH;
 }
 
-// The device can always read and write it: less is not supported.
+// The device can always read and write it; restricting that isn't supported.
 static CUresult check_access(const CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     enum { READ_WRITE = 3 };
     if (params->accessDescCount && !params->accessDescs)

@@ -59,8 +59,7 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, void *funct
     return cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, dynamic);
 }
 
-// Choose the block size, a multiple of a warp, with the most resident threads; if several have it, the
-// largest.
+// Choose the block size, a multiple of a warp, with the most resident threads, or the largest of these.
 API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *handle, size_t (*dynamic_of)(int),
                                      size_t dynamic, int limit) {
     if (!grid || !block || !handle)

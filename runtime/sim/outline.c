@@ -1,7 +1,7 @@
 // Reads the `outline` record (gpt-stream(5)) that gpt-asm --arch host makes from PTX: kernels with their
 // parameters and memory, and variables. It's needed when PTX is loaded; code for kernels is made later. The
-// record may describe hostile PTX, or come from a damaged cache: we allocate nothing by a size in it before
-// the bytes are there, and leave out anything that makes no sense.
+// record may describe hostile PTX, or come from a damaged cache: nothing is allocated by a size in it before
+// the bytes have arrived, and anything that makes no sense is left out.
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 enum { MOST_ALIGN = 1 << 20, MOST_KEYS = 32 };
 
-// Find the value of a key in the map at a cursor; `inside` is then before what the value contains.
+// Find the value of a key in the map at a cursor. `inside` is then before the value's contents.
 static struct value find(struct cursor map, const char *key, struct cursor *inside) {
     struct value head = read_value(&map);
     for (uint64_t left = head.type == MAP && head.number <= MOST_KEYS ? head.number : 0; left; left--) {
@@ -38,7 +38,7 @@ static const char *find_name(struct code *code, struct cursor map, const char *k
                                             : NULL;
 }
 
-// The maps in the array of a key, one after the other.
+// Iterates over the maps in a key's array.
 #define EACH_MAP(item, map, key)                                                                             \
     for (struct cursor item, list_ = {0}, *once_ = &list_; once_; once_ = NULL)                              \
         for (uint64_t left_ = begin_array(map, key, &list_); left_ && next_map(&list_, &item); left_--)

@@ -253,7 +253,7 @@ API cuGraphEventWaitNodeGetEvent(void *node, void **event) {
     return get_event(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event);
 }
 
-// Takes the operation over, for a node of this type.
+// Take the operation over, for a node of this type.
 static CUresult replace(struct node *node, CUresult status, struct operation *operation) {
     if (status)
         return status;

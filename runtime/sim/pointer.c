@@ -5,7 +5,7 @@
 
 #include "sim.h"
 
-// Returns false for an attribute that is not simulated. Without a range the address is not the driver's.
+// Return false for an attribute that isn't simulated. If there's no range, the address isn't the driver's.
 static bool answer(void *value, int attribute, const struct range *range, CUdeviceptr address) {
     bool host = range && (range->type == PINNED || range->type == REGISTERED);
     bool managed = range && range->type == MANAGED;
@@ -87,7 +87,7 @@ API cuPointerGetAttributes(unsigned count, const int *attributes, void **values,
     return CUDA_SUCCESS;
 }
 
-// Copies run in stream order, so this attribute needs no effect.
+// Copy run in stream order, so this attribute needs no effect.
 API cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address) {
     LOCKED;
     bool may = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && sim_range(address, 1);

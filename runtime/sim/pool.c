@@ -111,7 +111,7 @@ API cuMemPoolCreate(void **pool, const CUmemPoolProps *props) {
     return (*pool = add(&props->location, props->maxSize)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Memory allocated from it stays.
+// Memory allocated from it stays valid.
 API cuMemPoolDestroy(void *pool) {
     LOCKED;
     if (!find(pool) || pool == default_pools[0] || pool == default_pools[1])

@@ -1,4 +1,4 @@
-// printf, assert and malloc of device code. What a call prints is written at once, in one piece.
+// printf, assert and malloc for device code. The output of a call is written at once, in one piece.
 
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "run.h"
 #include "say.h"
 
-// The arguments of vprintf lie one after the other, each aligned to its size.
+// The arguments of vprintf, one after another, each aligned to its size.
 struct arguments {
     struct lane *lane;
     uint32_t site;
@@ -36,7 +36,7 @@ static void put(struct output *text, int written) {
         text->at += (size_t)written < left ? (size_t)written : left ? left - 1 : 0;
 }
 
-// Format a conversion, from after its percent sign: flags, width, precision, size, letter. Returns the
+// Format a conversion, starting after its percent sign: flags, width, precision, size, letter. Returns the
 // position after it, or NULL if it isn't a conversion.
 static const char *convert(const char *from, struct arguments *arguments, struct output *text) {
     char form[48] = "%", word[1024];

@@ -23,7 +23,7 @@ API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
     *function = !best ? NULL : own ? best->per_thread : best->address;
     if (status)
         *status = found;
-    // with a `status` argument, that carries the answer
+    // if there's a `status` argument, it carries the answer
     return best || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
@@ -38,9 +38,9 @@ API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uin
     return cuGetProcAddress_v2(name, function, version, flags, status);
 }
 
-// NVIDIA's CUDA runtime asks for tables of functions that no header describes. With some of them it makes
-// sure that the driver is NVIDIA's own (cudaErrorSoftwareValidityNotEstablished): there are no such
-// tables here.
+// NVIDIA's CUDA runtime asks for tables of functions that no header describes. It uses some of them to make
+// sure that the driver is NVIDIA's own (cudaErrorSoftwareValidityNotEstablished), so there are no such tables
+// here.
 API cuGetExportTable(const void **table, const CUuuid *id) {
     static const unsigned char runtime[] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a};
     static bool said;

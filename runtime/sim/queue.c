@@ -1,5 +1,5 @@
-// Queues of work, one for each stream. Each queue has a thread that does its work in order, after the call
-// that issued it has returned. Work that takes no time (an event) is done immediately if the queue is empty.
+// Queues of work, one per stream. Each queue has a thread that does its work in order, after the call that
+// issued it has returned. Work that takes no time (an event) is done immediately if the queue is empty.
 
 #include <signal.h>
 #include <stdlib.h>
@@ -154,7 +154,7 @@ static bool start(struct queue *queue) {
     return queue->has_thread;
 }
 
-// The functions of a driver are not cancellation points.
+// Driver functions aren't cancellation points.
 void sim_wait_for(struct work *work) {
     int before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
@@ -276,7 +276,7 @@ struct stream *sim_add_stream(struct context *context, unsigned flags, int prior
     return made;
 }
 
-// The default stream of the calling thread.
+// Return the calling thread's default stream.
 static struct stream *own_stream(struct context *context) {
     for (struct object *at = context->object.owned; at; at = at->older) {
         struct stream *stream = (struct stream *)at;

@@ -29,8 +29,7 @@ struct queue {
 struct queue *sim_open_queue(struct context *context, unsigned flags); // NULL if there is no memory
 void sim_close_queue(struct queue *queue);                             // its pending work is still done
 bool sim_is_busy(const struct queue *queue); // for the legacy default stream: or any queue it waits for
-// Puts an operation into a queue, to come after `event` as well, if that is not NULL. Takes the operation
-// over.
+// Put an operation into a queue, to come after `event` as well if that isn't NULL. Takes over the operation.
 CUresult sim_push(struct queue *queue, struct operation *operation, struct work *event);
 void sim_wait_for(struct work *work); // without the lock
 struct work *sim_hold_work(struct work *work);

@@ -1,9 +1,9 @@
-// Ranges of memory by address: allocated, mapped or registered ones, and the last that were freed.
+// Ranges of memory by address: allocated, mapped or registered ones, and the last freed ones.
 //
-// Work may use memory if it was issued before the free was, whichever runs first: so a program gets the same
-// answer each time. Calls look up the ranges when they are made, kernels when they run, by the number of
-// their work. Therefore we keep freed memory as long as older work is pending, and a while longer, so that a
-// later access is detected and does no harm.
+// Work may use memory if it was issued before the free was, whichever runs first, so that a program gets the
+// same answer each time. Calls look up the ranges when they're made, kernels when they run, by the number of
+// their work. So freed memory is kept while older work is pending, and a while longer, so that a later access
+// is detected and does no harm.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static uint64_t serial;
 static pthread_rwlock_t change =
     PTHREAD_RWLOCK_INITIALIZER; // for the ranges: kernels read them without sim_lock
 
-// Freed ranges, the oldest first.
+// Freed ranges, oldest first.
 enum { FREED = 256, FREED_BYTES = 64 << 20 };
 static struct range *freed;
 static size_t freed_count, freed_room, freed_bytes;
@@ -78,7 +78,7 @@ bool sim_add_range(uint64_t start, size_t size, const void *owner, enum memory t
     return true;
 }
 
-// Gives the oldest freed memory back, as long as there is too much.
+// Give back the oldest freed memory while there's too much.
 static void trim(void) {
     size_t first = 0;
     if (freed_count <= 2 * FREED && freed_bytes <= FREED_BYTES)
@@ -218,7 +218,7 @@ bool sim_wait_for_free(void) {
     return false;
 }
 
-// How much of the device's memory is used. Managed memory may exceed the device's, and pinned memory is the
+// How much of the device's memory is in use. Managed memory may exceed the device's, and pinned memory is the
 // host's.
 
 static uint64_t taken;

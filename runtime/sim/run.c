@@ -1,7 +1,7 @@
-// A launch: its blocks begin in order, on the thread of the stream and on helpers that all launches share. A
-// worker is a multiprocessor with a clock. It holds several blocks, and runs one until that only spins. It
-// takes another block when it has none, or when all its blocks spin, as they may be waiting for it. All
-// blocks of a cooperative launch fit on one worker, so no launch needs a second one.
+// A launch: its blocks begin in order, on the stream's thread and on helpers that all launches share. A
+// worker is a multiprocessor with a clock. It holds several blocks, and runs one until it only spins. It
+// takes another block when it has none, or when all its blocks spin, as they may be waiting for that block.
+// All blocks of a cooperative launch fit on one worker, so no launch needs a second one.
 
 #include <signal.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 #include "run.h"
 
-enum { LOOKS = 64 }; // checks for progress per look at the clock
+enum { LOOKS = 64 }; // checks for progress between looks at the clock
 
 static struct worker *workers; // that do not run, by number
 static unsigned worker_count, helper_count;
@@ -160,7 +160,7 @@ static void retire(struct worker *worker) {
     worker->residents[worker->count] = done;
 }
 
-// Return true if for too long no lane has exited, met another one or passed a barrier.
+// Return true if for too long no lane has exited, met another or passed a barrier.
 static bool is_late(struct worker *worker) {
     if (!sim_timeout || ++worker->looks % LOOKS)
         return false;
@@ -174,7 +174,7 @@ static bool is_late(struct worker *worker) {
 
 static void work(struct worker *worker) {
     struct run *run = worker->run;
-    size_t spun = 0; // blocks, one after the other
+    size_t spun = 0; // blocks that spun in a row
     while (!has_failed(run)) {
         if (spun >= worker->count) {
             if (admit(worker))
@@ -223,7 +223,7 @@ static bool ready(struct worker *worker, struct run *run) {
     return true;
 }
 
-// Called with the lock, and releases it while the worker runs.
+// Take part in a launch. Called with the lock, which it releases while the worker runs.
 static void take_part(struct run *run) {
     struct worker *worker = workers;
     if (worker)

@@ -7,8 +7,8 @@
 //   variables.c  variables of modules
 //   host.c       objects of `gpt-asm --arch host`
 //
-// A *lane* is a thread of a block. A *worker* is a thread of the host that runs blocks: a multiprocessor. The
-// lanes of a block stay on its worker, where one runs at a time, until it waits. A block that has begun is
+// A *lane* is a thread of a block. A *worker* is a host thread that runs blocks: a multiprocessor. The lanes
+// of a block stay on its worker, which runs one at a time until it waits. A block that has begun is
 // *resident*. A worker begins another one when all its blocks only take turns, as spinning threads do.
 
 #ifndef GPT_RUN_H
@@ -20,11 +20,11 @@
 enum {
     MOST_THREADS = 1024, // threads of a block
     MOST_WARPS = MOST_THREADS / HOST_WARP,
-    SIM_PATIENCE = 4096, // backward branches until a lane first takes its turn
+    SIM_PATIENCE = 4096, // backward branches until a lane first lets others run
 };
 
 struct lane {
-    struct host_thread thread; // first: it is what services are given
+    struct host_thread thread; // must be first: services get a pointer to it
     struct warp *warp;
     struct stack *stack; // NULL: it has not begun
     void *at;            // its stack pointer while another one runs
@@ -63,7 +63,7 @@ struct resident { // a block
     size_t lane_room, shared_room;
     uint64_t prepared; // the id of the launch that its lanes are made for
     uint32_t threads, live;
-    unsigned warp_count, warp; // where the next lane is looked for
+    unsigned warp_count, warp; // where to look for the next lane
     unsigned turns;            // since the block was entered
     uint32_t used;             // set of barriers
     struct warp warps[MOST_WARPS];
@@ -101,7 +101,7 @@ struct run {          // a launch
     uint64_t number; // number of its work
     const unsigned char *parameters;
     uint32_t grid[3], block[3], dynamic;
-    uint64_t id, blocks, begun, most; // at once on a worker, unless it is cooperative
+    uint64_t id, blocks, begun, most; // most: at once on a worker, unless it's cooperative
     bool cooperative, cluster;
     uint32_t workspace[2]; // bytes of it, and what blocks that synchronize count in
     unsigned helpers, wanted;
@@ -121,9 +121,9 @@ void sim_collect_stacks(struct worker *worker);                // abandoned lane
 void sim_enter_lane(struct worker *worker, struct lane *lane); // from home; returns when one goes there
 void sim_exit_early(struct host_thread *thread) __attribute__((noreturn));
 
-// In runtime/arch: leave a stack, whose state goes to `from`, and go on where the other one was left.
+// In runtime/arch: leave a stack, storing its state in `from`, and continue on another where that was left.
 void sim_switch(void **from, void *to) __attribute__((visibility("hidden")));
-// Return what to switch to so that `run`, which never returns, runs on a stack that ends at `top`.
+// Return the state to switch to so that `run`, which never returns, runs on a stack that ends at `top`.
 void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker);
 
 struct lane *sim_choose(struct resident *block); // that may run, or NULL
@@ -135,14 +135,14 @@ uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrie
 uint32_t sim_meet(struct host_thread *thread, uint32_t site, uint32_t mask, host_combine *combine,
                   void *data);
 void sim_end_lane(struct lane *lane) __attribute__((noreturn)); // when its launch has failed
-// Says why a launch ends, unless it has failed already.
+// Report why a launch ends, unless it has failed already.
 void sim_fail(struct run *run, const struct lane *lane, uint32_t site, CUresult status, const char *format,
               ...) __attribute__((format(printf, 5, 6)));
 
 // check.c
 void sim_see(struct host_thread *thread, uint32_t site, uint64_t address, uint64_t size);
 bool sim_may_access(const struct lane *lane, uint64_t address, uint64_t size);
-// Copies a text that must lie in device memory, cut after `room` - 1 bytes.
+// Copy text that must lie in device memory, truncated after `room` - 1 bytes.
 void sim_read_text(struct lane *lane, uint32_t site, uint64_t address, char *to, size_t room);
 void sim_fault(struct host_thread *thread, uint32_t site, enum host_fault fault, uint64_t address)
     __attribute__((noreturn));

@@ -37,11 +37,11 @@
 
 #include "abi/cuda.h"
 
-// A function of the driver: programs find a stub by its name (table.c), the function itself is sim_NAME.
+// A driver function: programs find a stub by its name (table.c), the function itself is sim_NAME.
 #include "sim/renamed.h"
 #define API CUresult
 
-// One lock for all objects. No operation runs and no function of the program is called while it is held.
+// One lock for all objects. While it's held, no operation runs and no function of the program is called.
 extern pthread_mutex_t sim_lock;
 static inline int sim_acquire(void) {
     pthread_mutex_lock(&sim_lock);
@@ -75,7 +75,7 @@ enum kind {
     ALLOCATION,
 };
 
-// The memory behind a handle starts with its kind. An object is deleted with its owner.
+// The memory behind a handle begins with its kind. An object is deleted with its owner.
 struct object {
     enum kind kind;  // 0: free
     uint64_t serial; // unique among all objects ever made; tells apart objects that reuse the memory
@@ -459,7 +459,7 @@ struct capture {
     struct stream *origin, *streams;
     struct nodes left; // last nodes of destroyed streams, which must still be joined
 };
-// Takes the operation over.
+// Takes over the operation.
 CUresult sim_capture(struct stream *stream, struct operation *operation);
 CUresult sim_capture_event(struct stream *stream, struct event *event);
 CUresult sim_capture_wait(struct stream *stream, struct event *event);

@@ -19,7 +19,7 @@ static struct context *context_of(const struct stream *stream) {
     return (struct context *)stream->object.owner;
 }
 
-// If too much is pending, wait like a driver does. Earlier look-ups may be invalid afterwards.
+// If too much is pending, wait as a driver does. Earlier look-ups may be invalid afterwards.
 CUresult sim_issue(struct stream *stream, struct operation *operation) {
     enum { MOST = 1024 };
     const struct reference is = sim_refer(stream);
@@ -78,7 +78,7 @@ API cuStreamDestroy_v2(void *stream) {
     return CUDA_SUCCESS;
 }
 
-// Return whether a stream may be waited for.
+// Return an error if a stream can't be waited for.
 static CUresult check(struct stream *stream) {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -119,7 +119,7 @@ static CUresult check_capture(const struct stream *stream) {
     return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 
-// Which of these end a capture was found out on an H200.
+// Which of these end a capture was found by trying them on an H200.
 GETTER(cuStreamGetFlags, unsigned, stream->flags, sim_refuse_capture)
 GETTER(cuStreamGetPriority, int, stream->priority, check_capture)
 GETTER(cuStreamGetCtx, void *, stream->object.owner, check_capture)
@@ -142,7 +142,7 @@ API cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
     return call(stream, function, NULL, data);
 }
 
-// How the thread that calls it waits for work is no matter here.
+// How the thread that calls it waits for work doesn't matter here.
 API cuLaunchHostFunc_v2(void *stream, void (*function)(void *), void *data, unsigned mode) {
     enum { SPINWAIT = 1 };
     return mode > SPINWAIT ? CUDA_ERROR_INVALID_VALUE : call(stream, function, NULL, data);

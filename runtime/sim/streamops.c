@@ -44,7 +44,7 @@ static void write_value(void *data) {
         __atomic_store_n((uint32_t *)operation->address, (uint32_t)operation->value, __ATOMIC_RELEASE);
 }
 
-// They cannot be captured.
+// These can't be captured.
 static CUresult issue(void *handle, void (*function)(void *), CUdeviceptr address, uint64_t value,
                       unsigned size, unsigned flags) {
     IN_CONTEXT;
@@ -107,7 +107,7 @@ API cuStreamBatchMemOp_v2(void *stream, unsigned count, const union operation_pa
                            at->with_value.value, wide ? 8 : 4, at->with_value.flags);
         else if (at->operation != CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES &&
                  at->operation != CU_STREAM_MEM_OP_BARRIER)
-            status = CUDA_ERROR_INVALID_VALUE; // those two have nothing to do
+            status = CUDA_ERROR_INVALID_VALUE; // these two have nothing to do
     }
     return status;
 }
@@ -116,7 +116,7 @@ API cuStreamBatchMemOp(void *stream, unsigned count, const union operation_param
     return cuStreamBatchMemOp_v2(stream, count, params, flags);
 }
 
-// Attributes: one of them means something here, the priority.
+// Attributes, of which only the priority means anything here.
 
 static CUresult find(struct stream **stream, void *handle, int attribute, const void *value) {
     IN_CONTEXT;

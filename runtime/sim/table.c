@@ -32,9 +32,9 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
     ANYTIME(X) \
     X(cuProfilerInitialize)
 
-// Functions that a host function or callback may call: an H200 refuses the others (800). It accepts work for
-// streams without checking; cuStreamQuery then returns 600, since the callback isn't done. Functions in the
-// second list have a variant _ptsz.
+// Functions that a host function or callback may call: an H200 rejects the others (800). It accepts work for streams
+// without checking; cuStreamQuery then returns 600, because the callback isn't done. Functions in the second list have
+// a variant _ptsz.
 #define IN_CALLBACK(X) \
     ANYTIME(X) \
     X(cuThreadExchangeStreamCaptureMode) \
@@ -74,8 +74,8 @@ int sim_callbacks;
 __thread bool sim_in_host_function;
 __attribute__((used)) int sim_is_in_callback(void) { return sim_in_host_function; }
 
-// Defines the symbol of every function from these lists. It answers CUDA_ERROR_NOT_INITIALIZED or
-// CUDA_ERROR_NOT_PERMITTED, or goes on to sim_NAME.
+// Define the symbol of every function from these lists. It answers CUDA_ERROR_NOT_INITIALIZED or
+// CUDA_ERROR_NOT_PERMITTED, or calls sim_NAME.
 #include "arch_stubs.h"
 
 static CUresult refuse(const char *name, bool *said) {
@@ -106,6 +106,6 @@ static CUresult refuse(const char *name, bool *said) {
     {#name, since, (void *)name##suffix##_stub, (void *)name##suffix##variant##_stub},
 const struct sim_function sim_functions[] = {
 #include "abi/driver.h"
-    // cuda.h has these parameters under that name since then
+    // cuda.h has had these parameters under that name since then
     {"cuGraphInstantiate", 12000, (void *)cuGraphInstantiateWithFlags_stub, NULL},
     {0}};

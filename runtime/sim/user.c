@@ -1,5 +1,5 @@
-// User objects: data of the program's that graphs keep. One is destroyed with the last reference to it,
-// by a thread of its own, as the function may wait for whatever it likes.
+// User objects: the program's data that graphs keep. One is destroyed with the last reference to it, by a
+// separate thread, because the function may wait for anything.
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-// Addresses that are reserved, memory without an address, and what puts the one at the other. Memory is a
-// file without a name, which may be mapped at several addresses.
+// Reserved addresses, memory without an address, and mappings of the latter to the former. Memory is an
+// unnamed file, which may be mapped at several addresses.
 
 #include <string.h>
 #include <sys/mman.h>
@@ -60,7 +60,7 @@ static bool overlaps(uint64_t start, uint64_t size) {
     return false;
 }
 
-// Return how many bytes of these are mapped, by whole mappings.
+// Return how many of these bytes are mapped by whole mappings.
 static uint64_t covered(uint64_t start, uint64_t size) {
     uint64_t sum = 0;
     for (size_t i = 0; i < mapped.count; i++)

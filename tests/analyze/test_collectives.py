@@ -180,7 +180,7 @@ def test_what_is_missing_is_said():
     for segments, fact in (
         ([one], "collectives of one rank only: name the traces of the others too"),
         ([plain], "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"),
-        ([untimed], "when kernels ran is not recorded: 'gpt-hook run --gpu-time' or '-p block_sched' does"),
+        ([untimed], "no times of kernels: 'gpt-hook run --gpu-time' or '-p block_sched' records when they ran"),
     ):
         done = run("collectives", data=forge.pack(*segments))
         assert (done.returncode, done.stdout) == (1, b"")

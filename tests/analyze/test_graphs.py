@@ -67,6 +67,27 @@ def test_times_of_replays_and_of_the_kernels_in_them(tmp_path):
     assert [(r["kernel"], r["time"]) for r in rows] == [("k1", 1200), ("k2", 600)]
 
 
+def test_kernels_of_one_name_are_one_row():
+    """Programs compile many modules, and kernels in them may share a name, as tinygrad's do: 3 + 2 nodes of k."""
+    twins = [records.make("function", id=n, name="k") for n in (4, 5)]
+    calls = replays((2000, 9, 0, FIRST), (3000, 5, 0, FIRST))
+    found = ask("graphs", forge.trace(*APIS, made(FIRST, 1000, 6, f4=3, f5=2, f1=1), *KERNELS, *twins, calls))
+    rows = [(r["kernel"], r["replay"], r["launches"]) for r in found.rows["kernels"]]
+    assert rows == [("k", 5, 10), ("k1", 1, 2)]
+
+
+def test_a_kernel_that_was_looked_up_again_for_a_capture_has_its_times():
+    """The graph knows it by another id than the launches with probes."""
+    again = [records.make("function", id=n + 10, name=f"k{n}") for n in (1, 2)]
+    one = {**forge.probed(1, 11, 1, 2, 32), "start": 2000, "exec": FIRST}
+    segment = [*APIS, made(FIRST, 1000, f11=2, f12=1), *KERNELS, *again, replays((2000, 9, 0, FIRST)), MAP]
+    segment += [forge.kernel(11, 1, "k1", 1), one, forge.buffer(1, warp(100, 300) + warp(400, 300))]
+    rows = ask("graphs", forge.trace(*segment)).rows["kernels"]
+    assert [(r["kernel"], r["replay"], r.get("probed"), r.get("time")) for r in rows] == [
+        ("k1", 2, 1, 600), ("k2", 1, None, None)
+    ]  # fmt: skip
+
+
 @pytest.mark.full
 def test_what_is_not_there_is_said():
     for segment, fact in (

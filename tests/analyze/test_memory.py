@@ -61,7 +61,7 @@ def test_live_peak_and_what_is_left_by_kind():
     verdict = found.verdicts["memory"]
     ended = "300 B in 1 allocation not freed before it ended, when the driver frees it"
     assert verdict[0] == f"process 10 had allocated up to 1.46 KiB of GPU memory at a time; {ended}"
-    assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
+    assert verdict[1].startswith("no call sites: 'gpt-hook run --stacks memory'")
     live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
     assert live == [(MS, 1000, 0), (3 * MS, 1500, 0), (4 * MS, 500, 0), (6 * MS, 500, 70), (7 * MS, 800, 70),
                     (8 * MS, 300, 70), (10 * MS, 300, 4166)]  # fmt: skip
@@ -203,7 +203,7 @@ def test_who_asked_and_what_pytorch_does_not_see():
     assert picked(libraries["libc10_cuda.so"], *keys) == (1, 1, 1000, 1000, 0)
     assert picked(libraries["libcublas.so.12"], *keys) == (1, 0, 500, 500, 500)
     assert found.rows["sites"][0]["library"] == "libc10_cuda.so"
-    verdict = "at the peak PyTorch's allocator had 0.977 KiB, and does not see 500 B that others asked for"
+    verdict = "at the peak PyTorch's allocator had 1,000 B, and does not see 500 B that others asked for"
     assert found.verdicts["memory"][1:] == [verdict]
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
 
@@ -277,3 +277,24 @@ def test_many_moments_are_drawn_by_their_highest(tmp_path):
     assert len(live) <= 2000 and max(row["gpu"] for row in live) == 9 + 5998
     assert "of 6,000 moments" in found.verdicts["live"][0]
     assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def grows(*calls):
+    return [line for line in answers("memory", made(*calls)).verdicts["memory"] if "grows" in line]
+
+
+def test_memory_that_grows_until_the_last_allocation():
+    steps = [("cuMemAlloc", 10 * n, BASE + n * PAGE, 1024) for n in range(20)]
+    assert grows(*steps) == [
+        "GPU memory grows all the time, from 1 KiB to 20 KiB in 180ms: 19 allocations are kept. Which results does "
+        "the program keep?"
+    ]
+    freed = [("cuMemFree", 10 * n + 5, BASE + n * PAGE) for n in range(20)]
+    assert not grows(*steps, *freed)
+    assert not grows(*steps[:9])
+    assert not grows(*steps[:15], ("cuMemAlloc", 2000, BASE + 50 * PAGE, 1024))  # all at the beginning
+    assert not grows(*[("cuMemAlloc", n, BASE + n * PAGE, 1024) for n in range(20)], ("cuMemFree", 500, BASE))
+    twice = [("cuMemAlloc", 10 * n + 1, BASE + (30 + n) * PAGE, 512) for n in range(20)]
+    gone = [("cuMemFree", 10 * n + 2, BASE + (30 + n) * PAGE) for n in range(20)]
+    (line,) = grows(*steps, *twice, *gone)
+    assert "to 20 KiB" in line

@@ -10,7 +10,7 @@ from tests.analyze.asked import run
 from tests.timeline import made
 from tests.trace import forge
 
-ASKED = ("summary", "stages", "gaps", "memory", "nvtx", "ioctl", "graphs", "timeline")
+ASKED = ("summary", "stages", "idle", "gaps", "memory", "nvtx", "ioctl", "graphs", "timeline")
 NAMES = ("cuMemAlloc", "cuMemcpyHtoD", "cuLaunchKernel", "cuStreamSynchronize", "cuGraphLaunch", "cuMemcpyDtoH")
 APIS = [forge.api(number, name, name + "_v2") for number, name in enumerate(NAMES, 1)]
 

@@ -83,7 +83,7 @@ def test_a_range_that_was_started_belongs_to_no_thread():
     assert picked(rows["all", None, "start"], "launches", "count") == (4, 1)
     assert picked(rows["all", None, "push"], "launches", "count") == (2, 1)
     assert "nested" not in found.rows
-    assert found.verdicts["ranges"][-1].startswith("when kernels ran is not recorded: 'gpt-hook run --gpu-time'")
+    assert found.verdicts["ranges"][-1].startswith("no GPU times: 'gpt-hook run --gpu-time'")
 
 
 def test_what_overlaps_and_what_recurs_counts_once():

@@ -1,4 +1,4 @@
-"""gaps, stages and nvtx read calls in batches: the answer doesn't depend on the size of a batch."""
+"""gaps, stages, nvtx, idle and startup read calls in batches: the answer doesn't depend on the size of a batch."""
 
 import random
 from itertools import pairwise
@@ -102,7 +102,7 @@ def little(monkeypatch):
 @pytest.mark.parametrize("seed", tiers.every(10, range(60)))
 def test_what_is_said_does_not_depend_on_how_much_is_read_at_once(seed, little):
     segments = make_segments(seed)
-    for name in ("gaps", "stages", "nvtx"):
+    for name in ("gaps", "stages", "nvtx", "idle", "startup"):
         whole = answers(name, *segments)
         little(True)
         parts = answers(name, *segments)

@@ -41,7 +41,7 @@ def launches(*at):
 def test_gaps_between_launches_of_a_thread():
     found = ask("gaps", made(*launches((1, 1), (4, 2), (5, 1)), ("cuMemAlloc", 7, 2, 64), *launches((11, 3))))
     (row,) = found.rows["gaps"]
-    assert row == {"gap": "launch, launch", "pid": 10, "thread": 1, "count": 3, "total": 7 * MS, "mean": 7 * MS // 3,
+    assert row == {"gap": "launch", "pid": 10, "thread": 1, "count": 3, "total": 7 * MS, "mean": 7 * MS // 3,
                    "p50": 2 * MS, "p99": 5 * MS, "longest": 5 * MS, "share": pytest.approx(700 / 11)}  # fmt: skip
     rows = found.rows["longest"]
     longest = [(r["after"], r["before"], r["reason"], r["share"], r["start"] - ZERO, r["gap"]) for r in rows]
@@ -51,7 +51,7 @@ def test_gaps_between_launches_of_a_thread():
         "process 10, of the 11.0ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
         "36.4 % in launches, 63.6 % between them, waits included, 0.0 % after the last one"
     )
-    assert found.verdicts["gaps"][1].startswith("when kernels ran is not recorded")
+    assert found.verdicts["gaps"][1].startswith("no GPU times: ")
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,16 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
     calls = [*launches((0, 1), (2, 1)), ("cuStreamSynchronize", 4, 1), *launches((502, 1))]
     found = ask("gaps", made(*calls, more=[counts]))
     assert [(row["gap"], row["total"]) for row in found.rows["gaps"]] == [
-        ("launch, launch", 500 * MS), ("wait, launch", 497 * MS),
+        ("launch", 500 * MS), ("wait", 497 * MS),
     ]  # fmt: skip
     told = "process 10, of the 503ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
     assert found.verdicts["gaps"][:4] == [
         told
         + "0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), 0.0 % after the last "
         "one",
-        "98.8 % of this time is between the end of a wait for all work and the next launch: the process had no kernel "
-        "then",
-        "'wait, launch' may be time that 'launch, launch' counts too: don't add them up",
+        "98.8 % of this time is between the end of a wait for all work and the next launch: the GPU had no kernel "
+        "of it to run",
+        "gaps after waits may lie inside gaps after launches: don't add them up",
         "300 calls counted but not timed: their time counts as host code",
     ]
     assert [row["reason"] for row in found.rows["longest"]] == ["host code", "host code"]
@@ -115,9 +115,16 @@ def test_gaps_say_that_recording_was_off():
     found = ask("gaps", made(*launches((0, 1), (96, 1)), more=[times, *recording((0, True), (20, False), (80, True))]))
     assert found.rows["gaps"][0]["total"] == 35 * MS
     assert "process 10, of the 37.0ms recorded from its first call to its last" in found.verdicts["gaps"][0]
-    told = "process 10 was not recorded for 60.0ms: no gap includes that time, and launches in it are missing"
-    assert told in found.verdicts["gaps"]
+    assert (found.rows["gaps"][0]["count"], found.rows["gaps"][0].get("longest")) == (0, None)
+    assert found.verdicts["gaps"][1:3] == [
+        "recording of process 10 was off for 60.0ms: launches in that time are missing",
+        "1 gap (1 after launches) around that is not counted or listed, but the recorded time is in 'total' and "
+        "'share'",
+    ]
+    assert "longest" not in found.rows and "periods" not in found.rows
     assert found.verdicts["idle"][0].endswith(", without 60.0ms in which recording was off")
+    told = "1 idle period around that is not counted or listed, but the recorded time is in 'idle' and 'share'"
+    assert found.verdicts["idle"][1] == told
 
 
 def gpu_times(*rows):
@@ -138,17 +145,18 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     off = recording((0.5, True), (10, False), (50, True))
     found = ask("gaps", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     (row,) = found.rows["gaps"]
-    assert (row["count"], row["total"], row["longest"]) == (3, (3 + 7 + 3) * MS, 7 * MS)
+    assert (row["count"], row["total"], row["longest"], row["mean"]) == (2, (3 + 7 + 3) * MS, 3 * MS, 3 * MS)
     assert row["share"] == pytest.approx(100 * 13 / (57 - 40))
     (idle,) = found.rows["idle"]
-    assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 3, 6 * MS)
-    assert [row["gap"] for row in found.rows["longest"]] == [7 * MS, 3 * MS, 3 * MS]
+    assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 2, 2 * MS)
+    assert [row["gap"] for row in found.rows["longest"]] == [3 * MS, 3 * MS]
     periods = [(row["start"], row["took"]) for row in found.rows["periods"]]
-    wanted = [(1007 * MS, 6 * MS), (1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from the end of the earlier work
-    assert periods == wanted
+    assert periods == [(1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from the end of the earlier work
     summary = ask("summary", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     questions = {row["question"]: row for row in summary.rows["questions"]}
     assert questions["idle periods of the GPU"]["value"] == pytest.approx(100 * 10 / 18)
+    idle = "10.0ms of the 18.0ms from its first work to its last, in 2 periods; the longest, 2.00ms, began "
+    assert idle in questions["idle periods of the GPU"]["evidence"]
     stages = ask("stages", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     assert {row["category"]: row["time"] for row in stages.rows["stages"]}["Total"] == 17 * MS
     assert "recording was off for 1.04s, which are in no stage" in stages.verdicts["stages"]
@@ -221,8 +229,8 @@ def test_gaps_after_waiting():
     calls = [*launches((1, 1)), *waits, *launches((10, 1), (12, 1)), ("cuStreamSynchronize", 14, 6)]
     rows = ask("gaps", made(*calls)).rows["gaps"]
     assert [(r["gap"], r["count"], r["total"]) for r in rows] == [
-        ("launch, launch", 2, 9 * MS),
-        ("wait, launch", 1, 5 * MS),  # from the first of two waits
+        ("launch", 2, 9 * MS),
+        ("wait", 1, 5 * MS),  # from the first of two waits
     ]
 
 
@@ -253,7 +261,7 @@ def test_a_wait_while_another_thread_launches_does_not_leave_the_gpu_idle():
     calls = [*launches((1, 1)), ("cuInit", 2, 1), ("cuStreamSynchronize", 4, 6), *launches((6, 1)), ("cuInit", 19, 1),
              *launches((20, 1))]  # fmt: skip
     rows = ask("gaps", made(*calls, threads=2)).rows["gaps"]
-    assert [row for row in rows if row["gap"] == "wait, launch"] == []
+    assert [row for row in rows if row["gap"] == "wait"] == []
 
 
 def test_the_gpu_is_idle_where_no_stream_has_work():
@@ -308,7 +316,8 @@ def test_summary_and_stages_have_the_same_rounds(breaks, first, times):
     assert (row["first_kernel"], row["launches"], row["first"], row["count"]) == ("k1", 2, first, times)
     assert row["covered"] == pytest.approx(100 * 8 / len(order))
     (told,) = (line for line in found.verdicts["stages"] if "equal rounds" in line)
-    assert told.startswith(f"3 equal rounds of 2 launches from launch {first + 2} on; ")  # after the warm-up
+    begin = f"4 equal rounds of 2 launches from launch {first} on, of which the 3 after Warmup are timed; "
+    assert told.startswith(begin)
 
 
 def test_rounds_after_a_warm_up_that_launches_more_often():
@@ -320,7 +329,26 @@ def test_rounds_after_a_warm_up_that_launches_more_often():
     assert (row["first_kernel"], row["launches"], row["count"], row["first"]) == ("k8", 1, 7, 12)
     assert row["covered"] == pytest.approx(100 * 7 / 18)
     (told,) = (line for line in ask("stages", segment).verdicts["stages"] if "equal rounds" in line)
-    assert told.startswith("6 equal rounds of 1 launch from launch 13 on")
+    assert told.startswith("7 equal rounds of 1 launch from launch 12 on, of which the 6 after Warmup are timed; ")
+
+
+def test_rounds_that_interleave_are_counted_thread_by_thread():
+    """Each of two threads launches k1 k2 k3 k4 ten times, one after the other, but two pairs of rounds interleave."""
+    one = [(10 + 40 * n + 3 * step, step + 1) for n in range(10) for step in range(4)]
+    other = [
+        (start + (1 if n in (4, 7) else 20), kernel) for n in range(10) for start, kernel in one[4 * n : 4 * n + 4]
+    ]
+    calls = [("cuMemcpyHtoD", 1, 1, 1 << 20), *launches(*one)]
+    more = [forge.calls([forge.launch(ZERO + start * MS, MS, 2, kernel) for start, kernel in other], forge.LAUNCH, 2)]
+    segment = made(*calls, more=more)
+    summary = ask("summary", segment)
+    (row,) = [row for row in summary.rows["iterations"] if row["unit"] == "iteration"]
+    assert (row["launches"], row["count"], row["in_threads"]) == (4, 16, 20)
+    (said,) = [row["evidence"] for row in summary.rows["questions"] if row["question"] == "kernels an iteration"]
+    assert "; 20 times if the launches of each thread are counted alone, as threads interleave" in said
+    told = ask("stages", segment).verdicts["stages"]
+    assert any(line.startswith("16 equal rounds of 4 launches from launch 1 on") for line in told)
+    assert "20 rounds if the launches of each thread are counted alone, as threads interleave" in told
 
 
 def test_a_part_of_a_round_at_the_end_is_no_round():
@@ -339,8 +367,8 @@ def test_the_last_round_lasts_until_its_wait():
     rows = {row["category"]: row for row in found.rows["stages"]}
     assert rows["Per round"]["time"] == (40 + 60) / 2 * MS
     assert (
-        "2 equal rounds of 2 launches from launch 3 on; per round: the median from its first launch to the one "
-        "after its last, waits included; the last round ends with the wait for it"
+        "3 equal rounds of 2 launches from launch 1 on, of which the 2 after Warmup are timed; per round: the median "
+        "from its first launch to the one after its last, waits included; the last round ends with the wait for it"
     ) in found.verdicts["stages"]
 
 
@@ -361,7 +389,8 @@ def test_calls_between_the_stages_are_in_the_sums():
     for name, value in (("time", 128 * MS), ("in_calls", (10 + 30 + 32 + 1 + 5 + 1 + 3) * MS), ("calls", 8),
                         ("launches", 2), ("bytes", (1 << 20) + 4096)):  # fmt: skip
         assert total[name] == value == sum(row.get(name) or 0 for row in parts), name
-    assert "Other: the time between the stages; its longest call: cuMemAlloc, 25.0ms" in found.verdicts["stages"]
+    told = "Other: the time between the stages, 36.0 % of it in no CUDA call; its longest call: cuMemAlloc, 25.0ms"
+    assert told in found.verdicts["stages"]
 
 
 INFERENCE = [
@@ -404,11 +433,11 @@ def test_stages_are_found_from_the_calls():
     assert in_calls == [11 * MS, 38 * MS, 2 * MS, 12 * MS, 8 * MS, 16 * MS, 3 * MS, 0, 0, 90 * MS, None]
     assert verdict == [
         "found by the calls, as no NVTX range names a stage: the names are guesses",
-        "Warmup: from the first launch until every kernel that recurs had been launched once, with host code, waits "
-        "and copies",
-        "Other: the time between the stages",
-        "4 equal rounds of 2 launches from launch 3 on; per round: the median from its first launch to the one "
-        "after its last, waits included; the last round ends with the wait for it",
+        "Warmup: from the first launch until each kernel that's launched more than once had been launched; host code, "
+        "waits and copies included",
+        "Other: the time between the stages, 100.0 % of it in no CUDA call",
+        "5 equal rounds of 2 launches from launch 1 on, of which the 4 after Warmup are timed; per round: the median "
+        "from its first launch to the one after its last, waits included; the last round ends with the wait for it",
         "'from' counts from the beginning of the first process",
     ]
 
@@ -427,13 +456,13 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
     assert (rows["Kernel Compile"]["launches"], rows["Inference"]["launches"]) == (26, 52)
     assert rows["Kernel Compile"]["begin"] == ZERO + 8 * MS
     assert rows["Kernel Compile"]["time"] == (61 - 8) * MS  # until the first launch of the last kernel returned
-    copied = [rows[name].get("bytes") for name in ("Input Transfer", "Kernel Compile")]
-    assert copied == [None, 8]  # what's copied while kernels are compiled is no input
+    assert rows["Kernel Compile"]["bytes"] == 8  # what's copied while kernels are compiled is no input
+    assert "Input Transfer" not in rows
     assert (rows["After Inference"]["begin"], rows["After Inference"]["time"]) == (ZERO + 220 * MS, 1781 * MS)
     assert found.verdicts["stages"][2:] == [
-        "2 equal rounds of 26 launches from launch 27 on (within each, 6 times 4 launches); no wait between "
-        "them, so per round is the time from the first one's first launch to the end of the wait "
-        "after the last one, divided by their number",
+        "3 equal rounds of 26 launches from launch 1 on (within each, 6 times 4 launches), of which the 2 after Kernel "
+        "Compile are timed; no wait between them, so per round is the time from the first one's first launch to the "
+        "end of the wait after the last one, divided by their number",
         "500 calls counted but not timed, and in no stage",
         "'from' counts from the beginning of the first process",
     ]
@@ -465,7 +494,7 @@ def test_rounds_that_are_never_waited_for_have_the_time_of_their_launches():
     found = ask("stages", made(*calls, more=recording((0.5, True), (100, False), (200, True))))
     rows = {row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per round"] == 10
-    assert found.verdicts["stages"][-2].endswith("few of them are waited for, so they may take longer on the GPU")
+    assert found.verdicts["stages"][-2].endswith("; none of them is waited for, so they may take longer on the GPU")
 
 
 def test_a_round_that_was_held_up_was_not_launched_ahead():
@@ -526,20 +555,36 @@ def test_stages_are_those_of_nvtx_where_the_program_has_them():
 def test_stages_of_what_is_launched_once():
     rows = ask("stages", made(("cuInit", 0, 1), ("cuModuleLoadData", 1, 2), *launches((5, 1), (7, 2)))).rows["stages"]
     assert [(row["category"], row["time"]) for row in rows] == [
-        ("Initialization", 1 * MS), ("Weight Loading", 0), ("Input Transfer", 0), ("Kernel Compile", 4 * MS),
-        ("Inference", 3 * MS), ("Sync", 0), ("Output Transfer", 0), ("Total", 8 * MS),
+        ("Initialization", 1 * MS), ("Kernel Compile", 4 * MS), ("Inference", 3 * MS), ("Total", 8 * MS),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ((32 << 10) - 1, {"Initialization": 40 - 4, "Input Transfer": 4}),
+        (32 << 10, {"Initialization": 2, "Weight Loading": 32 - 2, "Other": 40 - 32}),
+    ],
+)
+def test_a_few_bytes_are_no_weights(size, wanted):
+    """Two copies at 2 and 30 ms that take 2 ms each, long before code is loaded: weights from 64 KiB on."""
+    calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, size), ("cuMemcpyHtoD", 30, 2, size), ("cuModuleLoadData", 40, 2)]
+    rows = ask("stages", made(*calls, *launches((45, 1), (50, 1)), ("cuStreamSynchronize", 55, 5))).rows["stages"]
+    times = {row["category"]: row["time"] / MS for row in rows}
+    early = ("Initialization", "Weight Loading", "Input Transfer", "Other")
+    assert {name: times[name] for name in early if name in times} == wanted
+    assert times["Total"] == 60
 
 
 @pytest.mark.parametrize(
     ("calls", "told"),
     [
-        ([], "from the first loading of code until the first launch, as no kernel recurs"),
+        ([], "from the first loading of code until the first launch, as no kernel is launched twice"),
         ([*launches((9, 1)), ("cuStreamSynchronize", 10, 1), *launches((12, 1))],
-         "from the first loading of code until every kernel that recurs had been launched once, with host code, "
-         "waits and copies"),
+         "from the first loading of code until each kernel that's launched more than once had been launched; host "
+         "code, waits and copies included"),
         ([("cuMemcpyHtoD", 1, 1, 1 << 20)],
-         "from the first loading of code after the weights until the first launch, as no kernel recurs"),
+         "from the first loading of code after the weights until the first launch, as no kernel is launched twice"),
     ],
 )  # fmt: skip
 def test_kernel_compile_says_what_it_is_from_and_until(calls, told):
@@ -592,12 +637,14 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     (kernel,) = found.rows["kernels"]
     ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: the rest of the call is the launch
     assert kernel["gpu_total"] / MS == pytest.approx(ran, abs=0.02)
-    assert found.verdicts["kernels"] == ["not in the GPU time: 80.0ms for loading 1 kernel in a first launch"]
+    assert found.verdicts["kernels"] == [
+        "not in the GPU time: 80.0ms in which first launches loaded the code of 1 kernel"
+    ]
     (idle,) = (row for row in found.rows["questions"] if row["question"].startswith("idle"))
     gaps = ask("gaps", segment)
     (gpu,) = gaps.rows["idle"]
     assert gpu["busy"] / MS == pytest.approx(ran, abs=0.02)
-    assert gaps.verdicts["idle"][1] == "not busy: 80.0ms for loading 1 kernel in a first launch"
+    assert gaps.verdicts["idle"][1] == "idle includes 80.0ms in which first launches loaded the code of 1 kernel"
     assert gpu["share"] == pytest.approx(idle["value"], abs=0.01)
     (row,) = (row for row in found.rows["functions"] if row.get("name") == "cuLaunchKernel")
     assert row["total"] / MS == pytest.approx(80.03)  # on the host it is what it was

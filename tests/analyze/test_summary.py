@@ -162,8 +162,8 @@ def test_first_launches_that_load_their_code_are_told():
     times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took, 1)])
     segment = [*APIS, *kernel, forge.launches({1: 3, 2: 2, 3: 2})]
     assert ask("summary", forge.trace(*segment, times)).verdicts["kernels"] == [
-        "73.0ms of the GPU time are of 1 launch that took over 10 times as long as the others of the same kernel: "
-        "a first launch may contain the loading of its code"
+        "73.0ms of the GPU time went to 1 launch that took over 10 times as long as the others of the same kernel: "
+        "a first launch may include the loading of its code"
     ]
     times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took[1:], 1)])
     assert not ask("summary", forge.trace(*segment, times)).verdicts["kernels"]
@@ -290,8 +290,8 @@ def test_time_inside_of_graphs_is_part_of_the_time_of_the_gpu():
                                        forge.launches({1: 1}), forge.calls([(5, 8, 1, 0)])))  # fmt: skip
     assert [(row["gpu_total"], row["gpu_share"]) for row in found.rows["kernels"]] == [(300, 25)]
     assert found.verdicts["kernels"][0] == (
-        "in 1 launch of graphs, and not in the times of kernels: 900ns, 75.0 % of the GPU time; 'gpt-analyze graphs'"
-        " lists them"
+        "not in the times of kernels: 900ns, 75.0 % of the GPU time, in 1 launch of graphs, which 'gpt-analyze graphs' "
+        "lists"
     )
 
 

@@ -167,6 +167,14 @@ def test_json_that_is_none_harms_nothing(tmp_path):
     assert len(found.calls()) == 1
 
 
+@pytest.mark.parametrize("form", [as_text, as_json])
+def test_lost_events_that_no_number_holds(form, tmp_path):
+    lines = [*BEGIN, WHOLE[4], *[f"Lost {2**64 - 1} events"] * 2, f"Lost {2**64} events", *END]
+    found = trace(tmp_path, form(lines).replace(str(2**64), "9" * 5000))
+    assert len(found.calls()) == 1
+    assert f"{2**63} events: bpftrace had no room" in " ".join(found.incomplete)
+
+
 def test_a_name_with_a_line_break_forges_no_line(tmp_path):
     evil = "k\ncall 7 7 5000007000 1 0 cuMemFree_v2"
     lines = [

@@ -98,7 +98,9 @@ WIDE = [("header", "pid"), ("function", "id"), ("api", "id"), ("device", "index"
 
 
 @pytest.mark.parametrize(("kind", "key"), WIDE)
-@pytest.mark.parametrize("command", every(6, ["block_sched", "summary", "gaps", "stages", "memory", "graphs", "nvtx"]))
+@pytest.mark.parametrize(
+    "command", every(6, ["block_sched", "summary", "gaps", "stages", "memory", "graphs", "nvtx", "idle", "startup"])
+)
 def test_an_id_beyond_32_bits_is_named(folder, kind, key, command):
     found = fields.trace()
     number = next(at for at, record in enumerate(found) if record["kind"] == kind)

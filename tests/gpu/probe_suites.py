@@ -92,7 +92,7 @@ PARTS = {
     "nccl": Part("torch", probed=False),
     "cupy": Part("cupy", probed=False),
     "cupy ptx": Part("cupy", {"CUPY_COMPILE_WITH_PTX": "1"}, program="cupy"),
-    "numba": Part("numba.cuda"),
+    "numba": Part("numba.cuda", optional=True),
     "triton": Part("triton"),
     "train": Part("torch"),
 }

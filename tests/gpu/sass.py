@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import json
 import os
+import struct
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -92,6 +93,26 @@ class Device:
         self.ok("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
         return module, function
 
+    def find(self, module: ctypes.c_void_p, name: str) -> tuple[ctypes.c_uint64, ctypes.c_size_t]:
+        """Return the address and the size of a variable."""
+        place, size = ctypes.c_uint64(), ctypes.c_size_t()
+        self.ok("cuModuleGetGlobal_v2", ctypes.byref(place), ctypes.byref(size), module, name.encode())
+        return place, size
+
+    def load_woven(self, woven: Woven, plain: ctypes.c_void_p, kernel: str) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+        """Load a woven cubin that uses the variables of the plain one, as gpt-hook does; return it and its kernel."""
+        image = bytearray(woven.data)
+        for variable in woven.variables:
+            if variable.offset is not None:
+                (distance,) = struct.unpack_from("<Q", image, variable.offset)
+                struct.pack_into("<Q", image, variable.offset, self.find(plain, variable.name)[0].value + distance)
+        module, function = self.load(bytes(image), kernel)
+        for variable in woven.variables:
+            if variable.offset is None:
+                (source, _), (to, size) = self.find(plain, variable.name), self.find(module, variable.name)
+                self.ok("cuMemcpyDtoD_v2", to, source, size)
+        return module, function
+
     def run(self, function: ctypes.c_void_p, case: Case, size: int = 0) -> tuple[np.ndarray, bytes]:
         """Launch a kernel; return its `out`, and its probe's buffer of `size` bytes."""
         values = inputs(case)
@@ -145,13 +166,15 @@ def compare(device: Device, job: Job, plain: dict[int, np.ndarray]) -> dict[str,
     sites = job.woven.sites
     row |= {"matched": sum(site.matched for site in sites), "woven": sum(site.woven for site in sites)}
     row |= job.woven.needs
-    module, function = device.load(job.woven.data, case.kernel)
+    original, _ = device.load(running.image(case.file), case.kernel)
+    module, function = device.load_woven(job.woven, original, case.kernel)
     size = running.buffer_size(case, job.woven.maps[0])
     for _ in range(LAUNCHES):
         out, data = device.run(function, case, size)
         row["different"] += bool((out != plain[job.number]).any())
         row["wrong"] = row["wrong"] or judge(case, job, data)
-    device.ok("cuModuleUnload", module)
+    for one in (module, original):
+        device.ok("cuModuleUnload", one)
     return row
 
 

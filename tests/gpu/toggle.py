@@ -48,6 +48,9 @@ class Kind:
 KINDS = {
     "llama 1x32": Kind("llama", "1 32 60", "1 32 4", 60),
     "llama 4x512": Kind("llama", "4 512 40", "4 512 4", 40),
+    "stock decode": Kind("stock", "decode 1 32 60", "decode 1 32 4", 60),
+    "stock train": Kind("stock", "train 4 256 30", "train 4 256 4", 30),
+    "stock graph": Kind("stock", "graph 1 32 100", "graph 1 32 4", 100),
     "launches": Kind("launches", "40", "2", 40 * 500),
 }
 
@@ -99,8 +102,8 @@ class Running(controlling.Server):
 
 def start(program: str, folder: Path, device: str, caches: Path | None) -> Running:
     environment = accounts.environment(caches or folder, device)
-    if program == "llama":
-        line = (Path(sys.executable), ROOT / "tests/gpu/toggle_llama.py")
+    if program in ("llama", "stock"):
+        line = (Path(sys.executable), ROOT / f"tests/gpu/toggle_{program}.py")
     else:
         line = (hooked.compile_c(folder / "launches", ROOT / "tests/gpu/toggle_launches.c"), probing.PTX)
     return Running(folder / "t.mp", line[0], "--control", arguments=line[1:], device=device, **environment)
@@ -213,8 +216,9 @@ def run(program: str, names: list[str], given: argparse.Namespace) -> list[dict[
 def say(row: dict[str, Any]) -> None:
     """Print lines of the table."""
     for what, cost in row["costs"].items():
-        print(f"{row['program']:12}{what:16}{row['launches_per_step']:9.1f}{row['probed_per_step']:8.1f}", end="")
-        print(f"{cost['off']:9.2f}{cost['on']:9.2f}{cost['per_launch']:9.2f}{cost['noise']:7.2f}", end="")
+        print(f"{row['program']:13}{what:15}{row['launches_per_step']:9.1f}{row['probed_per_step']:8.1f}", end="")
+        print(f"{cost['off']:9.2f}{cost['on']:9.2f}{cost['on'] / cost['off']:7.3f}", end="")
+        print(f"{cost['per_launch']:9.2f}{cost['noise']:7.2f}", end="")
         print(f"{row['bytes_per_probed']:9.0f}{row['cpu_per_probed']:7.1f}")
 
 
@@ -234,9 +238,8 @@ def main() -> int:
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             rows.append({"program": program, "wrong": [str(error)]})
         accounts.keep("toggle", rows)
-    print(
-        f"{'us':18}{'launches':>9}{'probed':>8}{'off':>11}{'on':>11}{'a probed':>9}{'noise':>7}{'bytes':>9}{'CPU':>7}"
-    )
+    heads = f"{'us':28}{'launches':>9}{'probed':>8}{'off':>9}{'on':>9}{'ratio':>7}"
+    print(f"{heads}{'a probed':>9}{'noise':>7}{'bytes':>9}{'CPU':>7}")
     for row in rows:
         if "costs" in row:
             say(row)

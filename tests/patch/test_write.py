@@ -151,19 +151,37 @@ def test_a_file_that_is_replaced_meanwhile(library):
 
 
 def test_nothing_is_replaced_in_another_folder_that_takes_its_place(library, tmp_path):
-    """The owner of a folder above the library may exchange it for a link, and back, while root writes."""
+    """The owner of a folder above the library may exchange it for another, and back, while root writes."""
     (other := tmp_path / "other").mkdir()
     (other / library.name).write_text("root's")
     with open(library, "rb") as file:
         lib = library.parent.rename(tmp_path / "moved")
-        library.parent.symlink_to(other)
+        other.rename(library.parent)
         with (
             pytest.raises(GptError, match="somebody else"),
             written(library, file.fileno(), Plan("compact", [Copy(0, 8)], [], [], {}), in_place=True),
         ):
-            library.parent.unlink()
+            library.parent.rename(other)
             lib.rename(library.parent)
     assert contents(other) == {library.name: b"root's"}
+
+
+def test_a_link_that_takes_the_place_of_a_folder_is_not_followed(library, tmp_path):
+    """From before the file is opened until after the end: then the file is another's, with the same contents."""
+    plan = Plan("compact", [Copy(0, 8)], [], [], {})
+    lib = library.parent.rename(tmp_path / "moved")
+    library.parent.symlink_to(lib)
+    shutil.copy(library, lib / (library.name + BACKUP))
+    before = contents(lib)
+    with open(library, "rb") as file:
+        with (
+            pytest.raises(GptError, match="Not a directory"),
+            written(library, file.fileno(), plan, in_place=True),
+        ):
+            pass
+        with pytest.raises(OSError, match="Not a directory"):
+            keep_backup(library, file.fileno(), parse_image(Source(str(library), file.fileno())))
+    assert contents(lib) == before
 
 
 def test_a_link_stays_a_link(library, tmp_path):

@@ -123,7 +123,7 @@ def test_captured_launches_do_not_count_where_launches_are_only_counted(tmp_path
 
 def test_launches_of_graphs_that_are_not_recorded_are_said_to_be(tmp_path, program):
     path, *_ = record(tmp_path, program, "by_hand", calls="memcpy")
-    said = "launches of 1 graph are not recorded: 'gpt-hook run --calls graph' does that"
+    said = "launches of 1 graph are not recorded: 'gpt-hook run --calls graph' records them"
     assert said in " ".join(analyze("summary", path).split())
 
 

@@ -226,6 +226,26 @@ def test_a_limit_of_memory_that_leaves_no_room(tmp_path):
     assert done.stdout and fact in done.stderr.splitlines()
 
 
+def test_a_stack_of_64_kib(tmp_path):
+    source = 'int main(int argc, char **argv) { begin(); return launch(kernel("foo")), puts("ran") < 0; }'
+    program = hooked.compile_c(tmp_path / "client", source)
+
+    def run(kib, *options):
+        line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", *options, "--", program)
+        limited = ["prlimit", f"--stack={kib << 10}", *line]
+        return subprocess.run(limited, capture_output=True, text=True, check=False)
+
+    deep = tmp_path / "slim" / "d" / "/".join(map(str, range(25)))
+    deep.mkdir(parents=True)
+    shutil.copy(hooked.runtime() / "libgptreplace.so", deep)
+    done = run(64, "--stacks", "all", "--replace", tmp_path / "slim")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+    assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 1
+    done = run(40, "-p", "gmem_bytes")  # Python crashes
+    said = "gpt-hook: error: -p: Python needs a larger stack than 40 KiB (ulimit -s)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
 def test_programs_that_cannot_be_watched(tmp_path):
     (tmp_path / "static.c").write_text("int main(void) { return 0; }")
     built = subprocess.run(["cc", "-static", tmp_path / "static.c", "-o", tmp_path / "static"], capture_output=True)

@@ -100,6 +100,16 @@ def test_a_run_stays_below_it(tmp_path, busy, threads, children, least):
     assert "--max-disk was reached" in text.stdout + text.stderr
 
 
+def test_traces_that_cannot_begin_are_counted(tmp_path, busy):
+    """Beginning a trace takes 24 KiB, so 1 MiB isn't enough for all."""
+    done = run(tmp_path, "sh", "-c", f"for i in $(seq 60); do {busy} {PTX} 1 0 0; done")
+    traces = [path.stat().st_size for path in tmp_path.glob("t.mp*")]
+    assert done.returncode == 0 and len(traces) == 60 and 0 in traces and sum(traces) <= 1 << 20
+    said, report = (re.findall(pattern, done.stderr) for pattern in ("(?m)is used up", r"was reached: (\d+) process"))
+    assert len(said) == 1, "one process for all"
+    assert traces.count(0) < int(report[0]) < 60, "some began, and had no room for calls"
+
+
 def test_a_run_below_it_says_nothing(tmp_path, busy):
     done = run(tmp_path, busy, PTX, 100, 2, 2, size="16M")
     assert done.returncode == 0 and "max-disk" not in done.stderr

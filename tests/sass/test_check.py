@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.probe.sass import glue
 from gpt.sass.check import Version, check
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_words import NOP
+from gpt.sass.code import Code
 from gpt.sass.kernels import read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers
-from gpt.sass.words import guard_of, with_bits, with_control, with_guard
+from gpt.sass.words import dump_words, guard_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Declaration, Inserted, Moved, Snippet
 from tests import cuda
 from tests.sass.checking import TABLE, instruction, rules, site, stored, with_words
@@ -207,6 +209,21 @@ def test_predicates_are_kept_together():
     assert some == {("R", 9, STARTS.P)}, "P2 isn't kept"
     assert find_restored(instruction(with_bits(R2P | 9 << 24, 32, 7, 4)), saved) == 0b100 << STARTS.P
     assert keep_copies(instruction(P2R | 1 << 39 | 9 << 16), frozenset(), own) == set(), "another number"
+
+
+def test_uniform_registers_are_kept_and_come_back():
+    own = 1 << STARTS.UR + 40
+    saved = keep_copies(instruction(glue.save_uniform(9, 40)), frozenset(), own)
+    assert saved == {("R", 9, STARTS.UR + 40)}
+    assert find_restored(instruction(glue.restore_uniform(40, 9)), saved) == own
+    assert find_restored(instruction(glue.restore_uniform(41, 9)), saved) == 0, "another register"
+    assert find_restored(instruction(glue.restore_uniform(40, 8)), saved) == 0, "from elsewhere"
+    assert keep_copies(instruction(glue.save_uniform(9, 41)), frozenset(), own) == set(), "not the kernel's value"
+    assert keep_copies(instruction(glue.add_uniform(9, 8, 40)), frozenset(), own) == set(), "a sum"
+    guarded = [with_bits(word, 12, 4, 1) for word in (glue.save_uniform(9, 40), glue.restore_uniform(40, 9))]
+    save, restore = Code(dump_words(guarded), TABLE)
+    assert keep_copies(save, frozenset(), own) == set()
+    assert find_restored(restore, saved) == 0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from gpt.screen.answers import COLUMNS, MARKDOWN_SIZE, AnswerReport, AnswerTable
+from gpt.screen.units import human
 from gpt.stream import packed, records
 
 
@@ -33,6 +34,17 @@ def test_units_say_how_numbers_are_shown():
         ["a", "1.50us", "2", "KiB", "12.3", "%", "7.0", "0.5", "12,345"],
         ["b", "inf", *["-"] * 5],
     ]
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 B"), (939, "939 B"), (1009, "1,009 B"), (1023, "1,023 B"), (1024, "1 KiB"), (1500, "1.46 KiB"),
+        (1010 << 20, "1,010 MiB"), (1023 << 10, "1,023 KiB"), ((1 << 20) - 1, "1 MiB"), (-1009, "-1,009 B"),
+    ],
+)  # fmt: skip
+def test_sizes_change_to_the_next_unit_at_1024(size, shown):
+    assert human(size) == shown
 
 
 def test_columns_say_whether_they_are_shown_and_what_stands_above_them():

@@ -157,6 +157,13 @@ def test_kernels_of_cuda_tile_are_left_alone(image):
         assert row.get("code") == code
 
 
+def test_code_for_one_gpu_only_is_woven():
+    """Code for sm_90a, as XLA and CUTLASS make it, has the attribute 9 in `.nv.compat`, and so has CUDA Tile's."""
+    data = segment(element(compiled("sm_90a"), arch="sm_90a"))
+    answers = weave("-p", "block_sched", "-k", "copy", data=data).kind("kernel")
+    assert {record.get("code") for record in answers} == {None}
+
+
 def test_closed_libraries_are_never_woven(image):
     done = weave("-p", "block_sched", data=segment(element(image, "lib/libcublas.so.13")))
     assert {record["code"] for record in done.kind("kernel")} == {"closed_library"}

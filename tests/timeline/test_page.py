@@ -57,16 +57,28 @@ def test_spans_arrows_search_and_notes(tmp_path):
 
 def test_hostile_names_are_text(tmp_path):
     evil = "</script><script>document.title = 'evil'</script><!-- \u202e"
-    cut = segment(*pushed(1, evil, 0, 10), call("cuStreamSynchronize", 5, 0), launch(1, 9, 2), argv=[evil])[:-1]
+    copy = records.make("api", id=90, name="cuMemcpyXtoY", symbol="cuMemcpyXtoY", type="memcpy", op=evil)
+    copied = forge.calls([(ZERO, 9 * US, 90, 0, 0, 0, 4096, 0)], forge.MEMORY, 1)
+    calls = [call("cuStreamSynchronize", 5, 0), launch(1, 9, 2), copy, copied]
+    cut = segment(*pushed(1, evil, 0, 10), *calls, argv=[evil])[:-1]
     with page(tmp_path, forge.pack(cut)) as shown:
         evil = evil.replace("\u202e", r"\u202e")  # it would reverse the text drawn after it
         assert shown.ask("view.timeline.names").count(evil) == 1
+        assert f"bytes copied {evil}" in shown.ask("view.timeline.counters.map((counter) => counter[1])")
         assert shown.ask("document.title") == f"process 10 on here: {evil}".replace("  ", " ")
         assert shown.ask("document.getElementById('incomplete').textContent").startswith(
             "incomplete: no end of process 10"
         )
         notes = {name: note for *_, name, note in shown.ask(SPANS)}
         assert notes["cuStreamSynchronize"] == "its end is not in the trace"
+
+
+def test_times_that_a_double_rounds(tmp_path):
+    """A step of the axis may be less than the distance between two doubles."""
+    late = records.make("range", type="mark", thread=1, name="late", start=2**63 - 1)
+    with page(tmp_path, forge.pack(segment(*pushed(1, "early", 0, 10), late))) as shown:
+        shown.ask("view.zoom(1e-18, 800), view.draw()")
+        assert shown.ask("view.timeline.from + 1 == view.timeline.from")
 
 
 def test_keys_wheel_hover_and_clicks(tmp_path):

@@ -1,1 +1,1 @@
-"""Code that analyses share: reading traces, making answers, and finding facts in calls, launches and maps."""
+"""Code that analyses share: read traces, make answers, and find facts in calls, launches and maps."""

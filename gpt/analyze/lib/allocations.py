@@ -1,4 +1,4 @@
-"""The memory that a process allocated, as pieces: their lifetime, their addresses, and who asked for them.
+"""Find the memory that a process allocated, as pieces: their lifetimes, their addresses, and who asked for them.
 
 Two tables list the functions that allocate and free; gpt/analyze/memory.py says how this becomes an answer.
 """
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 Whole = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
-Line = tuple[Whole, npt.NDArray[np.float64]]  # moments, and the value from each of them on
+Line = tuple[Whole, npt.NDArray[np.float64]]  # moments, and the value from each one on
 
 PAGE = 2 << 20
 NEVER = (1 << 62) - 1
 
 
 class Kind(NamedTuple):
-    """A kind of memory: its name, and whether it is on a GPU, in pages that pieces share, and ends with the context.
+    """A kind of memory: its name, and whether it's on a GPU, is in pages that pieces share, and ends with the context.
 
     `space` says what its addresses are: addresses in memory, handles, or addresses of memory that the program
     registered.
@@ -83,11 +83,11 @@ MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of a process, in the order in which they were allocated; times in ns since the first process began.
+    """The pieces of a process, in order of allocation; times are ns since the first process began.
 
-    `kinds` are indices into KINDS. `left` were not freed; they end with their context or NEVER. `failed` counts failed
-    allocations by kind, first of the host and then of the GPU. `lost` pieces were freed unseen; `strange` counts frees
-    without a matching allocation.
+    `kinds` are indexes into KINDS. `left` marks pieces that weren't freed; they end with their context or NEVER.
+    `failed` counts failed allocations by kind, host first, then GPU. `lost` pieces were freed without a record;
+    `strange` counts frees without a matching allocation.
     """
 
     process: Process
@@ -105,7 +105,7 @@ class Pieces:
 
     @staticmethod
     def name(kind: int) -> str:
-        """Return the name of a kind."""
+        """Return a kind's name."""
         return KINDS[kind].name
 
     @cached_property
@@ -118,12 +118,12 @@ class Pieces:
         return np.array([kind.shares for kind in KINDS])[self.kinds] & (self.sizes > 0)
 
     def line(self, mask: Mask) -> Line:
-        """Return the bytes of these pieces over time."""
+        """Return the size in bytes of these pieces over time."""
         sizes = self.sizes[mask].astype(float)
         return _sum_up(self.begins[mask], self.ends[mask], sizes)
 
     def peak(self, mask: Mask) -> float:
-        """Return the most bytes that these pieces have at any time."""
+        """Return the peak size in bytes of these pieces."""
         return float(self.line(mask)[1].max(initial=0))
 
     @cached_property
@@ -137,7 +137,7 @@ class Pieces:
         return (self.begins <= time) & (time < self.ends)
 
     def pages(self) -> tuple[Whole, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return moments, and from each on the bytes of pieces that share pages, and of the pages that hold them."""
+        """Return moments, and from each on, the bytes of pieces that share pages, and of the pages that hold them."""
         own = self._sharing
         begins, ends = self.begins[own], self.ends[own]
         first = self.addresses[own] // PAGE
@@ -187,7 +187,7 @@ def make_pieces(trace: TraceModel) -> list[Pieces]:
 
 
 def _iter_inside(trace: TraceModel, launches: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:
-    """Yield what graphs allocate and free as calls of their own: at the beginning and at the end of each launch."""
+    """Yield what graphs allocate and free as separate calls: at the start and end of each launch."""
     for number, process in enumerate(trace.processes):
         mine = launches[launches["process"] == number]
         for _, graph, places in process.graphs.iter_launched(mine["object"], mine["stamp"]):
@@ -261,9 +261,9 @@ def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
 def _pair(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, over: Whole
 ) -> tuple[Whole, Mask, int, int]:
-    """Return when each call's piece ended, whether nobody freed it, and the numbers `lost` and `strange` of Pieces.
+    """Return when each call's piece ended, whether nobody freed it, and the counts `lost` and `strange` of Pieces.
 
-    In order of time, the next call about the same address ends an allocation.
+    In time order, the next call with the same address ends an allocation.
     """
     ends, left = np.full(len(calls), NEVER, np.int64), kinds >= 0
     here = np.flatnonzero((spaces >= 0) & (calls["to"] != 0))
@@ -290,7 +290,7 @@ def _pair(
 
 
 def _end_overlapped(calls: npt.NDArray[np.void], times: Whole, kinds: Whole, ends: Whole, left: Mask) -> int:
-    """End pieces that a later one overlaps, and return how many: they must have been freed, too, without a record.
+    """End pieces that a later one overlaps, and return their number: they must have been freed without a record.
 
     Otherwise their bytes and pages would count twice.
     """
@@ -324,7 +324,7 @@ def _hold(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, maps: Mask, names: list[str],
     which: Whole, ends: Whole, left: Mask,
 ) -> None:  # fmt: skip
-    """Keep memory of cuMemCreate alive for as long as it is mapped, too."""
+    """Keep memory of cuMemCreate alive while it's mapped, too."""
     if not maps.any():
         return
     events = np.flatnonzero((spaces == HANDLES) | maps)

@@ -1,6 +1,6 @@
 """The answer of an analysis: rows of typed columns, and a verdict.
 
-gpt-stream(5), answer, has the meaning of each key. The code that shows an answer (gpt/screen/answers.py and plots.py,
+gpt-stream(5), answer, has the meaning of each key. The code that displays answers (gpt/screen/answers.py and plots.py,
 gpt/stream/jsonl.py) reads only these keys and knows no analysis.
 """
 
@@ -17,7 +17,7 @@ Rows = Iterable[Sequence[Any]]
 
 
 class Column(NamedTuple):
-    """A column of an answer; what each key means is in gpt-stream(5)."""
+    """A column of an answer; the meaning of each key is in gpt-stream(5)."""
 
     name: str
     type: str
@@ -26,13 +26,13 @@ class Column(NamedTuple):
     shown: str = ""
 
     def declare(self) -> Record:
-        """Return a struct `column` without a place yet."""
+        """Return a `column` struct that isn't placed yet."""
         more = {key: getattr(self, key) for key in ("unit", "title", "shown") if getattr(self, key)}
         return {"name": self.name, "type": self.type, "offset": 0, **more}
 
 
 def plot(form: str, x: str, *y: str, **more: str) -> Record:
-    """Return a struct `plot`: how the columns `x` and `y` are drawn; `more` are its other keys."""
+    """Return a `plot` struct: how to draw the columns `x` and `y`; `more` are its other keys."""
     keys = {"form": form, "x": x, "y": list(y), **more}
     return {key: keys[key] for key in records.STRUCTS["plot"] if key in keys}
 
@@ -45,10 +45,10 @@ def make_answer(
     top: int | None = None,
     plots: Sequence[Record] = (),
 ) -> Record:
-    """Return an `answer` of rows with a value for each column, None for no value.
+    """Return an `answer` made of rows with one value per column, or None for no value.
 
-    Numbers are rounded where the column holds whole numbers, and clipped to its largest value.
-    Raises MalformedError if all of it is too large for a record.
+    Numbers are rounded if the column holds whole numbers, and clipped to its largest value. Raises MalformedError if
+    the whole is too large for a record.
     """
     packer = packed.Packer(column.declare() for column in columns)
     for row in rows:
@@ -65,7 +65,7 @@ def make_array_answer(
     plots: Sequence[Record] = (),
     texts: Sequence[str] = (),
 ) -> Record:
-    """Return an `answer` with an array for each column. A number fills its column, text is an index into `texts`."""
+    """Return an `answer` with one array per column. A number fills its column; text is an index into `texts`."""
     import numpy as np
 
     declared, fields, stride = [], [], 0
@@ -91,7 +91,7 @@ def _make(name: str, keys: Record, verdict: Sequence[str], top: int | None, plot
 
 
 def _fit(type_: str, value: Any) -> Any:
-    """Convert a number for a column, numpy's too; sums of malformed rows may not fit and are clipped."""
+    """Convert a number, which may be numpy's, for a column; sums of malformed rows may not fit and are clipped."""
     value = value.item() if hasattr(value, "item") else value
     if type_.startswith(packed.NUMBER) and type(value) is int and not -(1 << 63) <= value < 1 << 64:
         return float(value)

@@ -1,12 +1,12 @@
 """Read the traces and ask an analysis about them.
 
-In the terms of gpt-stream(5) an analysis is a filter. It removes the kinds that it acts on, because nobody wants an
-answer of a page followed by a trace of ten million calls, and passes all others on. Its answer goes where filters have
-to write one: before a `sync`, and before the last `end`. So you can ask while a program runs, and the last answer is
-about everything that was read.
+In the terms of gpt-stream(5), an analysis is a filter. It removes the kinds of records that it uses, because nobody
+wants a one-page answer followed by a trace of ten million calls, and passes all others on. Its answer goes where
+filters have to write one: before a `sync`, and before the last `end`. So you can ask while a program runs, and the last
+answer covers everything that was read.
 
-A trace that is torn or malformed is an error at the end; the part that could be read counts, and every answer says
-what's missing.
+A torn or malformed trace is an error at the end; the part that could be read counts, and every answer says what's
+missing.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
     from gpt.trace.select import Selection
 
-# Records that describe a process, and that later stages need, too. Launches of probed kernels belong to them, because
-# the buffers of probes refer to launches.
+# Records that describe a process, and that later stages need as well. They include launches of probed kernels, because
+# probes' buffers refer to launches.
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "kernel", "map", "probed", "unprobed"))
-NAMED = 3  # lines of missing input
-KERNELS = 8  # names of kernels that are shown if a selection matches none
+NAMED = 3  # lines about missing input
+KERNELS = 8  # names of kernels shown if a selection matches none
 SIMULATED = "the simulated device ran this: its times say nothing about a GPU"
 EMPTY = "the trace has no records: no process that gpt-hook watched used the CUDA driver"
 
 
 class Fold(Protocol):
-    """An analysis as it reads traces. Methods raise MalformedError if the records make no sense.
+    """An analysis while it reads traces. Methods raise MalformedError if the records make no sense.
 
-    A fold whose answer follows from parts has a method `merge`, which adds the fold of later traces. Such an
-    analysis runs on a cluster (cluster.py).
+    If the answer can be computed from parts, the fold has a method `merge`, which adds the fold of later traces. Such
+    an analysis can run on a cluster (cluster.py).
     """
 
-    kinds: frozenset[str]  # kinds of records that a process has to keep
-    streams: bool  # False if the output is lines of text instead of records
+    kinds: frozenset[str]  # kinds of records that a process must keep
+    streams: bool  # False if the output is lines of text, not records
 
     def take(self, process: Process) -> None:
-        """Take the rows that a process has collected: when there are many, and when it has ended."""
+        """Take the rows that a process has collected; called when there are many, and when it has ended."""
 
     def end(self, process: Process) -> None:
         """Note that the segment of a process has ended."""
@@ -78,7 +78,7 @@ def read(
 ) -> bool:
     """Read the traces, or standard input, and write the answers to the stage, and to `seen`.
 
-    Returns whether everything has ended: no process still runs, and nobody is writing a trace.
+    Returns whether everything has ended: no process is running, and nobody is writing a trace.
     """
     from gpt.trace.follow import Follow
     from gpt.trace.inputs import expand, read_input
@@ -99,7 +99,7 @@ def read(
 
 
 def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
-    """Read a trace, and report its faults."""
+    """Read a trace, and report errors in it."""
     from gpt.trace.inputs import side_folder
 
     passage.begin_trace(trace, side_folder(trace.path))
@@ -125,7 +125,7 @@ def _read_stdin(stage: Stage) -> Iterator[Record]:
 
 @contextmanager
 def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
-    """Report a fault in a trace, and carry on."""
+    """Report an error in a trace, and carry on."""
     try:
         yield
     except OutputError:
@@ -141,9 +141,9 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
 
 
 class Passage:
-    """The state of one run: the records that were read and aren't written yet.
+    """The state of one run: the records that have been read but not written.
 
-    `known` has processes that were read elsewhere, and the trace of each.
+    `known` has processes that were read elsewhere, each with its trace.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Passage:
         known: Mapping[Hashable, str] | None = None,
     ) -> None:
         self.folder: Path | None = None  # folder of the current trace
-        self.origin = 0  # first time stamp of the current trace
+        self.origin = 0  # the current trace's first time stamp
         self.name = ""  # name of the current trace
         self._stage = stage
         self._fold = fold
@@ -165,7 +165,7 @@ class Passage:
         self._missing: dict[str, None] = {}  # lines about missing input
         self._absent, self._ended = 0, 0  # children whose traces are absent, and processes that were read
         self._endless: list[Header] = []  # segments that ended without `end`
-        self._end: Record | None = None  # the last record, held back: the answer may have to go before it
+        self._end: Record | None = None  # the last record, held back because the answer may have to precede it
         self._segments = Segments()  # segments of the current trace
         self._processes: dict[int, Process] = {}  # by segment; removed when it ends
         self.known: dict[Hashable, str] = {**(known or {})}  # processes, and the trace of each
@@ -173,22 +173,22 @@ class Passage:
         self._begun = False
         self._runs = False  # True if a process without `end` is still running
         self._complete: dict[Path, bool] = {}  # by trace: whether it and each segment in it has ended
-        self._news = False  # True if something has come since the last answer
+        self._news = False  # True if anything has arrived since the last answer
         self._kinds: set[str] = set()  # kinds of all records seen
         self._told = False  # True if an earlier stage reported an error
-        self._left_out = set[bool]()  # for each process: whether the selection leaves everything out
+        self._left_out = set[bool]()  # for each process: whether the selection excludes all of it
         self._pids: dict[int, None] = {}
         self._names: dict[str, None] = {}  # some kernels' names, to list if a selection matches none
         self._simulated = False  # True if the simulated device ran any of it
 
     def begin_trace(self, trace: Trace, folder: Path | None) -> None:
-        """Start with the records of a trace."""
+        """Begin with the records of a trace."""
         self.folder, self.name, self.origin = folder, trace.name, trace.origin
         if trace.path:
             self._complete[trace.path] = False
 
     def note_whole(self, trace: Trace) -> None:
-        """Note that the trace was read to its end without a fault."""
+        """Note that the trace was read to its end without errors."""
         if trace.path:
             self._complete[trace.path] = not self._processes
 
@@ -246,7 +246,7 @@ class Passage:
 
     @property
     def ended(self) -> bool:
-        """Return True once no process runs and nobody writes a trace: a file that was cut off has no writer."""
+        """Return True once no process is running and nobody is writing a trace; a truncated file has no writer."""
         return not self._runs and not live.are_written(self._complete)
 
     def say(self, diag: Record) -> None:
@@ -256,7 +256,7 @@ class Passage:
             self._write(diag)
 
     def close_trace(self) -> None:
-        """End the trace, and the segments in it that have no `end`."""
+        """End the trace, and all its segments without `end`."""
         for segment in list(self._processes):
             self._close_segment(segment, None)
         self._segments = Segments()
@@ -324,7 +324,7 @@ class Passage:
         self._simulated |= other._simulated
 
     def _find_left_out(self) -> str | None:
-        """Return what to say if the selection leaves out everything that the analysis is about."""
+        """Return what to say if the selection excludes everything that the analysis is about."""
         if not self._selection or self._left_out != {True}:
             return None
         if self._names:
@@ -349,7 +349,7 @@ class Passage:
         return f"matches no kernel: {', '.join(map(repr, unmatched))}" if unmatched else None
 
     def _lines(self) -> list[str]:
-        """Return lines about the missing input."""
+        """Return the lines about missing input."""
         from gpt.trace.machines import NO_END
 
         lines = [*self._missing]
@@ -368,7 +368,7 @@ class Passage:
         return lines
 
     def finish(self, absent: list[str]) -> None:
-        """Write the answer, as everything was read except the traces of these children."""
+        """Write the answer, when everything has been read except the traces of the children in `absent`."""
         if not self._begun:
             return
         for path in absent:
@@ -384,7 +384,7 @@ class Passage:
         elif idle and not (lack or left_out) and (fact := self._find_unmatched()):
             self._write(self._stage.warn("--kernel", fact))
         if lack := left_out or lack:
-            self._seen = None  # no picture of something else
+            self._seen = None  # no picture of anything else
             if not (self._told or self._stage.faults):
                 self._stage.flush()  # ends quietly if nobody reads
                 self._write(self._stage.error(GptError(lack)))

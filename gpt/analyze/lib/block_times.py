@@ -1,8 +1,8 @@
-"""Find when kernels ran, from the clocks of blocks that the probe block_sched saved.
+"""Find when kernels ran, from the clocks of their blocks that the probe block_sched saved.
 
-A block saves the clocks of its SM when it begins and ends, and the GPU's time in ns when it ends; in older traces each
-warp does. So it began that many clocks earlier, at the rate that its SM's clock shows from one launch to the next. The
-GPU's times are put on the clock of the calls by assuming that the launch that waited least for its first warp waited
+A block saves its SM's clock when it begins and ends, and the GPU's time in ns when it ends; in older traces, each warp
+does. So it began that many clocks earlier, at the rate that its SM's clock shows from one launch to the next. The GPU's
+times are aligned with the clock of the calls by assuming that the launch that waited least for its first warp waited
 zero.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 MAP = "block_sched"
-RATE = 0.6  # ns per clock, if the rate isn't known
+RATE = 0.6  # ns per clock if the rate isn't known
 
 Whole = npt.NDArray[np.int64]
 Times = tuple[npt.NDArray[np.object_], Whole, Whole]  # names, begin, end

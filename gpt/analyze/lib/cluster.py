@@ -1,11 +1,11 @@
-"""Run analyses on a cluster of Dask: a worker reads each file, and the results are merged here.
+"""Run analyses on a Dask cluster: a worker reads each file, and the results are merged here.
 
-A worker runs the same fold over one file as a run without a cluster, and returns it with its warnings. Folds are
-merged in the order in which one process would have read the files: the named ones, then their children's, each once. So
-the answer is the same, except for the last digit of sums of fractions.
+A worker runs the same fold over one file as a run without a cluster would, and returns it with its warnings. Folds are
+merged in the order in which a single process would have read the files: the named ones, then their children's, each
+once. So the answer is the same, except for the last digit of sums of fractions.
 
-A process that appears in several files counts once. Workers don't know each other's files, so a worker reads such a
-file again with a list of the processes that other files have.
+A process that appears in several files counts once. Workers don't know each other's files, so a worker rereads such a
+file with a list of the processes that other files have.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
-SECONDS = 10  # a scheduler has this long to answer
+SECONDS = 10  # time a scheduler has to answer
 IDLE = 3  # give up after this many times SECONDS without a worker
 LOGGERS = ("distributed", "distributed.client")  # loggers whose levels Dask sets itself
 
 
 class Job(NamedTuple):
-    """The task of a worker: the function that makes its fold, the options, and the input with its formats."""
+    """A worker's task: the function that makes its fold, the options, and the formats of the input."""
 
     make: Callable[..., base.Fold]
     options: dict[str, Any]
@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 
 class WorkerResult(NamedTuple):
-    """A trace as a worker read it, and the messages about it."""
+    """A trace as read by a worker, and the messages about it."""
 
     trace: Trace
     passage: base.Passage
@@ -57,7 +57,7 @@ class WorkerResult(NamedTuple):
 
 
 class _Worker(Stage):
-    """A stage that keeps its messages, and writes nothing."""
+    """A stage that collects its messages, and writes nothing."""
 
     def __init__(self, from_json: bool) -> None:
         super().__init__(TOOL, from_json=from_json, stream=True, quiet=True)
@@ -84,7 +84,7 @@ def _read_with(stage: Stage) -> Callable[[Path | None], Iterator[Record]]:
 def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] | None = None) -> WorkerResult:
     """Read a trace without the traces of the children that it names. This runs on a worker.
 
-    `known` are processes that other traces have, which don't count.
+    `known` are processes in other traces, which don't count here.
     """
     from gpt.trace.follow import Trace
     from gpt.trace.inputs import register
@@ -100,7 +100,8 @@ def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] |
 def read(
     stage: Stage, job: Job, traces: Sequence[Path], seen: Callable[[Record], object] | None, address: str | None
 ) -> bool:
-    """Do the work of `base.read` on a cluster: at this address, in Dask's configuration, or a local one of our own.
+    """Do the work of `base.read` on a cluster: the one at this address, the one in Dask's configuration, or a local
+    one.
 
     Raises GptError if a worker fails, and MissingError without Dask or a cluster that answers.
     """
@@ -160,8 +161,8 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], WorkerR
 
 
 def _start(distributed: Any) -> Any:
-    """Start a local cluster, a process for each core. Our main file is hidden, or its workers would run it."""
-    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # if a signal ends us, semaphores may be left
+    """Start a local cluster with one process per core. Our main file is hidden, or its workers would run it."""
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # a signal may leave semaphores behind
     main = sys.modules["__main__"].__dict__
     name = main.pop("__file__", None)
     try:
@@ -185,7 +186,7 @@ def _open(distributed: Any, where: Any) -> Any:
         versions = client.run(_version)
     except TimeoutError:
         raise MissingError("the scheduler has no workers", name) from None
-    except Exception as error:  # raised by a worker, or a text if it can't be sent
+    except Exception as error:  # raised by a worker, or text if it can't be sent
         raise MissingError(f"workers need this version of gpt: {_first_line(error)}", name) from None
     if wrong := {version for version in versions.values() if version != gpt.__version__}:
         raise MissingError(f"workers have version {', '.join(sorted(wrong))} of gpt, not {gpt.__version__}", name)
@@ -201,7 +202,7 @@ def _check_scheduler(distributed: Any, address: str) -> None:
 
     try:
         asyncio.run(look())
-    except Exception as error:  # another service may answer anything: a length of exabytes, say
+    except Exception as error:  # another service may answer anything, such as a length of exabytes
         raise MissingError(f"no scheduler of Dask: {_first_line(error)}", address) from None
 
 
@@ -214,7 +215,7 @@ def _version() -> str:
 
 
 def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
-    """Wait for the result. Raises GptError if none comes: Dask waits forever if no worker is left."""
+    """Wait for the result. Raises GptError if there won't be one: Dask waits forever if no worker is left."""
     idle = 0
     try:
         while True:

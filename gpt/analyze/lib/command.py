@@ -1,4 +1,4 @@
-"""Turn an analysis into a command, with the options that all of them have and its own.
+"""Turn an analysis into a command, with its own options and the options that all analyses have.
 
 An analysis is declared at the end of its file, as `ANALYSIS`, and listed in gpt/stages/analyze.py:
 
@@ -7,7 +7,7 @@ An analysis is declared at the end of its file, as `ANALYSIS`, and listed in gpt
 
     ANALYSIS = of_model(gaps, "Show when the GPU had nothing to do.", CALLS)
 
-A function gets the complete traces (gpt/trace/model.py). An analysis of more than fits in memory is a fold instead
+A function gets the complete traces (gpt/trace/model.py). An analysis of more data than fits in memory is a fold instead
 (base.py): a class that the declaration names.
 """
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
-SIDE = ".buffers"  # suffix of the file beside a trace that holds the buffers of its probes
+SIDE = ".buffers"  # suffix of the file next to a trace that holds its probes' buffers
 
 
 class Engine(StrEnum):
-    """Engines that can run an analysis in place of this process."""
+    """Engines that can run an analysis instead of this process."""
 
     dask = "dask"
 
@@ -60,9 +60,9 @@ class AnswerFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis: its line in `--list`, the function or class that makes it, and its own options.
+    """An analysis: its line in `--list`, the function or class that implements it, and its own options.
 
-    `make` gets the options by their names. If the analysis writes `lines` instead of answers, it gets the stage, too. A
+    `make` gets the options by name. If the analysis writes `lines` instead of answers, `make` also gets the stage. A
     fold that holds a file open is a context manager.
     """
 
@@ -91,16 +91,16 @@ def of_model(
 ) -> Analysis:
     """Return the analysis that calls a function with a model of the traces, which holds these `kinds`.
 
-    None stands for all kinds of records.
-    `lack` returns what would record the kinds that a trace doesn't have. `need` does the same if the kinds are there,
-    but not the subject of the question. Only calls of functions of these `types` are kept; all by default. If the
-    analysis `drains`, NVTX ranges are spilled to disk as well, instead of staying with their processes.
+    None stands for all kinds of records. `lack` returns what would record the kinds that a trace doesn't have. `need`
+    does the same if the kinds are there but not what the analysis is about. Only calls of functions of these `types`
+    are kept, by default all. If the analysis `drains`, NVTX ranges are spilled to disk too, instead of being kept with
+    their processes.
     """
     return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need, types, drains), options or {})
 
 
 class _Whole:
-    """A fold that keeps everything, and asks a function about it at the end."""
+    """A fold that keeps everything, and calls a function with it at the end."""
 
     streams = True
 
@@ -223,11 +223,11 @@ def _select(given: dict[str, Any]) -> Selection:
 
 
 def open_stage(form: AnswerFormat | None, as_stream: bool, json: bool, from_json: bool) -> Stage:
-    """Open the stage of an analysis that answers: tables unless another form is asked for."""
+    """Open the stage of an analysis that answers, which writes tables by default."""
     if form and (as_stream or json):
         raise UsageError("--format cannot be combined with --stream or --json")
     stage = Stage(TOOL, json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
-    if stage.table:  # tables show answers only, whatever else passes through
+    if stage.table:  # tables show only answers, whatever else passes through
         from gpt.screen.answers import AnswerReport, AnswerTables
 
         stage.table = AnswerReport(form) if form else AnswerTables()
@@ -250,7 +250,7 @@ def _check_engine(analysis: Analysis, given: dict[str, Any]) -> None:
 
 
 def _check_output(traces: Sequence[Path], path: Path | None) -> None:
-    """Raise UsageError if the output would replace a trace, whether it's read now or not."""
+    """Raise UsageError if the output would replace a trace, whether that's read now or not."""
     if path is None or not is_regular(path):
         return
     with open_regular(path) as file:

@@ -1,9 +1,9 @@
-"""The records of a trace besides its calls, as lines after `# ` that `events --json --notes` adds.
+"""Write a trace's records other than calls as lines after `# `, which `events --json --notes` adds.
 
-They hold what summaries, stages, gaps, memory and timelines need, in text that jq and grep can read
-(gpt/compat/tracers/lines.py reads it back). Lines are records in the JSON form, with all times in ns. Headers and the
-names for numbers come before the calls, the rest and the ends after them. Launches with probes, the buffers that these
-saved, tensors and stacks are left out.
+They hold what summaries, stages, gaps, memory and timelines need, as text for jq and grep (gpt/compat/tracers/lines.py
+reads it back). Lines are records in the JSON form, with all times in ns. Headers and the names for numbers precede the
+calls, the rest and the ends follow them. Launches with probes, the buffers that these saved, tensors and stacks are
+left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TICKS = ("tsc", "tsc_hz")  # keys of headers
 
 
 class _Noted(NamedTuple):
-    """A process, and the rows taken from it."""
+    """A process, and rows taken from it."""
 
     process: Process
     gpu_times: list[Rows]
@@ -34,7 +34,7 @@ class _Noted(NamedTuple):
 
 
 class Notes:
-    """The processes that were read."""
+    """The processes that have been read."""
 
     def __init__(self) -> None:
         self._noted: dict[int, _Noted] = {}

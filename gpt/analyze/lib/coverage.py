@@ -1,4 +1,4 @@
-"""Count launches that ran with and without probes, and say why: part of every answer from probes."""
+"""Count launches with and without probes, and say why: part of every answer from probes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ UNPROBED = (
     Column("share", "f64?", "%", "share of all", "any"),
 )
 TOP = 10  # rows that tables show
-REASONS = 3  # reasons that a line names
-# Not in the trace, but concluded from it. No probe was asked for, or the process has no end record, which says why.
+REASONS = 3  # reasons that a line gives
+# Reasons that aren't in the trace but follow from it: no probe was asked for, or the process has no end record, which
+# would say why.
 NOT_ASKED = Reason(OTHER, "no probe was asked for")
 NOT_KNOWN = Reason(OTHER, "not known: the trace of its process has no end")
 
 
 class Coverage:
-    """Launches: how many were `probed`, and the others by kernel and reason; bytes that the writer packed in haste."""
+    """Launches: how many were `probed`, the others by kernel and reason; bytes that the writer packed in haste."""
 
     def __init__(self) -> None:
         self.probed = 0
         self.unprobed = Counter[tuple[str, Reason]]()
         self.quick = 0
         self.gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
-        self.times = defaultdict[tuple[str, Reason], float](float)  # those without, by kernel and reason
+        self.times = defaultdict[tuple[str, Reason], float](float)  # the former, by kernel and reason
 
     def merge(self, other: Coverage) -> None:
         """Merge another one."""
@@ -47,9 +48,10 @@ class Coverage:
             self.times[key] += time
 
     def add_times(self, gpu_time: list[float], kernels: Mapping[str, float]) -> None:
-        """Add GPU time in ns: all of it without and with probes, and that without by kernel.
+        """Add GPU time in ns: all of it without and with probes, and the former by kernel.
 
-        A kernel's time goes to its reasons by how many launches each has: a time doesn't say which it belongs to.
+        A kernel's time is divided among its reasons in proportion to their launches, as it isn't known which launch
+        took how long.
         """
         self.gpu_time = [a + b for a, b in zip(self.gpu_time, gpu_time, strict=True)]
         launches = Counter[str]()
@@ -78,7 +80,7 @@ class Coverage:
             yield f"{human(self.quick)} of buffers were packed without zstd: writing couldn't keep up with the probes"
 
     def reasons(self, what: str) -> Iterator[str]:
-        """Yield why launches ran without probes, after `what` happened to them; then the remedies."""
+        """Yield the reasons why launches ran without probes, in a line that begins with `what`; then the remedies."""
         reasons, times = Counter[Reason](), defaultdict[Reason, float](float)
         for (_, reason), launches in self.unprobed.items():
             reasons[reason] += launches
@@ -94,7 +96,7 @@ class Coverage:
         yield from dict.fromkeys(reason.advice for reason in first if reason.advice)
 
     def _share(self, time: float) -> float:
-        """Return the share of the GPU time of all kernels, in percent."""
+        """Return the percentage of all kernels' GPU time."""
         return 100 * time / sum(self.gpu_time) if any(self.gpu_time) else 0.0
 
     def answer(self) -> Iterator[Record]:
@@ -112,7 +114,7 @@ class Coverage:
 
 
 def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -> Coverage:
-    """Return the coverage of a process. `launches` counts all by function; not all have a record with a reason."""
+    """Return a process's coverage. `launches` counts all launches by function; not all have a record with a reason."""
     found, probes, names = Coverage(), process.probes, process.kernels()
     found.probed = sum(count for id_, count in probes.probed.items() if process.is_chosen(names.get(id_, "")))
     found.quick = probes.quick
@@ -123,7 +125,7 @@ def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -
             found.unprobed[names.get(function, f"#{function}"), reason] += count
     all_ = launches or {}
     otherwise = NOT_KNOWN if process.status is None else NOT_ASKED
-    unnamed = max(0, known[0] - all_.get(0, 0))  # have a reason, but the kernel is only in the launch
+    unnamed = max(0, known[0] - all_.get(0, 0))  # have a reason, but only the launch names the kernel
     for function, count in all_.items():
         left = max(0, count - known[function])
         told, unnamed = min(left, unnamed), max(0, unnamed - left)

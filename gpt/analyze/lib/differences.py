@@ -1,19 +1,19 @@
 """Decide whether a function or kernel differs between the runs of two sides by more than noise.
 
-A count that differs is a difference, and so are bytes. Times vary from call to call and from run to run. With RUNS runs
-or more of each side, the spread within a side is the noise: means over m and n runs differ if they are more than NOISE
-standard errors apart, sqrt(a/m + b/n) with the variances a and b of the runs. With fewer runs only the calls within
-them show a spread, so the same rule takes the m and n calls. Either way LITTLE of a mean counts as noise too, because
-clocks and temperature change.
+A different count or number of bytes is a difference. Times vary from call to call and from run to run. With RUNS runs
+or more per side, the spread within a side is the noise: means over m and n runs differ if they're more than NOISE
+standard errors apart, sqrt(a/m + b/n) with the variances a and b of the runs. With fewer runs, only the calls within
+them show a spread, so the same rule is applied to the m and n calls. Either way LITTLE of a mean counts as noise too,
+because clocks and temperature change.
 
-One run that is far from the others of its side raises the variance, and so hides a difference that the others show.
-Such outliers are found by the median and the median distance from it, which one run can't move, and the verdict names
+A run that is far from the others of its side raises the variance, and so hides a difference that the others show. Such
+outliers are found by the median and the median distance from it, which a single run can't move, and the verdict names
 them.
 
 A few calls that take very long raise the total, but they raise the variance as much, so one run can't show that they
-aren't noise. Still, they cost time: they count as SLOWEST if they change the time of the whole program. Whatever else
-changes that time, in single runs, by no more than its calls vary is UNSURE, and not called noise: the calls of one run
-may well all have been slow for the same reason.
+aren't noise. Still, they cost time: they count as SLOWEST if they change the time of the whole program. Any other
+change of that time that single runs show, within the variation of its calls, is UNSURE rather than noise: all calls of
+one run may well have been slow for the same reason.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, UNSURE, NOISE_ONLY, FEW_TIME
 REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST)
 NOISE = 3.0  # standard errors
 LITTLE = 0.02  # share of a mean
-MUCH = 0.01  # a change is large if it is at least this share of the time in all calls
-FAR = 2.0  # ratio from which the slowest calls of two sides differ
-FEW, RUNS = 5, 3  # durations, and runs of each side, that are enough to know their variance
+MUCH = 0.01  # a change is large if it's at least this share of the time in all calls
+FAR = 2.0  # ratio from which the slowest calls of both sides differ
+FEW, RUNS = 5, 3  # durations, and runs per side, that are enough to know their variance
 OUTLYING, VISIBLE = (
     5.0,
     0.05,
@@ -46,7 +46,7 @@ DIGITS = re.compile(r"\d+")
 
 
 class RunSums:
-    """A function or kernel in one run: how often, how long each timed call took in ns, how many bytes."""
+    """A function or kernel in one run: the number of calls, the duration of each timed call in ns, and the bytes."""
 
     def __init__(self, number: int = 0, bytes_: float = 0.0) -> None:
         self.number = number
@@ -68,22 +68,22 @@ class Side(NamedTuple):
 
     @property
     def number(self) -> float:
-        """Return the number of calls, the mean of the runs."""
+        """Return the mean number of calls per run."""
         return mean_of(run.number for run in self.runs).mean
 
     @property
     def timed(self) -> float:
-        """Return the number of calls with a time, the mean of the runs."""
+        """Return the mean number of timed calls per run."""
         return self.times.count / len(self.runs)
 
     @property
     def bytes(self) -> float:
-        """Return the bytes, the mean of the runs."""
+        """Return the mean bytes per run."""
         return mean_of(run.bytes for run in self.runs).mean
 
     @property
     def total(self) -> float:
-        """Return the ns, the mean of the runs."""
+        """Return the mean ns per run."""
         return self.times.total / len(self.runs)
 
 
@@ -95,7 +95,7 @@ class Mean(NamedTuple):
 
 
 def mean_of(values: Iterable[float]) -> Mean:
-    """Return the mean of values, one or more."""
+    """Return the mean of one or more values."""
     found = [*values]
     mean = math.fsum(found) / len(found)
     spread = math.fsum((value - mean) ** 2 for value in found) / max(1, len(found) - 1)
@@ -108,7 +108,7 @@ def is_apart(a: Mean, b: Mean) -> bool:
 
 
 def find_outliers(values: Sequence[float]) -> list[int]:
-    """Return the places of values that are far from the others; none if there are fewer than RUNS."""
+    """Return the indexes of values that are far from the others; none if there are fewer than RUNS."""
     if len(values) < RUNS:
         return []
     middle = statistics.median(values)
@@ -126,7 +126,7 @@ def make_side(runs: Sequence[RunSums]) -> Side:
 
 
 def tell_difference(a: Side, b: Side, whole: float) -> str:
-    """Return how two sides differ; `whole` is the ns that a run spends in everything that is compared."""
+    """Return how two sides differ; `whole` is the ns that a run spends in everything compared."""
     several = min(len(a.runs), len(b.runs)) >= RUNS
     if not a.number or not b.number:
         return ONLY_B if b.number else ONLY_A
@@ -153,12 +153,12 @@ def tell_difference(a: Side, b: Side, whole: float) -> str:
 
 
 def _values_differ(a: Sequence[float], b: Sequence[float], several: bool) -> bool:
-    """Return True if counts or bytes differ; single runs differ if they have no value in common."""
+    """Return True if counts or bytes differ; with fewer than RUNS runs, if the sides have no value in common."""
     return is_apart(mean_of(a), mean_of(b)) if several else set(a).isdisjoint(b)
 
 
 def _medians_differ(a: Durations, b: Durations) -> bool:
-    """Return True if medians differ, and the ranges around them that noise could move a median in are disjoint."""
+    """Return True if medians differ, and noise couldn't move them far enough to meet."""
     lows, middles, highs = zip(*(
         [times.percentile(min(1.0, max(0.0, 0.5 + side * NOISE / 2 / math.sqrt(times.count)))) for side in (-1, 0, 1)]
         for times in (a, b)
@@ -173,10 +173,10 @@ def _tell_slowest(a: Side, b: Side, whole: float) -> str:
 
 
 def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
-    """Return the names under which kernels of only one side are compared, if they match others but for numbers.
+    """Return the names under which to compare kernels found on only one side, if they match others except for numbers.
 
     Programs number the kernels they generate, as in triton_poi_fused_add_3, and not always in the same way. A number
-    that distinguishes kernels in the same way on both sides, such as a tile's size, stays in the name.
+    that distinguishes kernels in the same way on both sides, such as a tile size, is kept.
     """
     only = [sorted({*a} - {*b}), sorted({*b} - {*a})]
     shapes: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
@@ -191,7 +191,7 @@ def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
 
 
 def _pair_numbered(shape: str, a: list[str], b: list[str]) -> dict[str, str]:
-    """Return the names under which names of one `shape` are compared: with only the numbers that both sides have."""
+    """Return the names under which to compare names of one `shape`, with only the numbers that both sides have."""
     numbers = [[*zip(*map(DIGITS.findall, names), strict=True)] for names in (a, b)]
     kept = [{*left} <= {*right} or {*right} <= {*left} for left, right in zip(*numbers, strict=True)]
 

@@ -1,4 +1,4 @@
-"""When GPUs were idle, and where GPUs and threads switched to another process or context."""
+"""Find when GPUs were idle, and where GPUs and threads switched to another process or context."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.lib.gap_lengths import GapLengths
 from gpt.analyze.lib.locations import Gpus, Who
-from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.sequence import CONTEXTS, POP, PUSH, CallTable, Groups, iter_calls
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.unrecorded import Unrecorded, unite
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 Array = npt.NDArray[np.void]
-Place = tuple[int, int]  # a process, and a device of it
+Place = tuple[int, int]  # a process, and one of its devices
 LISTED = 1000  # switches whose times are kept
 ALL = "all processes"
 
 
 class Switch(NamedTuple):
-    """A switch to another context or process: its `place`, when, and how many ns the calls or the GPU took."""
+    """A switch to another context or process: its `place`, the time, and how many ns the calls or the GPU took."""
 
     place: str
     process: int | None  # the thread's process
@@ -37,7 +37,7 @@ class Switch(NamedTuple):
 
 
 class SwitchSums:
-    """Switches of one kind: how many, their total and longest ns, and when the first one was."""
+    """Switches of one kind: their number, their total and longest ns, and the time of the first one."""
 
     def __init__(self, first: int) -> None:
         self.count = self.total = self.longest = 0
@@ -45,7 +45,7 @@ class SwitchSums:
 
 
 class Switches:
-    """All switches: their sums by kind, and the points of the first ones."""
+    """All switches: sums by kind, and the first ones individually."""
 
     def __init__(self) -> None:
         self.sums: dict[tuple[str, int | None, str, str], SwitchSums] = {}
@@ -53,7 +53,7 @@ class Switches:
         self._points: list[Switch] = []
 
     def add(self, switch: Switch) -> None:
-        """Add a switch; the switches of one place come in order of time."""
+        """Add a switch; the switches of one place are added in time order."""
         key = switch.place, switch.process, switch.source, switch.target
         sums = self.sums.setdefault(key, SwitchSums(switch.at))
         sums.count += 1
@@ -65,7 +65,7 @@ class Switches:
             self._points = self.points()
 
     def points(self) -> list[Switch]:
-        """Return the first LISTED of them."""
+        """Return the first LISTED switches."""
         return sorted(self._points, key=lambda switch: switch.at)[:LISTED]
 
     def order(self) -> None:
@@ -74,7 +74,7 @@ class Switches:
 
 
 class Work(NamedTuple):
-    """A piece of work on a GPU: its process, the id of its kernel's function (0 if it has none), and of its call."""
+    """A piece of work on a GPU: its process, the id of its kernel's function (0 if it has none), and its call."""
 
     process: int
     function: int
@@ -82,7 +82,7 @@ class Work(NamedTuple):
 
 
 class IdlePeriod(NamedTuple):
-    """An idle period of a GPU, and the work before and after it; in ns, without time that wasn't recorded."""
+    """An idle period of a GPU in ns, and the work before and after it."""
 
     begin: int
     took: int
@@ -91,23 +91,23 @@ class IdlePeriod(NamedTuple):
 
 
 class GpuUse:
-    """The work on a GPU, and how long each group had none.
+    """The work on a GPU, and the idle time of each group.
 
-    A group is the whole GPU (ALL), a process, or a stream of a process. `gaps` has the lengths of its idle periods,
-    without time that wasn't recorded. `longest` has the longest idle periods of the whole GPU.
+    A group is the whole GPU (ALL), a process, or a stream of a process. `gaps` has the lengths of its idle periods.
+    `longest` has the longest idle periods of the whole GPU, without those in which recording was off.
     """
 
     def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded]) -> None:
-        """Start without work; `unrecorded` has the times that each of the processes didn't record."""
+        """Begin without work; `unrecorded` has the times that each process didn't record."""
         self.name = name
         self.places = places
         self.processes = sorted({process for process, _ in places})
-        self.gaps = Numbers()
+        self.gaps = GapLengths()
         self.streams: dict[int, set[int]] = defaultdict(set)  # the streams of each process
         self._began: dict[Hashable, int] = {}
         self._reach: dict[Hashable, int] = {}  # when all earlier work had ended
         self._groups = Groups()
-        self._last: int | None = None  # the process whose kernel began last
+        self._last: int | None = None  # the process whose kernel started last
         self.longest: list[IdlePeriod] = []
         self._ender: tuple[Work, int] | None = None  # the work that ended last so far, and when
         self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([*unrecorded.values()])}
@@ -116,31 +116,31 @@ class GpuUse:
         self._unknown = defaultdict[Hashable, int](int)  # ns by which gaps were shortened, by group
 
     def whole(self, group: Hashable) -> int:
-        """Return the time from the first beginning to the last end, without idle time that wasn't recorded."""
+        """Return the time from the first start to the last end, without unrecorded idle time."""
         return self._reach[group] - self._began[group] - self._unknown[group]
 
     def edges(self, group: Hashable) -> tuple[int, int]:
-        """Return the first beginning and the last end."""
+        """Return the first start and the last end."""
         return self._began[group], self._reach[group]
 
     def add(self, rows: Array, names: list[str], switches: Switches) -> None:
-        """Add GPU times that follow the ones added before; processes have these `names`."""
+        """Add GPU times that follow the ones already added; `names` are the processes' names."""
         if len(self.processes) > 1:
-            gaps = self._add(ALL, rows)
-            self._keep_longest(ALL, rows, gaps)
+            gaps, off = self._add(ALL, rows)
+            self._keep_longest(ALL, rows, np.where(off > 0, 0, gaps))
             self._add_switches(rows, gaps, names, switches)
         for process in self.processes:
             mine = rows if len(self.processes) == 1 else rows[rows["process"] == process]
             if len(mine):
-                gaps = self._add(process, mine)
+                gaps, off = self._add(process, mine)
                 if len(self.processes) == 1:
-                    self._keep_longest(process, mine, gaps)
+                    self._keep_longest(process, mine, np.where(off > 0, 0, gaps))
                 for stream, order in self._groups.iter(mine["stream"]):
                     self.streams[process].add(stream)
                     self._add((process, stream), mine[order])
 
-    def _add(self, group: Hashable, rows: Array) -> npt.NDArray[np.int64]:
-        """Return how long the group was idle before each row, 0 before the first of all."""
+    def _add(self, group: Hashable, rows: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the recorded ns for which the group was idle before each row, and how long recording was off then."""
         begins = rows["begin"]
         first = group not in self._reach
         if first:
@@ -149,16 +149,14 @@ class GpuUse:
         reach = np.maximum.accumulate(np.concatenate(([self._reach[group]], ends)))
         self._reach[group] = int(reach[-1])
         gaps: npt.NDArray[np.int64] = np.maximum(begins - reach[:-1], 0)
-        unrecorded = self._unrecorded[group[0] if isinstance(group, tuple) else group]
-        if len(unrecorded):
-            unknown = unrecorded.within(reach[:-1], begins)
-            self._unknown[group] += int(unknown.sum())
-            gaps -= unknown
-        self.gaps.add(group, gaps[gaps > 0])
-        return gaps
+        off = self._unrecorded[group[0] if isinstance(group, tuple) else group].within(reach[:-1], begins)
+        self._unknown[group] += int(off.sum())
+        gaps -= off
+        self.gaps.add_gaps(group, gaps[gaps > 0], off[gaps > 0])
+        return gaps, off
 
     def _keep_longest(self, group: Hashable, rows: Array, gaps: npt.NDArray[np.int64]) -> None:
-        """Keep the LISTED longest idle periods, of rows that were just added."""
+        """Keep the LISTED longest idle periods, among them those before the rows just added."""
         ends = rows["begin"] + rows["duration"].astype(np.int64)
         reach = np.maximum.accumulate(ends)
         ender = np.maximum.accumulate(np.where(ends >= reach, np.arange(len(rows)), 0))  # the row that ends last so far
@@ -176,7 +174,7 @@ class GpuUse:
             self._ender = _work(rows[ender[-1]]), int(reach[-1])
 
     def _add_switches(self, rows: Array, gaps: npt.NDArray[np.int64], names: list[str], switches: Switches) -> None:
-        """Add the points where the GPU switches between processes, which have these `names`."""
+        """Add the points at which the GPU switches between processes; `names` are the processes' names."""
         process = rows["process"].astype(np.int64)
         before = np.concatenate(([process[0] if self._last is None else self._last], process[:-1]))
         for at in np.flatnonzero(process != before).tolist():
@@ -190,7 +188,7 @@ def _work(row: Any) -> Work:
 
 
 def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[GpuUse]:
-    """Return the use of each GPU that ran anything; also adds the `switches` between processes, which have `names`."""
+    """Return the use of each GPU that ran anything. Also add the `switches` between processes, which have `names`."""
     gpus, places = Gpus(), defaultdict[int, list[Place]](list)
     for number, device in trace.gpus():
         place = gpus.number(trace.processes[number], None if device == NO_DEVICE else device)
@@ -207,7 +205,7 @@ def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[G
 
 
 class Current(NamedTuple):
-    """The context of a thread from `start` on (ns), 0 for none; the call that changed it took `took` ns."""
+    """A thread's context from `start` on (ns), 0 for none; the call that changed it took `took` ns."""
 
     thread: int
     start: int
@@ -222,7 +220,7 @@ class Contexts:
         self._stacks = defaultdict[int, list[int]](list)
 
     def iter(self, calls: CallTable) -> Iterator[Current]:
-        """Yield the changes that calls make, which follow the calls of the last time."""
+        """Yield the changes made by calls, which follow the calls passed last time."""
         good = np.flatnonzero(calls.of(CONTEXTS) & (calls.rows["result"] == 0))
         rows = calls.rows[["thread", "start", "duration", "object"]][good]
         for (thread, start, took, context), act in zip(rows.tolist(), calls.acts[good].tolist(), strict=True):
@@ -232,14 +230,14 @@ class Contexts:
 
 
 def iter_contexts(trace: TraceModel, process: int) -> Iterator[Current]:
-    """Yield the contexts of the threads of a process, in order of time."""
+    """Yield the contexts of a process's threads in time order."""
     contexts = Contexts()
     for calls in iter_calls(trace, process, "object"):
         yield from contexts.iter(calls)
 
 
 class ThreadSwitches:
-    """Finds where the threads of a process switch to another context."""
+    """Finds where a process's threads switch to another context."""
 
     def __init__(self, process: int, switches: Switches) -> None:
         self._process, self._switches = process, switches
@@ -247,7 +245,7 @@ class ThreadSwitches:
         self._last: dict[int, int] = {}  # the last context of each thread, even if it has none now
 
     def add(self, calls: CallTable) -> None:
-        """Add calls that follow the ones added before."""
+        """Add calls that follow the ones already added."""
         for thread, start, took, now in self._contexts.iter(calls):
             before = self._last.get(thread, 0)
             if now and before and now != before:
@@ -257,7 +255,7 @@ class ThreadSwitches:
 
 
 def _change(stack: list[int], act: int, context: int) -> None:
-    """Apply a call to the contexts of its thread, the current one last."""
+    """Apply a call to its thread's stack of contexts, whose last one is current."""
     if act & PUSH:
         stack.append(context)
     elif stack:

@@ -9,9 +9,9 @@ Whole = npt.NDArray[np.int64]
 
 
 def unite(groups: npt.NDArray[np.generic], begins: Whole, ends: Whole) -> tuple[Whole, Whole, Whole]:
-    """Return the union of each group's intervals, as disjoint ones: index of the group, begin, end.
+    """Return the union of each group's intervals as disjoint intervals: index of the group, begin, end.
 
-    The index is into the sorted groups.
+    The index refers to the sorted groups.
     """
     count = len(groups)
     times, ranks = np.unique(np.concatenate([begins, ends]), return_inverse=True)

@@ -1,8 +1,8 @@
-"""Find the iterations of a process: how many launches repeat, how often, since when, and how fast.
+"""Find the iterations of a process: how many launches repeat, how often, from when on, and how fast.
 
 The first MOST launches of a process are kept, 20 bytes each: the time, the kernel or graph, the thread, the stream, and
-how long the call took. The launches of all threads form one sequence in order of time. If no unit repeats in SHARE of
-it, for instance because threads interleave at random, each thread and each stream is searched on its own.
+the duration of the call. The launches of all threads form one sequence in time order. If no unit repeats in SHARE of
+it, for instance because threads interleave randomly, each thread and each stream is searched individually.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.periods import Codes, Period, Places, find_steps, split_units
-from gpt.analyze.lib.rounds import begin_at_break, find_after
+from gpt.analyze.lib.rounds import begin_at_break, count_in_threads, find_after
 from gpt.screen.units import amount
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
     from gpt.trace.unrecorded import Unrecorded
 
-MOST = 1 << 22  # launches of a process that are examined
+MOST = 1 << 22  # launches examined per process
 WHOLE, INSIDE, OTHER = (
     "iteration",
     "part of it",
     "repetition",
-)  # roles of units: covers most, repeats inside that, repeats beside it
-NESTED = 3  # units of a sequence: the iteration, and repetitions inside it
-OTHERS, LITTLE = 7, 0.05  # other units of the same length that are listed, and the least share that each must cover
-SCOPES = 8  # threads, and streams, that are examined: the ones with most launches
-GRAPH = np.uint32(1 << 31)  # bit of a code: the rest is the index of a handle, or else the id of a function
+)  # roles of units: what covers most, repetitions inside it, others of the same length
+NESTED = 3  # units per sequence: the iteration, and repetitions inside it
+OTHERS, LITTLE = 7, 0.05  # other units of the same length to list, and the share that each must cover
+SCOPES = 8  # threads, and streams, to examine: the ones with the most launches
+GRAPH = np.uint32(1 << 31)  # set in codes of graphs: the rest is a handle's index, or else a function's id
 HASH = np.uint64(0x9E3779B97F4A7C15)  # hashes a stream: the upper 16 bits are kept
 Stamps = npt.NDArray[np.uint64]
 
 
 class Unit(NamedTuple):
-    """A unit that repeats in the launches of a `scope`: `covered` are in whole ones; times are time stamps or ticks.
+    """A unit that repeats in the launches of a `scope`. `covered` launches are in complete units; times are time stamps
+    or ticks.
 
     `codes` are the launches of one iteration, which occurs `times` times; `first` is the index of the launch that
-    begins it. `role` is WHOLE, INSIDE or OTHER.
+    begins it. `role` is WHOLE, INSIDE or OTHER. `in_threads` is how often the unit occurs if each thread's
+    launches are counted alone.
     """
 
     role: str
@@ -60,10 +62,11 @@ class Unit(NamedTuple):
     start: int
     end: int
     took: float
+    in_threads: int = 0
 
 
 class LaunchSequence:
-    """The launches of a process that succeeded."""
+    """The successful launches of a process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -78,8 +81,12 @@ class LaunchSequence:
         starts = [int(columns[0].min()) for _, columns in self._named() if len(columns[0])]
         return min(starts, default=None)
 
+    def starts(self) -> Stamps:
+        """Return the time stamps of all launches, in order."""
+        return np.sort(np.concatenate([np.zeros(0, np.uint64), *(starts for _, (starts, *_) in self._named())]))
+
     def count(self, begin: int, end: int) -> int:
-        """Return the number of launches that began in a time."""
+        """Return the number of launches that began in an interval."""
         return sum(int(((starts >= begin) & (starts < end)).sum()) for _, (starts, *_) in self._named())
 
     @property
@@ -88,7 +95,7 @@ class LaunchSequence:
         return sum(count for key, count in self._totals.items() if self._launches(key))
 
     def _launches(self, key: int) -> bool:
-        """Return True if calls launched something; functions may have got their names after they were added."""
+        """Return True if calls launched something; functions may get their names after they're added."""
         api = self._process.apis.get(abs(key))
         return key == 0 or (api is not None and api[:2] == GRAPH_LAUNCH if key > 0 else not api or api.type != CAPTURED)
 
@@ -97,7 +104,7 @@ class LaunchSequence:
         return [part for part in self._parts if self._launches(part[0])]
 
     def calls_of_kernels(self) -> npt.NDArray[np.void]:
-        """Return the calls in the form that find_loading takes."""
+        """Return the calls in the form that find_loading expects."""
         parts = [columns for api, columns in self._named() if api <= 0]
         found = np.zeros(sum(len(columns[0]) for columns in parts), LAUNCH)
         for name, place in (("start", 0), ("function", 1), ("duration", 4)):
@@ -144,7 +151,7 @@ class LaunchSequence:
         self._parts.append((api, tuple(np.ascontiguousarray(column[:room]) for column in columns)))
 
     def _number(self, threads: Threads) -> npt.NDArray[np.uint16]:
-        """Return the index of each thread; they come in runs. Threads after the first 65535 share one index."""
+        """Return the index of each thread; threads come in runs. All threads after the first 65535 share one index."""
         edges = np.flatnonzero(threads[1:] != threads[:-1]) + 1
         begins = np.concatenate(([0], edges))[: len(threads)]
         places = [self._threads.setdefault(id_, len(self._threads)) for id_ in threads[begins].tolist()]
@@ -169,7 +176,10 @@ class LaunchSequence:
         off = unrecorded.before(times)
         times = times - off
         units = list(_iter_units("all", starts, times, off, codes))
-        if any(unit.role == WHOLE for unit in units):
+        if units and units[0].role == WHOLE:
+            if len(self._threads) > 1:
+                who = column(2) if order is None else column(2)[order]
+                units[0] = units[0]._replace(in_threads=count_in_threads(codes, who, units[0].codes))
             return units
         found: list[Unit] = []
         threads = [*self._threads]
@@ -186,8 +196,8 @@ class LaunchSequence:
 def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: Codes) -> Iterator[Unit]:
     """Yield the iteration and what repeats inside it, then other units of the same length.
 
-    `times` leave out unrecorded time; `off` is how much of that came before each. The iteration has to cover SHARE of
-    the sequence by itself: if only several units of one length do so together, those are yielded and none is called the
+    `times` exclude unrecorded time; `off` is how much of that precedes each. The iteration has to cover SHARE of the
+    sequence by itself: if only several units of one length do so together, those are yielded and none is called the
     iteration.
     """
     found = find_after(codes, lambda: _count_warm(codes))
@@ -201,7 +211,7 @@ def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: C
 
 
 def _count_warm(codes: Codes) -> int:
-    """Return the number of launches until every kernel that's launched again has been launched once."""
+    """Return the number of launches after which every kernel that's launched again has been launched once."""
     _, firsts, counts = np.unique(codes, True, return_counts=True)
     return int(firsts[counts > 1].max(initial=-1)) + 1
 
@@ -212,14 +222,14 @@ def _make_unit(role: str, scope: str, starts: Stamps, times: Places, off: Places
     took, whole = find_steps(times, period), find_steps(off, period) == 0
     took = took[whole] if whole.any() else took  # launches may be missing where recording was off
     time = float(np.median(took)) if len(took) else 0.0
-    last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # with the wait after it
+    last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # including the wait after it
     end = int(starts[ends]) if ends < len(starts) else last
     unit = codes[first : first + length]
     return Unit(role, scope, len(codes), count * length, unit, count, first, int(starts[first]), end, time)
 
 
 class CallTimes:
-    """When which functions were called: every call, or one in `step` where there are over a million."""
+    """When which functions were called: every call, or one in `step` if there are over a million."""
 
     KEPT = 1 << 20
 
@@ -243,14 +253,14 @@ class CallTimes:
         return np.concatenate(starts), np.concatenate(apis).astype(np.uint32)
 
     def count(self, begin: int, end: int) -> dict[int, int]:
-        """Return the number of calls that began in a time, by function."""
+        """Return the number of calls that began in an interval, by function."""
         starts, apis = self._columns()
         values, counts = np.unique(apis[(starts >= begin) & (starts < end)], return_counts=True)
         return dict(zip(values.tolist(), (counts * self.step).tolist(), strict=True))
 
 
 class BusyTimes:
-    """When the GPU was busy, if that's recorded: the first MOST kernels and copies."""
+    """When the GPU was busy, if that's recorded, for the first MOST kernels and copies."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -266,7 +276,8 @@ class BusyTimes:
         self._parts.append([np.ascontiguousarray(column) for column in columns])
 
     def find_idle(self, clock: Clock, loaded: Rows, unrecorded: Unrecorded) -> IdleShare | None:
-        """Return the idle time from the first to the last work, without `unrecorded` time; None if nothing is known.
+        """Return the idle time between the first and the last work, without `unrecorded` time, or None if nothing is
+        known.
 
         `loaded` says when kernels were loaded: rows with `begin` and `function`, and `cut`, the ns that loading took.
         """
@@ -290,15 +301,19 @@ class BusyTimes:
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
-        at = int(gaps.argmax())
-        number = int((gaps > 0).sum())
+        whole = np.where(unknown > 0, 0, gaps)  # how long an idle time lasted in which recording was off isn't known
+        at = int(whole.argmax())
+        number = int((whole > 0).sum())
         last = int(ends[: at + 1].argmax())  # the work that ended last may have begun before the rest
         around = [(int(function[work]), int(api[work])) for work in (last, at + 1)]
-        return IdleShare(total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), *around)
+        return IdleShare(total, int(gaps.sum()), number, int(whole[at]), int(end[at]), *around)
 
 
 class IdleShare(NamedTuple):
-    """The idle time of a GPU: `number` times, `idle` ns of `total`; the `longest` began `at` ns of CLOCK_MONOTONIC."""
+    """The idle time of a GPU: `idle` ns of `total`; the `longest` of `number` began `at` ns of CLOCK_MONOTONIC.
+
+    Idle times in which recording was off are only in `idle` and `total`, without that time.
+    """
 
     total: int
     idle: int

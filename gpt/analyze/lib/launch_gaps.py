@@ -1,4 +1,4 @@
-"""The gaps between the launches of a process: for each thread the times until its next launch, and the longest."""
+"""Find the gaps between a process's launches: for each thread, the times until its next launch, and the longest."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.numbers import Numbers
+from gpt.analyze.lib.gap_lengths import GapLengths
 from gpt.analyze.lib.sequence import LAUNCH, CallTable, Groups, IdleWaits, NextLaunches
 from gpt.trace.unrecorded import Unrecorded
 
-TOP = 10  # gaps that are kept per thread
-LONG = 100_000_000  # ns of a gap that counts as long
+TOP = 10  # gaps kept per thread
+LONG = 100_000_000  # minimum ns of a long gap
 WAITS = "waits"  # the group of gaps after waits; other groups are threads
 
 
 class Meanwhile(NamedTuple):
-    """The calls of a thread between two launches: ns of all and of the longest one, and its api, or None."""
+    """A thread's calls between two launches: ns of all and of the longest one, and its api, or None."""
 
     time: float
     longest: float
@@ -25,7 +25,7 @@ class Meanwhile(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The `time` from a launch to the next one of its thread, in ns: both functions, and the calls in between."""
+    """The `time` in ns from a launch to the next one in its thread, both functions, and the calls in between."""
 
     after: int
     before: int
@@ -46,17 +46,17 @@ class _Last(NamedTuple):
 
 
 class Between:
-    """The `gaps` between launches of a process, by thread and after waits, and the `longest` by thread.
+    """The `gaps` between a process's launches, by thread and after waits, and the `longest` by thread.
 
     `long` has the number and the ns of a thread's LONG gaps, `edges` when its first launch began and its last one
-    ended. Unrecorded time in a gap doesn't count.
+    ended. Gaps in which recording was off are in neither `longest` nor `long`.
     """
 
     def __init__(self, unrecorded: Unrecorded) -> None:
         self.unrecorded = unrecorded
         self.launches = 0
         self.first, self.last = 0, 0  # when the first call began, and the last one ended
-        self.gaps = Numbers()
+        self.gaps = GapLengths()
         self.longest: dict[int, list[Gap]] = {}
         self.long: dict[int, tuple[int, int]] = {}
         self.edges: dict[int, tuple[int, int]] = {}
@@ -66,7 +66,7 @@ class Between:
         self._idle, self._next = IdleWaits(), NextLaunches()
 
     def add(self, calls: CallTable) -> None:
-        """Add calls that follow the ones added before."""
+        """Add calls that follow the ones already added."""
         start, launch = calls.start, calls.of(LAUNCH)
         self.first, self._began = self.first if self._began else int(start[0]), True
         self.last = max(self.last, int(calls.end.max())) if self.launches or self.last else int(calls.end.max())
@@ -75,8 +75,9 @@ class Between:
             self._add_thread(thread, calls, mine, np.flatnonzero(launch[mine]))
         idle = self._idle.find(calls)
         begins, ends = self._next.find(start[launch], calls.end[launch], start[idle], calls.end[idle])
-        found = ends - begins - self.unrecorded.within(begins, ends)
-        self.gaps.add(WAITS, found[found > 0])
+        off = self.unrecorded.within(begins, ends)
+        found = ends - begins - off
+        self.gaps.add_gaps(WAITS, found[found > 0], off[found > 0])
 
     @property
     def whole(self) -> int:
@@ -84,7 +85,7 @@ class Between:
         return self.last - self.first - self.unrecorded.within_one(self.first, self.last)
 
     def around(self, thread: int) -> tuple[int, int]:
-        """Return the recorded ns from the first call to the first launch of a thread, and from its last to the end."""
+        """Return the recorded ns from the first call to a thread's first launch, and from its last one to the end."""
         first, last = self.edges[thread]
         before = first - self.first - self.unrecorded.within_one(self.first, first)
         return before, self.last - last - self.unrecorded.within_one(last, self.last)
@@ -92,19 +93,20 @@ class Between:
     def _add_thread(
         self, thread: int, calls: CallTable, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]
     ) -> None:
-        """Add the calls of a thread; `places` are its launches, as indices into `mine`."""
+        """Add a thread's calls; `places` are its launches, as indexes into `mine`."""
         last = self._before.get(thread)
         if len(places):
             own = mine[places]
             starts, ends = calls.rows["start"][own], calls.end[own]
             begins = np.concatenate(([last.end if last else starts[0]], ends[:-1]))
-            between = np.maximum(starts - begins, 0) - self.unrecorded.within(begins, starts)
+            off = self.unrecorded.within(begins, starts)
+            between = np.maximum(starts - begins, 0) - off
             known = int(not last)  # nothing comes before the first launch of all
             if len(between) > known:
-                self.gaps.add(thread, between[known:])
-                long, (count, time) = between[known:][between[known:] > LONG], self.long.get(thread, (0, 0))
+                whole = self.gaps.add_gaps(thread, between[known:], off[known:])
+                long, (count, time) = whole[whole > LONG], self.long.get(thread, (0, 0))
                 self.long[thread] = count + len(long), time + int(long.sum())
-            self._keep_longest(thread, calls, mine, places, between, known)
+            self._keep_longest(thread, calls, mine, places, np.where(off > 0, 0, between), known)
             rest = mine[places[-1] + 1 :]
             self.edges[thread] = self.edges.get(thread, (int(starts[0]), 0))[0], int(ends[-1])
             function = int(calls.rows["function"][own[-1]])
@@ -137,7 +139,7 @@ class Between:
 
 
 def _add_calls(calls: CallTable, places: npt.NDArray[np.intp], known: Meanwhile) -> Meanwhile:
-    """Add some calls to the `known` ones."""
+    """Add calls to the `known` ones."""
     if not len(places):
         return known
     took = calls.rows["duration"][places]

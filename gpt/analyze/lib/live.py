@@ -1,8 +1,8 @@
-"""Follow traces that are still being written: read them again and again until their programs have ended.
+"""Follow traces that are still being written: reread them until their programs have ended.
 
-Every look reads the traces from the beginning, and a look that takes longer is followed by a longer pause. On a
-terminal each look shows its answer; anywhere else only the last one writes, because nobody wants a file with many
-answers. A signal ends the loop, and the answer at that moment is written.
+Every look reads the traces from the start, and a look that takes longer is followed by a longer pause. On a terminal
+each look shows its answer; elsewhere only the last one writes, because nobody wants a file with many answers. A signal
+ends the loop, and the answer at that moment is written.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gpt.stream.stage import Stage
 if TYPE_CHECKING:
     from gpt.trace.process import Process
 
-PAUSE, SHARE = 1.0, 4.0  # least seconds between looks; and the pause as a multiple of the time a look took
+PAUSE, SHARE = 1.0, 4.0  # minimum seconds between looks; and the pause as a multiple of the time that a look took
 CLEAR = "\x1b[H\x1b[J"  # clears a terminal
-FRESH = 5.0  # seconds in which a file without a header may be a trace that someone is about to write
+FRESH = 5.0  # for this many seconds, a file without a header may be a trace that's about to be written
 _WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # a line of /proc/PID/fdinfo with O_WRONLY or O_RDWR
 
 
@@ -50,10 +50,10 @@ class Nothing:
 
 
 def are_written(traces: Mapping[Path, bool]) -> bool:
-    """Return True if somebody has a trace open for writing, or may be about to write it.
+    """Return True if any process has a trace open for writing, or may be about to write it.
 
-    The value says whether a trace is complete. An incomplete one may still be on its way if it changed a moment ago,
-    for instance because a tool copies it in pieces. Only processes on this machine that we may inspect are found.
+    The value says whether a trace is complete. An incomplete one may still be arriving if it changed a moment ago, for
+    instance because a tool copies it in pieces. Only processes on this machine that we may inspect are found.
     """
     wanted = set()
     for path, complete in traces.items():
@@ -76,13 +76,13 @@ def are_written(traces: Mapping[Path, bool]) -> bool:
 
 
 def is_running(header: Record) -> bool:
-    """Return True if the process of a header still runs, on this machine."""
+    """Return True if the process of a header is still running on this machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return header.get("boot_id") == file.read().strip() and Path(f"/proc/{header['pid']}").exists()
 
 
 def check(traces: Sequence[Path]) -> None:
-    """Raise UsageError if no files are named, MissingError if one is absent."""
+    """Raise UsageError if no files are named, MissingError if one doesn't exist."""
     if not traces or Path("-") in traces:
         raise UsageError("--follow takes files; a stream is read to its end anyway")
     for path in traces:
@@ -91,9 +91,10 @@ def check(traces: Sequence[Path]) -> None:
 
 
 def wait(tool: str, look: Callable[[Stage], bool], traces: Sequence[Path], shown: bool) -> signals.Terminated | None:
-    """Call `look` until it says that all has ended, or until a signal comes, which is returned. A look may be `shown`.
+    """Call `look` until it reports that everything has ended, or until a signal arrives, which is returned. A look may
+    be `shown`.
 
-    Raises MissingError if one of the traces has disappeared.
+    Raises MissingError if a trace has disappeared.
     """
     from gpt.screen.answers import AnswerTables
 

@@ -1,6 +1,6 @@
 """Name hosts, ranks and GPUs in tables of several processes.
 
-Pids aren't unique across hosts. If traces come from more than one host, tables also show the host, and the rank if the
+Pids aren't unique across hosts. If traces come from several hosts, tables also show the host, and the rank if the
 process had one in its environment.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpt.trace.machines import Header
     from gpt.trace.process import Process
 
-WHO = (  # columns of a process
+WHO = (  # columns that identify a process
     Column("host", "text?", shown="any"),
     Column("rank", "u64?", "id", shown="any"),
     Column("pid", "u64?", "id"),
@@ -26,11 +26,11 @@ WHO = (  # columns of a process
 PROGRAM = (Column("program", "text", title="process"), Column("command", "text", shown="line"))
 SINCE = "counts from the beginning of the first process"  # said of a column with points in time
 Who = tuple[str | None, int | None, int]
-BOOT = 8  # digits of the boot id, where two machines have the same name
+BOOT = 8  # digits of the boot id, if two machines have the same name
 
 
 def tell_apart(headers: Iterable[Header]) -> list[Who]:
-    """Return the columns WHO of each process; a host only if there are several."""
+    """Return the columns WHO of each process; the host only if there are several."""
     found = list(headers)
     machines = {machine_of(header) if header.get("boot_id") else header["host"]: header["host"] for header in found}
     names = list(machines.values())
@@ -59,7 +59,7 @@ def describe(who: Who) -> str:
 
 
 class Gpus:
-    """The GPUs of processes, numbered from 0 in the order in which they are asked for: by UUID, if it's known."""
+    """The GPUs of processes, by UUID if it's known, numbered from 0 in the order in which they're requested."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}

@@ -1,4 +1,4 @@
-"""The base of analyses of a map: from processes to the arrays that each launch saved, and what's missing."""
+"""The base of analyses of a map: turns processes into the arrays that each launch saved, and reports what's missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
 
-LAUNCH = (  # columns of a launch, to the left of the columns of its map
+LAUNCH = (  # columns of a launch, to the left of its map's columns
     Column("kernel", "text", "kernel", "launches of"),
     Column("launch", "u64", "id", "no"),
     Column("host", "text", shown="never"),
@@ -34,7 +34,7 @@ KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace
 
 
 def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
-    """Return the columns LAUNCH of a launch, the `number`th of all traces."""
+    """Return the columns LAUNCH of the `number`th launch in all traces."""
     launch = buffer.launch
     where = number, process.header["host"], process.pid
     ids = *where, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
@@ -44,9 +44,9 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 class MapAnalysis(ABC):
     """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
 
-    An analysis of several maps lists them in `maps`. If fields have `|` between them, one of them must be there.
+    An analysis of several maps lists them in `maps`. Of fields separated by `|`, one must exist.
 
-    `add` takes the data that a launch saved. `iter_answers` yields the answers; the `verdict` tells it what's missing.
+    `add` takes the data that a launch saved. `iter_answers` yields the answers; the `verdict` says what's missing.
     """
 
     streams = True
@@ -55,14 +55,14 @@ class MapAnalysis(ABC):
     optional: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     log = False  # True if the map is a log
-    partial: frozenset[str] = frozenset()  # maps that leave out a field if the kernel has nothing for it
+    partial: frozenset[str] = frozenset()  # maps that omit a field if the kernel has nothing for it
 
     def __init__(self) -> None:
         from gpt.trace.kinds import SAVES
 
         self.kinds = SAVES | {"clock", "function", "launch", "launches"}
-        self._wanted: int | None = None  # the number of the launch to show, if any
-        self._number = 0  # number of the last launch, in analyses that number launches
+        self._wanted: int | None = None  # number of the launch to show, if any
+        self._number = 0  # the last launch's number, in analyses that number launches
         self._known = False  # True once a trace had the map
         self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
         self._read = 0  # launches
@@ -97,7 +97,7 @@ class MapAnalysis(ABC):
         return layout.name in self.maps
 
     def check(self, layout: MapLayout) -> None:
-        """Raise GptError if a map isn't the expected one but shares its name."""
+        """Raise GptError if a map only shares the expected map's name."""
         wanted = self.maps[layout.name]
         choices = [name.split("|") for name in wanted]
         missing = [f"unsigned field '{one[-1]}'" for one in choices if layout.unsigned.isdisjoint(one)]
@@ -132,7 +132,7 @@ class MapAnalysis(ABC):
         process.probes.check_taken()
 
     def merge_launches(self, other: MapAnalysis) -> None:
-        """Add the launches that an analysis of later traces found, and count the lost ones."""
+        """Add the launches of an analysis of later traces, and count the lost ones."""
         self._number += other._number
         self._known |= other._known
         self._read += other._read
@@ -141,11 +141,11 @@ class MapAnalysis(ABC):
         self._done.merge(other._done)
 
     def renumbered(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Renumber rows of launches of later traces, from our last launch on."""
+        """Renumber rows for launches in later traces, to follow our last launch."""
         return ((row[0], row[1] + self._number, *row[2:]) for row in rows)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return which probe would have recorded the map, or that there's no launch with the number to show."""
+        """Return which probe would have recorded the map, or that no launch has the number to show."""
         if self._read:
             absent = self._wanted is not None and self._wanted > self._number
             return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
@@ -167,11 +167,11 @@ class MapAnalysis(ABC):
 
     @property
     def kept(self) -> str:
-        """Return the share of all records that logs kept, or an empty text if they kept all."""
+        """Return the share of records that logs kept, or an empty string if they kept all."""
         return kept_share(self._logs["kept"], self._logs["dropped"]) if self._logs["dropped"] else ""
 
     def titled(self, title: str) -> str:
-        """Return the title of a picture of all launches, and below it the share of the records that it shows."""
+        """Return the title of a picture of all launches, with the share of the records that it shows below."""
         return f"{title}\n{self.kept}" if self.kept else title
 
     def _kept_lines(self) -> Iterator[str]:

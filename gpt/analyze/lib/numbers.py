@@ -1,7 +1,7 @@
-"""Whole numbers by group, any number of them: their count, sum, maximum, and exact percentiles.
+"""Collect any number of whole numbers by group: their count, sum, maximum, and exact percentiles.
 
 They are spilled to disk (gpt/trace/spill.py). A percentile is found by counting: first in bins between zero and the
-largest number, then in finer bins within the right one, until that has few numbers, or one value.
+largest number, then in finer bins within the right one, until that contains few numbers, or a single value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Whole = npt.NDArray[np.int64]
 
 PENDING = 1 << 20  # numbers in memory
 SMALL = 1 << 10  # groups with fewer pending numbers stay in memory at first
-FEW = 1 << 16  # numbers that are sorted
+FEW = 1 << 16  # numbers few enough to sort
 BITS = 16  # log2 of the number of bins
 HALF = 32
 
@@ -69,7 +69,7 @@ class Numbers:
         return iter(self._groups)
 
     def count(self, group: Hashable) -> int:
-        """Return how many numbers a group has."""
+        """Return the number of numbers in a group."""
         return self._groups[group].count if group in self._groups else 0
 
     def total(self, group: Hashable) -> int:
@@ -77,15 +77,15 @@ class Numbers:
         return self._groups[group].total
 
     def most(self, group: Hashable) -> int:
-        """Return the largest number of a group."""
+        """Return the largest number in a group."""
         return self._groups[group].most
 
     def percentile(self, group: Hashable, percent: int) -> int:
-        """Return a percentile of a group, which mustn't be empty: `percent` of its numbers are at most that large."""
+        """Return a percentile of a nonempty group: `percent` of its numbers are no larger."""
         return self.find(group, max(math.ceil(Fraction(percent, 100) * self.count(group)), 1) - 1)
 
     def median(self, group: Hashable) -> float:
-        """Return the median: the number in the middle, or the mean of the two."""
+        """Return the median: the middle number, or the mean of the two middle ones."""
         count = self.count(group)
         return (self.find(group, (count - 1) // 2) + self.find(group, count // 2)) / 2
 

@@ -1,11 +1,11 @@
-"""Measure how full the device was while a launch ran: resident blocks and warps, the tail, and the imbalance of SMs.
+"""Measure how full the device was during a launch: resident blocks and warps, the tail, and the imbalance of SMs.
 
-A block is resident from the first clock of its warps to the last one, and all of its warps with it: their registers and
-slots become free when the last warp has ended.
+A block, with all of its warps, is resident from its warps' first clock to their last: their registers and slots become
+free when the last warp ends.
 
 The *tail* is the time from when the first SM has no more blocks to the end of the launch. An SM is *busy* while at
-least one block is resident; the *imbalance* is how long the busiest SM was busy, divided by the mean. Both count only
-the SMs that the launch used.
+least one block is resident; the *imbalance* is the busy time of the busiest SM divided by the mean. Both count only the
+SMs that the launch used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BINS = 500  # steps of time in the picture of resident blocks
 
 
 class Resident(NamedTuple):
-    """The number of resident `blocks` from each of the `times` (ns) at which it changed to the next."""
+    """The number of resident `blocks` from each of the `times` (ns) to the next, at which it changes."""
 
     times: Real
     blocks: Whole
@@ -38,7 +38,7 @@ class Resident(NamedTuple):
 
 
 def find_resident(schedule: Schedule) -> Resident:
-    """Return the resident blocks of all SMs together; where one block ends as another begins, the end comes first."""
+    """Return the resident blocks of all SMs together. If one block ends as another begins, the end comes first."""
     count = len(schedule.block)
     times = np.concatenate((schedule.ended, schedule.began))
     order = np.argsort(times, kind="stable")
@@ -47,17 +47,17 @@ def find_resident(schedule: Schedule) -> Resident:
 
 
 def find_busy(schedule: Schedule) -> Real:
-    """Return the clocks of each SM during which at least one block was resident."""
+    """Return how many clocks each SM had at least one block resident."""
     times = np.concatenate((schedule.end, schedule.begin))
     which = np.concatenate((schedule.which, schedule.which))
     change = np.repeat(np.array([-1, 1]), len(schedule.block))
     order = np.lexsort((change, times, which))
-    spans = np.diff(times[order]) * (np.cumsum(change[order])[:-1] > 0)  # 0 from the last end on an SM to another SM
+    spans = np.diff(times[order]) * (np.cumsum(change[order])[:-1] > 0)  # 0 from the last end on one SM to the next SM
     return np.bincount(which[order][:-1], spans, len(schedule.sms)).astype(np.float64)
 
 
 class Occupancy:
-    """The sums of one launch, or of a kernel's launches; times are ns, of launches whose times are known."""
+    """The sums of one launch or of a kernel's launches; times are ns, for launches whose times are known."""
 
     _added = "launches", "time", "warps", "blocks", "tail", "busiest", "mean_busy", "known", "room"
     _most = "most_warps", "most_blocks", "holds"
@@ -68,7 +68,7 @@ class Occupancy:
         self.most_warps = self.most_blocks = 0
         self.busiest = self.mean_busy = 0.0  # clocks
         self.holds = 0  # warps
-        self.known = self.room = 0.0  # resident warps by ns, and the device's capacity, where that is known
+        self.known = self.room = 0.0  # resident warps by ns, and the device's capacity, if that's known
 
     def add(self, other: Occupancy) -> None:
         """Add the occupancy of other launches."""
@@ -95,7 +95,7 @@ class Occupancy:
 
 
 def make_occupancy(schedule: Schedule | None, launch: ProbedLaunch, card: Mapping[str, Any]) -> Occupancy:
-    """Return the occupancy of a launch; `card` is the record of its device, or empty."""
+    """Return the occupancy of a launch; `card` is its device's record, or empty."""
     found = Occupancy()
     found.holds = card.get("sms", 0) * card.get("warps", 0)
     if schedule is None:

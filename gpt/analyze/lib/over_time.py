@@ -1,7 +1,7 @@
-"""Counters over time for timelines: the memory allocated on each GPU, and the warps of launches that ran there.
+"""Make counters for timelines: the memory allocated on each GPU, and the warps of launches that ran there.
 
-Calls don't name their device. In a process with several, an allocation belongs to the GPU of the context that its
-thread had then; launches made in that context tell which GPU it is.
+Calls don't name their device. In a process with several devices, an allocation belongs to the GPU of the context that
+its thread had at the time; launches made in that context tell which GPU it is.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
-Warps = tuple[Real, Real, int]  # begins and ends in ns since the first of all, warps per entry
+Warps = tuple[Real, Real, int]  # begins and ends in ns since the very first, warps per entry
 
-PARTS, POINTS = 100, 100_000  # points per launch, and of all launches
+PARTS, POINTS = 100, 100_000  # points per launch, and for all launches
 WARP = 32  # threads
 MOST = 1 << 62
 
@@ -67,7 +67,7 @@ class _Contexts:
                 self._known[process, thread].append((start, context))
 
     def find(self, process: int, threads: npt.NDArray[np.uint64], times: Whole) -> list[int]:
-        """Return the contexts that threads of a process had at these times."""
+        """Return the contexts that a process's threads had at these times."""
         found = np.zeros(len(times), np.uint64)
         for thread in np.unique(threads).tolist():
             starts, contexts = zip(*self._known[process, thread], strict=True)
@@ -77,9 +77,9 @@ class _Contexts:
 
 
 def count_warps(timeline: Timeline) -> Iterator[Counter]:
-    """Yield how many warps of launches were resident, by GPU, as the probes block_sched and warp_sched saw it.
+    """Yield how many warps of launches were resident, by GPU, as seen by the probes block_sched and warp_sched.
 
-    Their clocks aren't the clock of the trace: the first warp is assumed to begin when its kernel does.
+    Their clocks aren't the trace's clock: the first warp is assumed to begin when its kernel does.
     """
     ran = [(launch, row, warps) for launch, row in timeline.saved.ran if (warps := find_warps(launch))]
     parts = max(1, min(PARTS, POINTS // max(1, len(ran))))
@@ -125,7 +125,7 @@ def _of_blocks(launch: Launch) -> Warps | None:
 
 
 def mean_between(begins: Real, ends: Real, edges: Real) -> Real:
-    """Return the mean number of intervals that are open between consecutive edges."""
+    """Return the mean number of intervals open between consecutive edges."""
     area = np.zeros(len(edges))
     for times, sign in ((begins, 1), (ends, -1)):
         ordered = np.sort(times)

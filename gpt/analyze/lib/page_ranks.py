@@ -1,7 +1,7 @@
-"""Find the pages that are accessed, and the rank of each among them: for a hundred million accesses, in little memory.
+"""Find the accessed pages, and the rank of each among them, for a hundred million accesses in little memory.
 
-Pages are marked in bitmaps, one for each region of memory that is accessed: 2^20 pages, or more where addresses lie far
-apart. If these regions are too many, page numbers are sorted instead, which takes ten times as long.
+Pages are marked in bitmaps, one per region of memory that's accessed: 2^20 pages, or more if addresses are far apart.
+If there are too many regions, page numbers are sorted instead, which takes ten times as long.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Find the peak rates of a device: floating-point operations and bytes of its memory, per second.
+"""Find the peak rates of a device: floating-point operations and bytes of memory per second.
 
-Its record in the trace has SMs, clocks and the width of the bus (gpt-stream(5), device). A table has the operations per
-SM and clock; memory moves two bits per line and clock. For records of older traces, without these numbers, there are
-the figures that NVIDIA publishes. All of them are for matrix products of dense FP16 or BF16 that accumulate in FP32:
-TF32 reaches half of that, FP8 twice as much.
+The device's record in the trace has SMs, clocks and the width of the bus (gpt-stream(5), device). A table has the
+operations per SM and clock; memory moves two bits per line and clock. For records of older traces, which lack these
+numbers, there are NVIDIA's published figures. All of them are for products of dense FP16 or BF16 matrices that
+accumulate in FP32: TF32 reaches half of that, FP8 twice as much.
 
-Sources: the architecture whitepapers of NVIDIA (V100, Turing, A100, GA102, Ada, H100, Blackwell), and its data sheets.
+Sources: NVIDIA's architecture whitepapers (V100, Turing, A100, GA102, Ada, H100, Blackwell) and data sheets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-PER_CLOCK = {  # FLOPs of an SM per clock, by compute capability
+PER_CLOCK = {  # FLOPs per SM and clock, by compute capability
     "sm_70": 1024,
     "sm_75": 1024,
     "sm_80": 2048,
@@ -23,8 +23,8 @@ PER_CLOCK = {  # FLOPs of an SM per clock, by compute capability
     "sm_100": 8192,
     "sm_120": 1024,
 }
-HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these reach half of it when they accumulate in FP32
-PUBLISHED = {  # 10^12 FLOPs and 10^9 bytes per second, by the driver's name for the device
+HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these reach half of it when accumulating in FP32
+PUBLISHED = {  # 10^12 FLOPs and 10^9 bytes per second, by the driver's device name
     "Tesla V100-SXM2-16GB": (125, 900),
     "Tesla V100-SXM2-32GB": (125, 900),
     "Tesla T4": (65, 320),
@@ -44,7 +44,7 @@ PUBLISHED = {  # 10^12 FLOPs and 10^9 bytes per second, by the driver's name for
 
 
 class Peak(NamedTuple):
-    """A rate per second, None if it isn't known, and where it comes from."""
+    """A rate per second, None if it isn't known, and its source."""
 
     rate: float | None
     source: str
@@ -60,7 +60,7 @@ def is_simulated(card: Mapping[str, Any]) -> bool:
 
 
 def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
-    """Return the FLOPs of the device of this record; `given` on the command line comes first."""
+    """Return the FLOPs of the device of this record; `given`, from the command line, takes precedence."""
     if given:
         return Peak(given, "--peak-flops")
     if is_simulated(card):
@@ -76,7 +76,7 @@ def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
 
 
 def find_bytes(card: Mapping[str, Any], given: float | None = None) -> Peak:
-    """Return the bytes per second of its memory; `given` on the command line comes first."""
+    """Return the bytes per second of its memory; `given`, from the command line, takes precedence."""
     if given:
         return Peak(given, "--peak-bytes")
     if is_simulated(card):

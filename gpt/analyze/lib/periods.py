@@ -4,16 +4,16 @@ A program launches kernels to warm up, then the same ones in the same order for 
 here and there. For a *period* p, look at runs of places where s[i] = s[i + p]. A run of 2p places or more is a
 *stretch*, in which a unit of p launches occurs three times or more. The period whose stretches cover most of the
 sequence is the iteration. The layers of a model have a period too, but its stretches leave out the launches before and
-after the layers. An odd kernel ends a stretch of any period, and the next one begins after it; nothing else is lost.
-With few iterations, an odd one costs more than that. So a longer period wins if it covers nearly as much, and has
-launches in each of its units that the shorter one leaves out.
+after the layers. An odd kernel ends a stretch of any period, and the next stretch begins after it; nothing else is
+lost. With few iterations, an odd kernel costs more than that. So a longer period wins if it covers nearly as much, and
+each of its units contains launches that the shorter one leaves out.
 
 Which periods are tried? At some places, the anchors, the search looks for the next place that continues like the
-anchor: first with one launch in common, then with more in common than the last answer had. In a stretch these distances
-grow to the period, at the latest when a whole unit is in common. A distance that is a period around its anchor is tried
-on the whole sequence. So it takes the time of comparing the sequence with a shifted copy of itself a handful of times.
-Stretches without an anchor are overlooked: together they are less than a 16th of the sequence. So are units of more
-than WINDOW launches.
+anchor: first with one launch in common, then with more in common than at the last place found. In a stretch these
+distances grow to the period, at the latest when a complete unit is in common. A distance that is a period around its
+anchor is tried on the whole sequence. So the search takes as long as comparing the sequence with a shifted copy of
+itself a handful of times. Stretches without an anchor are overlooked, but together they are less than a 16th of the
+sequence. Units of more than WINDOW launches are overlooked too.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Codes = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int64]
 
 SHARE = 0.5  # share of the sequence that the iterations must cover
-REPEATS = 3  # least times that a unit occurs in a row
+REPEATS = 3  # minimum number of times that a unit occurs in a row
 ANCHORS, FEW = 32, 4
 NEARLY = 0.9  # share of the greatest coverage
 ENOUGH = 0.95  # coverage of a period at which no more anchors are tried, after the first FEW
-WINDOW = 1 << 17  # launches of the longest unit that is searched for
-STEPS = 64  # distances that are tried at an anchor
-BLOCK = 1 << 16  # launches that are compared at once
-BLOCKS = 1 << 20  # launches that are compared at once on the whole sequence
+WINDOW = 1 << 17  # launches in the longest unit that's searched for
+STEPS = 64  # distances to try at an anchor
+BLOCK = 1 << 16  # launches compared at once
+BLOCKS = 1 << 20  # launches compared at once on the whole sequence
 BASE = np.uint64(0x9E3779B97F4A7C15)  # base of the polynomial; it must be odd
 HALF = np.uint64(32)  # bits
 
 
 class Sliced(Protocol):
-    """The part of an array's interface that is used here: it needn't be in memory."""
+    """The part of an array's interface that's used here; the array needn't be in memory."""
 
     def __len__(self) -> int: ...
 
@@ -49,7 +49,7 @@ class Sliced(Protocol):
 
 
 class Period(NamedTuple):
-    """A unit of `length` launches: the stretches in which it repeats, from their `begins` to before their `ends`."""
+    """A unit of `length` launches, and the stretches in which it repeats: from each of `begins` up to `ends`."""
 
     length: int
     begins: Places
@@ -62,7 +62,7 @@ class Period(NamedTuple):
 
     @property
     def times(self) -> int:
-        """Return how many times the whole unit occurs."""
+        """Return how many times the complete unit occurs."""
         return int(((self.ends - self.begins) // self.length).sum())
 
     def after(self, first: int) -> Period:
@@ -72,14 +72,14 @@ class Period(NamedTuple):
         return Period(self.length, begins[whole], self.ends[whole])
 
     def shift(self, places: int) -> Period:
-        """Return the same, in a sequence that begins `places` earlier."""
+        """Return the same period for a sequence that begins `places` earlier."""
         return Period(self.length, self.begins + places, self.ends + places)
 
 
 def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
-    """Return the units that come `repeats` times in a row: the iteration first, then the others, most coverage first.
+    """Return the units that occur `repeats` times in a row: the iteration first, then the others, most coverage first.
 
-    Short units come twice in a row by chance, so with 2 `repeats` look at how much a unit covers.
+    Short units occur twice in a row by chance, so if `repeats` is 2, look at how much a unit covers.
     """
     found: dict[int, Period] = {}
     anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
@@ -95,7 +95,7 @@ def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
 
 
 def _find_outer(known: list[Period]) -> Period | None:
-    """Return the first, or a longer period that contains its units and more."""
+    """Return the first period, or a longer period that contains its units and more."""
     if not known:
         return None
     outer, most = known[0], known[0].covered
@@ -108,7 +108,7 @@ def _find_outer(known: list[Period]) -> Period | None:
 
 
 def _count_common(some: Period, others: Period) -> int:
-    """Return the number of launches that are in stretches of both."""
+    """Return the number of launches in stretches of both."""
     sums = np.append(0, np.cumsum(others.ends - others.begins))
 
     def before(places: Places) -> Places:
@@ -124,14 +124,14 @@ def make_period(codes: Codes | Sliced, length: int, repeats: int = REPEATS) -> P
     """Return a period with its stretches."""
     parts = [*_iter_stretches(codes, length, repeats)]
     begins, ends = np.concatenate(parts, axis=1)
-    begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of one may look like the beginning of the next
+    begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of one may look like the start of the next
     whole = ends - begins >= length
     return Period(length, begins[whole], ends[whole])
 
 
 def _iter_stretches(codes: Codes | Sliced, length: int, repeats: int) -> Iterator[Places]:
-    """Yield begins and ends of the stretches, BLOCKS of launches at a time."""
-    began: int | None = None  # the beginning of a run that reaches the end of the previous block
+    """Yield the begins and ends of stretches, BLOCKS launches at a time."""
+    began: int | None = None  # the start of a run that reaches the end of the previous block
     size = max(0, len(codes) - length)
     for at in range(0, size + 1, BLOCKS):  # at least once, and with a place after the last
         end = min(at + BLOCKS, size)
@@ -148,10 +148,10 @@ def _iter_stretches(codes: Codes | Sliced, length: int, repeats: int) -> Iterato
 
 
 def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
-    """Return a period for each unit, most coverage first: stretches of one length may repeat different units.
+    """Return one period per unit, most coverage first: stretches of the same length may repeat different units.
 
     A stretch can begin anywhere in its unit. So units are identified by a sum over their triples of launches, which
-    doesn't depend on the place where they begin.
+    doesn't depend on where they begin.
     """
     if not len(period.ends):
         return []
@@ -163,7 +163,7 @@ def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
 
 
 def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArray[np.uint64]:
-    """Return a sum over the unit before each place, modulo 2^64; its stretch begins at least two launches earlier."""
+    """Return the sum over the unit before each place, modulo 2^64; its stretch begins at least two launches earlier."""
     places = np.unique(np.concatenate((ends, ends - length)))
     sums = np.zeros(len(places), np.uint64)  # sums over the triples that end before each place
     total = np.uint64(0)
@@ -173,7 +173,7 @@ def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArra
             (np.zeros(first - at + 2, np.uint64), codes[first : at + BLOCKS].astype(np.uint64))
         )
         triples: npt.NDArray[np.uint64] = (near[2:] * BASE + near[1:-1]) * BASE + near[:-2]
-        triples = (triples ^ (triples >> HALF)) * BASE  # or the sums of many units would be equal
+        triples = (triples ^ (triples >> HALF)) * BASE  # otherwise the sums of many units would be equal
         running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(triples ^ (triples >> HALF)))) + total
         here = slice(*np.searchsorted(places, (at, at + BLOCKS + 1)))
         sums[here] = running[places[here] - at]
@@ -183,7 +183,7 @@ def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArra
 
 
 def find_steps(times: Places, period: Period) -> Places:
-    """Return how long each whole unit took until the next launch, if there is one; `times` has all launches."""
+    """Return how long each complete unit took until the next launch, if there is one; `times` has all launches."""
     counts = (period.ends - period.begins) // period.length
     units = np.concatenate([np.zeros(0, np.int64), *(at for _, at in iter_units(period.begins, counts, period.length))])
     units = units[units + period.length < len(times)]
@@ -192,7 +192,7 @@ def find_steps(times: Places, period: Period) -> Places:
 
 
 def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Places, Places]]:
-    """Yield the stretches of whole units, and the places at which these begin, BLOCK units at a time."""
+    """Yield stretches of complete units, and the places at which the units begin, BLOCK units at a time."""
     ends = np.cumsum(counts)
     for at in range(0, int(counts.sum()), BLOCK):
         units = np.arange(at, min(at + BLOCK, int(ends[-1])))
@@ -201,9 +201,9 @@ def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Pl
 
 
 def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], repeats: int) -> list[int]:
-    """Return periods of the launches around an anchor, except the ones already known."""
+    """Return the periods of the launches around an anchor, except the ones already known."""
     near = codes[anchor : anchor + 3 * WINDOW]
-    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # places where the launch at the anchor occurs again
+    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where the anchor's launch occurs again
     found, same = [], 1  # launches that all places have in common with the anchor
     sums: PrefixHashes | None = None
     for _ in range(STEPS):
@@ -243,16 +243,16 @@ def _count_same(some: Codes, others: Codes) -> int:
 
 
 class PrefixHashes(NamedTuple):
-    """Polynomials of the launches up to each one, modulo 2^64.
+    """Polynomials of the launches up to each place, modulo 2^64.
 
-    Sequences of one length count as equal if their polynomials are; if that's wrong, a length is tried for nothing.
+    Sequences of equal length count as equal if their polynomials are; if that's wrong, a length is tried in vain.
     """
 
     powers: npt.NDArray[np.uint64]
     sums: npt.NDArray[np.uint64]
 
     def keep_same(self, places: Places, begin: int, end: int) -> Places:
-        """Return the places that continue like the anchor: the launches from `begin` to before `end` are equal."""
+        """Return the places that continue like the anchor: the launches from `begin` up to `end` are equal."""
         theirs = self.sums[places + end] - self.sums[places + begin]
         ours = self.sums[end : end + 1] - self.sums[begin : begin + 1]  # arrays: numbers warn where they overflow
         same: Places = places[theirs == ours * self.powers[places]]

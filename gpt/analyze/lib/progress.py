@@ -1,9 +1,9 @@
-"""Base of the analyses of maps that log how far a warp is: its rate, from its first record to its last one.
+"""The base of analyses of maps that log a warp's progress: its rate from its first record to its last.
 
-A record says what a warp has done until a clock of its SM; two consecutive records of a warp give a rate. *Progress* is
-the share of all the work of the warp, so that warps of different speed compare. A rate counts at the progress halfway
-between its two records. When the lanes of a warp diverge, each group of them logs its own work: the furthest group
-counts for the warp.
+A record says what a warp has done by a clock of its SM; two consecutive records of a warp yield a rate. *Progress* is
+the share of the warp's total work, which makes warps of different speed comparable. A rate counts at the progress
+halfway between its two records. When the lanes of a warp diverge, each group of them logs its own work, and the
+furthest group counts for the warp.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ DROPPED = Column("dropped", "u64", title="lost", shown="any")
 PROGRESS = Column("progress", "f64", "%")
 LINES = (Column("warp", "u64", "id", "progress of warp"), Column("sm", "u64", "id", "SM"))
 BINS = 100  # steps of progress
-EDGE = 1e-6  # added to a position in bins, so that rounding doesn't put a boundary into the bin before
+EDGE = 1e-6  # added to a position in bins, so that rounding doesn't move a boundary to the previous bin
 TOP, TOP_RATES, TOP_LINES = 30, 10, 5  # rows that tables show
 DRAWN = 5  # kernels whose rates are drawn
-WARPS, POINTS = 64, 100_000  # for one launch: how many warps are listed, and their records
+WARPS, POINTS = 64, 100_000  # for one launch: warps that are listed, and their records
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 
@@ -51,7 +51,7 @@ class RateTotals:
         return self.launches, self.warps, self.records, self.done, *rates, self.dropped
 
     def rate(self, first: int = 0, last: int = BINS) -> float | None:
-        """Return how much a warp does in `per` clocks, in some of the bins; None if no warp was there."""
+        """Return how much a warp does in `per` clocks, in some of the bins, or None if they had no warp."""
         clocks = float(self.clocks[first:last].sum())
         return self.per * float(self.amounts[first:last].sum()) / clocks if clocks else None
 
@@ -64,11 +64,11 @@ class _Shown(NamedTuple):
 
 
 class ProgressFold(MapAnalysis):
-    """The rates of kernels, and the progress of the warps of launch number `launch`, or else the one with most records.
+    """The rates of kernels, and the progress of the warps of one launch: number `launch`, or the one with the most
+    records.
 
-    `amount` is the column of the field that says how far a warp is, `rate` is its growth in `per` clocks. Lines are
-    drawn over `axis`, which counts from the first record of an SM if it is the SM's clock, else from the first of the
-    launch.
+    `amount` is the column of the field that says how far a warp is; `rate` is its growth in `per` clocks. Lines are
+    drawn over `axis`, which counts from the first record of an SM if it's the SM's clock, or else of the launch.
     """
 
     amount: Column
@@ -103,7 +103,7 @@ class ProgressFold(MapAnalysis):
         last = np.append(opens[1:], len(warp)) - 1
         done = slots[amount].astype(float)
         if ((done[1:] < done[:-1]) & (which[1:] == which[:-1])).any():
-            step = done.max() + 1  # more than any, so no warp begins with the amount of the one before
+            step = done.max() + 1  # more than any other, so that no warp begins with the previous one's amount
             done = np.maximum.accumulate(done + which * step) - which * step
         whole = np.maximum(done[last], 1.0)
         progress = done / whole[which]
@@ -131,11 +131,11 @@ class ProgressFold(MapAnalysis):
         return self._shown is None or records > self._shown.records
 
     def say(self, ordered: list[tuple[str, RateTotals]]) -> list[str]:
-        """Return the lines about the kernels, which come with the most done first."""
+        """Return the lines about the kernels, which are sorted by work done, descending."""
         return ["of the warps that are sampled"]
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels, their rates by progress, and the progress of warps of one launch."""
+        """Yield kernels, their rates by progress, and the progress of one launch's warps."""
         ordered = sorted(self._kernels.items(), key=lambda kernel: (-kernel[1].done, kernel[0]))
         rows = [(name, *kernel.row()) for name, kernel in ordered]
         columns = (NAME, *KERNELS, self.amount, self.rate._replace(type="f64?"), *ENDS, DROPPED)

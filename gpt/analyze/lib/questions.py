@@ -1,7 +1,7 @@
 """Answer the questions that people ask about an inference, as part of `gpt-analyze summary`.
 
-Each question has a short answer, the figure, and the evidence. If the trace can't tell, the answer names the option of
-gpt-hook with which another run could. The facts of a process fill a page, so they can be kept when it has ended.
+Each question has a short answer, the figure, and the evidence. If the trace can't tell, the answer names the gpt-hook
+option that another run would need. The facts of a process fill only a page, so they can be kept after it has ended.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ ITERATIONS = (
     Column("first", "u64", "id", "from launch"),
     Column("begin", "u64", "ns", shown="never"),
     Column("covered", "f64", "%", "of all"),
+    Column("in_threads", "u64?", shown="never"),  # if several threads launch
 )
 PHASES = (
     Column("phase", "text", title="calls of"),
@@ -53,33 +54,33 @@ PHASES = (
 LOADING, BEFORE, ITERATING, REST = "loading", "before iterations", "iterations", "the rest"
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
-NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the type of the call
+NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the call's type
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
 SHOWN = 4  # parts that a line names
-TOP = 12  # rows of a table
+TOP = 12  # rows per table
 NEVER = 1 << 64  # a time stamp
 WAIT = "cuStreamSynchronize"
-# Control commands of the driver's resource manager that put channels on the GPU's runlists or take them off
-# (NVIDIA, open-gpu-kernel-modules: ctrla06c.h, ctrla06f/ctrla06fgpfifo.h).
+# The resource manager's control commands that put channels on the GPU's runlists or take them off (NVIDIA,
+# open-gpu-kernel-modules: ctrla06c.h, ctrla06f/ctrla06fgpfifo.h).
 SCHEDULING = {0xA06C0101: "schedule a group of channels", 0xA06C0103: "set a time slice", 0xA06C0105: "preempt",
               0xA06F0103: "schedule a channel", 0xA06F0104: "bind a channel to an engine"}  # fmt: skip
 
 
 class InferenceFacts(NamedTuple):
-    """The facts of one process that the questions ask for; times are ns."""
+    """The facts of one process that the questions need; times are ns."""
 
     header: Header
     threads: int
-    span: int  # recorded time from its beginning to the end of its last call
+    span: int  # recorded time from its start to the end of its last call
     launches: int  # recorded as calls
-    looked_at: int  # the launches of these that were examined
+    looked_at: int  # how many of these launches were examined
     units: list[tuple[Any, ...]]  # rows ITERATIONS without WHO
     phases: list[tuple[Any, ...]]  # rows PHASES without WHO
     loading: Counter[str]  # calls by type
-    counted: int  # calls that were counted, and not recorded
+    counted: int  # calls that were counted, but not recorded
     step: int  # one call in `step` was examined
     idle: IdleShare | None
-    around: tuple[str, str] | None  # names of the work before and after the longest idle time of the GPU
+    around: tuple[str, str] | None  # names of the work before and after the GPU's longest idle time
     idle_all: bool  # True if `idle` covers all the work
     controls: Counter[int]  # control commands
 
@@ -174,7 +175,7 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
     share = 100 * unit.covered / unit.launches
     told = unit.role + ("" if unit.scope == "all" else f", {unit.scope}")
     return told, unit.scope, name, size, kernels, unit.times, took, \
-        unit.first + 1, begin, share  # fmt: skip
+        unit.first + 1, begin, share, unit.in_threads or None  # fmt: skip
 
 
 def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers:
@@ -204,13 +205,13 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers
 
 
 def _name_unit(row: tuple[Any, ...]) -> str:
-    """Return a name for a row of ITERATIONS that makes sense even if a table cuts its end."""
+    """Return a name for a row of ITERATIONS that makes sense even if a table cuts it off."""
     role, _, scope = row[0].partition(", ")
     return f"{scope}: {role}" if scope else role
 
 
 def _iter_different(units: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of ITERATIONS, leaving out a stream that has the launches of one thread."""
+    """Yield rows of ITERATIONS without streams that have the same launches as one thread."""
     seen = set()
     for row in units:
         key = row[0].partition(", ")[0], *row[2:]
@@ -247,7 +248,9 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
         parts += f", and {rest:,} more"
     took = next((row[3] for row in main.phases if row[0] == LOADING), 0)
     about = "about " if main.step > 1 else ""
-    evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
+    evidence = f"{names[id(main)]}, in the {human_time(took)} until its first launch: {parts}"
+    if not calls:
+        evidence = f"{names[id(main)]} made no call before its first launch"
     if main.counted:
         every += main.counted
         evidence += f"; {amount(main.counted, 'call')} counted but not timed, which may be among them"
@@ -257,20 +260,24 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
 def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     from gpt.analyze.lib.iterations import INSIDE, OTHER, WHOLE
     from gpt.analyze.lib.periods import REPEATS
+    from gpt.analyze.lib.rounds import INTERLEAVED
 
     question, main = "kernels an iteration", facts[0]
     units = [row for row in main.units if row[0].startswith(WHOLE)]
     if units:
-        _, scope, name, launches, kernels, count, took, first, _, share = units[0]
+        _, scope, name, launches, kernels, count, took, first, _, share, in_threads = units[0]
         begins = f" ({brief_name(name)})" if name else ""
-        parts = [names[id(main)] + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
         graphs = kernels != launches
-        if graphs:
-            parts.append("each 1 launch of a graph" if launches == 1 else f"each {launches:,} launches, some of graphs")
+        unit = "launch" if launches == 1 else f"{launches:,} launches"
+        unit += "" if not graphs else " of a graph" if launches == 1 else ", some of graphs,"
+        whose = names[id(main)] + ("" if scope == "all" else f", {scope}")
+        parts = [f"{whose}: the same {unit} {amount(count, 'time')}"]
         parts.append(f"from launch {first:,}{begins} on")
-        parts.append(f"{human_share(share)} of the launches" + (", where a graph counts as one" if graphs else ""))
+        parts.append(f"{human_share(share)} of its launches" + (", where a graph counts as one" if graphs else ""))
         lasts = f"each takes {human_time(took)}, the median from its first launch to the one after its last"
         told = [", ".join(parts), lasts]
+        if in_threads and in_threads > count:
+            told.append(INTERLEAVED.format(f"{in_threads:,} times"))
         same = [row for row in main.units if row[1] == scope]
         if inside := [f"{amount(row[3], 'launch')}" for row in same if row[0].startswith(INSIDE)]:
             verb = "repeats itself" if inside == ["1 launch"] else "repeat themselves"
@@ -330,22 +337,23 @@ def _compute(totals: Totals) -> Said:
     size = human(sum(one.moved["bytes"] for one in copying) + sum(done.bytes for done in replayed))
     inside = sum(done.number for done in replayed)
     made = sum(function.moved["calls"] for function in copying) + inside
-    host = f"on the host {human_time(_host_time(launching))} in launches, {human_time(_host_time(copying))} in "
+    host = f"on the host {human_time(_host_time(launching))} in launch calls, "
     noun = " and sets" if any(api.type == "memset" and one.calls for api, one in totals.functions.items()) else ""
-    host += f"{amount(made, 'copy')}{noun} of {size}" + (f", {inside:,} in graphs" if inside else "")
+    host += f"{human_time(_host_time(copying))} in {amount(made, 'copy')}{noun} of {size}" if made else "no copy"
+    host += f", {inside:,} in graphs" if inside else ""
     if not (launches or copied or made or _launched(totals)):
         return Said(question, NOTHING, evidence="no launch and no copy")
     if not launches and not copied:
         fact = f"{host}; 'gpt-hook run --gpu-time' records their time on the GPU"
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
     ratio = kernels / copies if copies else None
-    told = f"{human_count(ratio)} : 1" if ratio is not None else "only compute"
+    share = percent(round(kernels), round(kernels + copies))
+    told = f"{human_count(ratio)} : 1 ({share} compute)" if ratio else "only compute" if kernels else "only copies"
     graphs = _gpu_time(_chosen(totals, ("graph",), "launch"))[1]
     among = f" ({graphs:,} of graphs)" if graphs else ""
-    evidence = f"on the GPU {human_time(kernels)} of {amount(launches, 'launch')}{among}, "
-    evidence += f"{human_time(copies)} of {amount(copied, 'copy')}"
-    share = percent(round(kernels), round(kernels + copies))
-    return Said(question, f"{told} ({share} compute)", ratio, "ratio", f"{evidence}; {host}")
+    evidence = f"on the GPU {human_time(kernels)} for {amount(launches, 'launch')}{among}, "
+    evidence += f"{human_time(copies)} for {amount(copied, 'copy')}" if copied else "no copy"
+    return Said(question, told, ratio, "ratio", f"{evidence}; {host}")
 
 
 def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said:
@@ -358,13 +366,13 @@ def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
     idle, around = main.idle, main.around
     share = 100 * idle.idle / (idle.total or 1)
-    told = f"{names[id(main)]}: {human_time(idle.idle)} of {human_time(idle.total)} from its first work to its last"
+    told = f"{names[id(main)]}: {human_time(idle.idle)} of the {human_time(idle.total)} from its first work to its last"
     if idle.number:
-        told += f", {amount(idle.number, 'time')}; {human_time(idle.longest)} at most, {human_time(idle.at)} after"
-        told += f" its beginning, after {around[0]} and before {around[1]}"
-    told += "" if main.idle_all else "; of the first of its kernels and copies"
-    told += "; what other processes run does not count" if len(facts) > 1 else ""
-    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
+        told += f", in {amount(idle.number, 'period')}; the longest, {human_time(idle.longest)}, began "
+        told += f"{human_time(idle.at)} after the process, between {around[0]} and {around[1]}"
+    told += "" if main.idle_all else "; only the first of its kernels and copies were looked at"
+    told += "; work of other processes does not count" if len(facts) > 1 else ""
+    return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze idle' says why")
 
 
 def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
@@ -374,11 +382,11 @@ def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
     every, waits = _host_time(syncs), sum(function.calls for function in syncs)
     shares = [percent(round(ns), span) if ns <= span else "over 100 %" for ns in (took, every)]
     own = "the time" if len(facts) == 1 else "the time of all processes"
-    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {shares[1]} of {own}"
-    evidence = f"{amount(calls, 'call')}; {all_waits}" if calls else all_waits
+    all_waits = f"all waits: {human_time(every)} in {amount(waits, 'call')}, {shares[1]} of {own}"
+    evidence = f"{amount(calls, 'call')}; {all_waits}" if calls else all_waits if waits else "nor any other wait"
     told = f"{human_time(took)}, {shares[0]} of the time" if calls else "not called"
     if waits and sum(fact.threads for fact in facts) > len(facts):
-        evidence += "; of threads that wait at the same time, each counts"
+        evidence += "; if threads wait at the same time, each counts"
     elif every > span:
         evidence += "; a wait counts whole, even if recording was off in it"
     return Said(f"in {WAIT}", told, took, "ns", evidence)
@@ -400,7 +408,7 @@ def _ioctls(totals: Totals) -> Said:
 
 
 def _scheduler(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
-    question, why = "scheduler of the GPU", "launches reach it without the kernel"
+    question, why = "scheduler of the GPU", "launches reach it without a system call"
     if not _chosen(totals, ("ioctl",)):
         fact = f"{why}; 'gpt-hook run --ioctl' records what schedules channels, '-p block_sched' when blocks ran"
         return Said(question, NOT_RECORDED, evidence=fact, option="--ioctl")

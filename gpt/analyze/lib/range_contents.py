@@ -1,7 +1,7 @@
-"""Sum up what the calls of a process did within its NVTX ranges, however many calls and ranges there are.
+"""Sum up what a process's calls did within its NVTX ranges, however many calls and ranges there are.
 
-The sum for a range is the running sum at its end, less the running sum at its begin. So begins and ends are sorted
-together and merged with the calls, which are added up on the way; then each range gets its two sums.
+The sum for a range is the running sum at its end minus the running sum at its begin. So begins and ends are sorted
+together and merged with the calls, which are added up along the way; then each range gets its two sums.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ALL = None  # threads
 
 
 class Within(NamedTuple):
-    """Some ranges, with the running sums at their begins and at their ends.
+    """Some ranges, with the running sums at their begins and ends.
 
-    The rows are launches, ns on the GPU, bytes copied, and calls. They count the thread of the range if that thread
-    pushed it, and all threads if not.
+    The rows are launches, ns on the GPU, bytes copied, and calls. They count the range's thread if that thread pushed
+    it, and all threads if not.
     """
 
     ranges: Array
@@ -40,7 +40,7 @@ class Within(NamedTuple):
 
 
 class Inside:
-    """The ranges of a process, and its `launches` once the ranges were read."""
+    """The ranges of a process, and its `launches` once the ranges have been read."""
 
     def __init__(self, trace: TraceModel, number: int) -> None:
         self.launches = 0
@@ -48,7 +48,7 @@ class Inside:
         self._process = trace.processes[number]
 
     def iter_within(self) -> Iterator[Within]:
-        """Yield all ranges, in the order in which they began, with their running sums."""
+        """Yield all ranges, sorted by start, with their running sums."""
         kept, aside = self._trace.ranges(self._number), Aside()
         ranges, edges = Tape(aside, RANGE), Sorted(aside, EDGE, "time")
         for rows in self._trace.iter_ranges(self._number, self._find_last() if kept.has_open() else 0):
@@ -87,7 +87,7 @@ class Inside:
             yield found
 
     def _iter_work(self) -> Iterator[Array]:
-        """Yield the calls of the driver: launches of each, the bytes it copied, and 1 for the call itself."""
+        """Yield the driver calls: each one's launches, the bytes it copied, and 1 for the call itself."""
         acts = Acts(self._process)
         for calls in self._trace.iter_calls("bytes", "object", "stamp", process=self._number):
             does = acts.of(calls)
@@ -124,7 +124,7 @@ class _Sums:
         self._rows, self._edges = Groups(), Groups()
 
     def find(self, edges: Array, rows: Array) -> npt.NDArray[np.float64]:
-        """Return the running sums before each edge, a row of values each; takes in rows of the same window of time."""
+        """Return the running sums before each edge, one row of values each; add rows of the same time window."""
         found = np.zeros((len(edges), self._count))
         threads = dict(self._rows.iter(rows["thread"]))
         pushed = np.flatnonzero(edges["pushed"])

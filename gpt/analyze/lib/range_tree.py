@@ -1,4 +1,4 @@
-"""Nest the NVTX ranges of a process: the tree of ranges that threads pushed, and counting overlaps once."""
+"""Nest the NVTX ranges of a process: build the tree of ranges that threads pushed, and count overlaps once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ DEEPEST = 64
 
 
 class Nested:
-    """The ranges of a process, in the order in which they began.
+    """The ranges of a process, sorted by start.
 
-    `paths` is the tree, for all processes. Its keys are the names of nested ranges, the outermost first. Its values are
-    the number of ranges, ns, ns outside of ranges within, and the sums of range_contents.py. `texts` are domains and
-    names.
+    `paths` is the tree, for all processes. Its keys are the names of nested ranges, outermost first. Its values are the
+    number of ranges, ns, ns outside inner ranges, and the sums of range_contents.py. `texts` are domains and names.
     """
 
     def __init__(self, texts: list[tuple[str | None, str]], paths: dict[Path, list[float]]) -> None:
@@ -36,9 +35,10 @@ class Nested:
         self._names, self._threads = Groups(), Groups()
 
     def iter_names(self, within: Within) -> Any:
-        """Yield ranges by name and by whether a thread pushed them: both, places, and the sums within any of them.
+        """Yield ranges by name and by whether a thread pushed them: both of these, places, and the sums within any of
+        them.
 
-        Calls within several ranges of one thread count once.
+        Calls within several ranges of one thread are counted once.
         """
         ranges = within.ranges
         for number, own in self._names.iter(2 * ranges["name"].astype(np.uint64) + ranges["pushed"]):
@@ -51,15 +51,15 @@ class Nested:
             yield name, pushed, own, found
 
     def count_launches(self, within: Within) -> float:
-        """Return the number of launches within pushed ranges that no earlier range contains."""
+        """Return the number of launches within pushed ranges, counting nested ranges once."""
         pushed = np.flatnonzero(within.ranges["pushed"])
         mine = self._threads.iter(within.ranges["thread"][pushed])
         return sum(float(self._count(("all", thread), within, pushed[at])[0]) for thread, at in mine)
 
     def _count(self, group: Hashable, within: Within, own: Places) -> Real:
-        """Return the sums within some ranges of a thread, or of all threads, without the part in earlier ranges.
+        """Return the sums within some ranges of one thread, or of all threads, without the parts in earlier ranges.
 
-        Running sums never decrease, so the sum at the latest end so far is the greatest of the sums at all ends.
+        Running sums never decrease, so the sum at the latest end so far is the largest of the sums at all ends.
         """
         begins, ends = within.begins[:, own], within.ends[:, own]
         before = self._reached.get(group, np.zeros(len(ends)))
@@ -69,9 +69,9 @@ class Nested:
         return found
 
     def nest(self, within: Within) -> npt.NDArray[np.int64]:
-        """Add ranges to the tree, and return the depth of each: how many ranges began before it and end after it.
+        """Add ranges to the tree, and return the depth of each: how many ranges begin before it and end after it.
 
-        Nobody knows when a range that is still open ends, so it stands alone.
+        Nobody knows when a range that's still open ends, so it stands alone.
         """
         ranges, depth = within.ranges, np.zeros(len(within.ranges), np.int64)
         pushed = np.flatnonzero(ranges["pushed"])

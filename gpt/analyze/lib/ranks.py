@@ -1,4 +1,4 @@
-"""Find the collective kernels of each rank, match them between ranks, and put them on one clock."""
+"""Find the collective kernels of each rank, match them between ranks, and align their clocks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 Whole = npt.NDArray[np.int64]
 
-# Names of kernels of NCCL, RCCL, torch's symmetric memory and vLLM. In the ones TOGETHER matches, ranks wait for all.
+# Names of kernels of NCCL, RCCL, torch's symmetric memory and vLLM. In kernels that TOGETHER matches, ranks wait for
+# all others.
 TOGETHER = re.compile(
     r"nccl\w*(AllReduce|AllGather|ReduceScatter|All[Tt]oAll)|(multimem|one_shot|two_shot)_all_(reduce|gather)"
     r"|cross_device_reduce"
 )
 OTHERS = re.compile(r"nccl(Dev|Sym)*Kernel")
-OVERLAP = 0.95  # share of the kernels of two streams of one communicator that run at the same time
+OVERLAP = 0.95  # limit for changes of the distance between ends, from one to the next: ns, share of their time
 STEADY = 50_000, 0.2  # limit for the change of the distance between ends from one to the next: ns, share of their time
 FEW = 9  # with fewer kernels, clocks differ by a constant
 
@@ -35,7 +36,7 @@ Offset = tuple[Whole, Whole]  # ns to add to a clock, at these times
 
 
 class Rank(NamedTuple):
-    """A rank: its process, the ordinal of its device, its name in tables; `said` if its header gave its rank."""
+    """A rank: its process, its device's ordinal, its name in tables; `said` if its header gave its rank."""
 
     process: Process
     device: int
@@ -46,7 +47,7 @@ class Rank(NamedTuple):
 
 @dataclass
 class Lane:
-    """The collective kernels in a stream of a rank, oldest first: their names, and when they began and ended."""
+    """The collective kernels in a rank's stream, oldest first: their names, and when they began and ended."""
 
     rank: int
     clock: Hashable
@@ -56,7 +57,7 @@ class Lane:
 
 
 class Communicator(NamedTuple):
-    """A communicator: `begin` and `end` are of shape (ranks, collectives), on one clock."""
+    """A communicator; `begin` and `end` have the shape (ranks, collectives), on one clock."""
 
     ranks: list[int]
     names: npt.NDArray[np.object_]
@@ -65,11 +66,10 @@ class Communicator(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """The collectives of a trace.
+    """The collectives in a trace.
 
-    `alone` are lanes without partners, `others` the times of other kernels, in ns, by rank and name.
-    `clocks` lists the clocks that were corrected: the name of their machine or GPU, and the ns added at first and at
-    last.
+    `alone` are lanes without partners, `others` the times of other kernels, in ns, by rank and name. `clocks` lists the
+    clocks that were corrected: the name of the machine or GPU, and the ns added at the start and at the end.
     """
 
     ranks: list[Rank]
@@ -80,7 +80,7 @@ class Collectives(NamedTuple):
 
 
 class Split:
-    """The times of a communicator, by rank and collective, and which rank was the last to begin each."""
+    """The times of a communicator, by rank and collective, and the rank that was last to begin each."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
@@ -127,7 +127,7 @@ def is_collective(name: str) -> bool:
 def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
     """Return the collective kernels by process, device and stream.
 
-    They come from GPU times, or for a process without them from the map of block_sched.
+    They come from GPU times, or from the map of block_sched for a process without them.
     """
     from gpt.analyze.lib.block_times import find_blocks
 
@@ -165,7 +165,7 @@ def _name_ranks(trace: TraceModel, places: list[tuple[int, int]]) -> list[Rank]:
 
 # Communicators
 
-Member = tuple[Lane, int]  # and the index of its first kernel in the first lane
+Member = tuple[Lane, int]  # a lane, and the index in it of the group's first kernel
 
 
 def _group(lanes: list[Lane]) -> list[list[Member]]:
@@ -184,7 +184,7 @@ def _group(lanes: list[Lane]) -> list[list[Member]]:
 def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
     """Return by how many ns a lane's ends vary from a group's, and the lane's shift; None if they don't match.
 
-    A lane may lack kernels at its beginning or at its end.
+    A lane may lack kernels at its start or end.
     """
     first = group[0][0]
     if any(member.rank == lane.rank for member, _ in group):
@@ -207,7 +207,7 @@ def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
 
 
 def _line(at: Whole, values: Whole) -> Offset:
-    """Return a line through values with outliers: through the medians of the first and of the last third."""
+    """Fit a line to values with outliers: through the medians of the first and last third."""
     if len(at) < FEW:
         return np.array([at[0]]), np.array([int(np.median(values))])
     third = len(at) // 3
@@ -226,7 +226,7 @@ def _cut(group: list[Member]) -> list[tuple[Lane, slice]]:
 
 
 def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
-    """Return the offset of each clock to the clock of the first rank, if they have communicators in common."""
+    """Return the offset of each clock from the first rank's clock, if they share communicators."""
     none = np.array([0]), np.array([0])
     found: dict[Hashable, Offset] = {groups[0][0][0].clock: none} if groups else {}
     pending = [_cut(group) for group in groups]

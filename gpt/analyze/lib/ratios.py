@@ -1,6 +1,7 @@
-"""Base of the analyses of maps in which each warp has two sums, a number of events and their cost: the ratio by kernel.
+"""The base of analyses of maps in which each warp has two sums, a number of events and their cost: the ratio per
+kernel.
 
-The ratio of a kernel is the ratio of the sums over all its warps; the distribution counts each warp once.
+A kernel's ratio is the ratio of the sums over all its warps; the distribution counts each warp once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOST = (
 )
 PARTS = (("p50", 0.5), ("p95", 0.95), ("most", 1.0))  # percentiles over warps
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches that are listed
+MOST_LAUNCHES = 100_000  # launches listed at most
 BINS, DRAWN = 20, 5  # bins of the histogram (a table shows one kernel's), and kernels in it
 NAMED = 60  # width of a name in a sentence
 
@@ -50,7 +51,7 @@ class Kernel:
 class Ratios(MapAnalysis):
     """The `ratio` of `cost` to `number`, two of the `fields`, times `scale`.
 
-    `sums` are the columns of the fields. The line that scripts parse has their sums, in the order of the fields.
+    `sums` are the columns of the fields. The line that scripts parse has their sums, in field order.
     """
 
     ratio: Column
@@ -89,11 +90,11 @@ class Ratios(MapAnalysis):
         self.merge_launches(other)
 
     def mean(self, sums: Mapping[str, int]) -> float | None:
-        """Return the ratio of sums, or None where nothing happened."""
+        """Return the ratio of sums, or None if nothing happened."""
         return self.scale * sums[self.cost] / sums[self.number] if sums[self.number] else None
 
     def _values(self, sums: Mapping[str, int]) -> tuple[Any, ...]:
-        """Return the columns of a launch from the ratio on."""
+        """Return the columns of a launch, from the ratio on."""
         return self.mean(sums), *(sums[column.name] for column in (*self.sums, WARPS, *LOST))
 
     def show(self, sums: Mapping[str, int]) -> str:
@@ -103,7 +104,7 @@ class Ratios(MapAnalysis):
 
     @abstractmethod
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """Yield the evidence, in parts of a sentence; `kernel` has the highest cost, `total` the sums of all.
+        """Yield the evidence, as parts of a sentence; `kernel` has the highest cost, `total` the sums of all.
 
         `where` names the kernel, and its share.
         """

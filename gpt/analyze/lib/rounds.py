@@ -1,25 +1,27 @@
 """Find the rounds of a process: the unit of launches that it repeats, such as a pass through a model.
 
-summary and stages both ask here, so they name the same launches and begin at the same one. A round is the longest unit
+summary and stages both use this, so they name the same launches and begin at the same one. A round is the longest unit
 that covers the launches: two passes through a model are two rounds, although each has many equal layers. A unit that
-comes only twice, which any two launches may do by chance, has to cover ALL of them. If nothing repeats in all launches,
-those after a warm-up are searched, which ends when every kernel that's launched again has been launched once: a program
-that captures a graph launches kernels first, and then the graph.
+occurs only twice, as any two launches may do by chance, has to cover ALL of them. If nothing repeats in the whole
+sequence, only the launches after the warm-up are searched. The warm-up ends when every kernel that's launched again has
+been launched once: a program that captures a graph launches kernels first, and then the graph.
 
-A round could begin at any of its launches. It begins where the host takes its longest break, if that is clearly longer
-than the one where the sequence begins to repeat, unless there would be fewer rounds: in M F M F with a break after each
-M, the round is M F, twice.
+A round could begin at any of its launches. It begins where the host takes its longest break, if that's clearly longer
+than the break where the sequence begins to repeat, and unless that would make fewer rounds: in M F M F with a break
+after each M, the round is M F, twice.
 
 From the first round on, every place counts where all launches of a round follow each other, so that a reader who counts
-them finds as many.
+them finds as many. If threads launch at the same time, a launch of one may come inside a round of another, which then
+doesn't count: count_in_threads looks at each thread alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from gpt.analyze.lib.periods import (
     BLOCKS,
@@ -32,10 +34,12 @@ from gpt.analyze.lib.periods import (
     hash_prefixes,
     split_units,
 )
+from gpt.trace.rows import iter_groups
 
 ALL = 0.98  # share of the launches that a unit which comes only twice must cover
 SAMPLE = 1000  # rounds that are searched for breaks
 MOST = 1 << 22  # launches that are searched for breaks
+INTERLEAVED = "{} if the launches of each thread are counted alone, as threads interleave"
 
 
 class Times(Protocol):
@@ -53,7 +57,7 @@ class Rounds(NamedTuple):
 
 
 def find_rounds(codes: Codes | Sliced) -> Rounds:
-    """Find the unit that makes up most launches. If several of one length do so only together, `others` has them."""
+    """Find the unit that makes up most launches. If only several of one length do together, `others` has them."""
     periods, least = find_periods(codes), SHARE * len(codes)
     often = split_units(codes, periods[0]) if periods and periods[0].covered >= least else []
     unit, others = (often[0], often[1:]) if often and often[0].covered >= least else (None, often)
@@ -69,7 +73,7 @@ def find_rounds(codes: Codes | Sliced) -> Rounds:
 
 
 def find_after(codes: Codes | Sliced, count_warm: Callable[[], int]) -> Rounds:
-    """Find them in the whole sequence, or, if nothing repeats there, without the launches of the warm-up."""
+    """Find rounds in the whole sequence, or, if nothing repeats there, after the warm-up."""
     found = find_rounds(codes)
     if found.unit or found.others:
         return found
@@ -80,7 +84,7 @@ def find_after(codes: Codes | Sliced, count_warm: Callable[[], int]) -> Rounds:
 
 
 class Rest:
-    """A sequence from a place on."""
+    """A sequence from some place on."""
 
     def __init__(self, codes: Codes | Sliced, first: int) -> None:
         self._codes, self._first = codes, first
@@ -94,7 +98,7 @@ class Rest:
 
 
 def begin_at_break(codes: Codes | Sliced, times: Times, period: Period) -> Period:
-    """Return where units are that begin with a break: stretches of whole units, from the first of the period on."""
+    """Return the units that begin at a break, as stretches of complete units, from the start of the period on."""
     length, first = period.length, int(period.begins[0])
     longest = int((period.ends - period.begins).argmax())
     begin = int(period.begins[longest])
@@ -107,7 +111,7 @@ def begin_at_break(codes: Codes | Sliced, times: Times, period: Period) -> Perio
 
 
 def _find_from(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
-    """Return where a unit is from a launch on, and right before it."""
+    """Return the occurrences of a unit from a launch on, and right before it."""
     found = find_all(codes, unit, first)
     if len(found.begins):
         begin = int(found.begins[0])
@@ -118,7 +122,7 @@ def _find_from(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
 
 
 def find_all(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
-    """Return the stretches of whole units from the launch `first` on; units don't overlap."""
+    """Return the stretches of complete units from the launch `first` on; units don't overlap."""
     begins: list[int] = []
     ends: list[int] = []
     for places in _iter_places(codes, unit, first):
@@ -129,6 +133,11 @@ def find_all(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
         begins += begin.tolist()
         ends += end.tolist()
     return Period(len(unit), np.array(begins, np.int64), np.array(ends, np.int64))
+
+
+def count_in_threads(codes: Codes, threads: npt.NDArray[Any], unit: Codes) -> int:
+    """Return how often a unit is found if the launches of each thread are looked at on their own."""
+    return sum(find_all(codes[own], unit, 0).times for _, own in iter_groups(threads))
 
 
 def _iter_places(codes: Codes | Sliced, unit: Codes, first: int) -> Iterator[Places]:
@@ -154,7 +163,7 @@ def _iter_places(codes: Codes | Sliced, unit: Codes, first: int) -> Iterator[Pla
 
 
 def _find_break(times: Times, begin: int, end: int, length: int) -> int:
-    """Return how many launches into the stretch from `begin` to before `end` the host takes its longest break."""
+    """Return how many launches into the stretch from `begin` up to `end` the host takes its longest break."""
     rounds = min((end - begin - 1) // length, SAMPLE, max(1, MOST // length))
     if not rounds:
         return 0

@@ -1,4 +1,4 @@
-"""One run of a comparison: its sums, and the conditions under which it ran, which a comparison should share."""
+"""One run of a comparison: its sums, and the conditions under which it ran, which should be the same on both sides."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ SIDES = (
     Column("launches", "u64"),
     Column("probed", "u64", title="with probes", shown="any"),
 )
-CONDITIONS = (  # what each is called, and what's said if A and B don't share it
-    ("commands", "A and B ran different commands, which may do different work"),
-    ("probes", "A and B ran with different probes, which take time of their own"),
-    ("GPUs", "A and B ran on different GPUs"),
-    ("hosts", "A and B ran on different hosts"),
+CONDITIONS = (  # what each is called, what's said if A and B don't share it, and how B ran then
+    ("commands", "A and B ran different commands, which may do different work", "another command"),
+    ("probes", "A and B ran with different probes, which take time of their own", "with different probes"),
+    ("GPUs", "A and B ran on different GPUs", "on another GPU"),
+    ("hosts", "A and B ran on different hosts", "on another host"),
 )
 
 
 class RunSummary:
-    """One run: its processes, how long they ran, and sums by function and by kernel."""
+    """One run: its processes, how long they ran, and sums by function and kernel."""
 
     def __init__(self, name: str) -> None:
         self.name = name  # the name of its file
         self.commands: list[str] = []
         self.hosts: set[str] = set()
         self.gpus: set[str] = set()
-        self.probes: set[str] = set()  # names of their maps
+        self.probes: set[str] = set()  # names of the probes' maps
         self.calls = self.counted = self.launches = self.probed = self.threads = 0
         self.functions: dict[Api, RunSums] = defaultdict(RunSums)
         self.kernels: dict[str, RunSums] = defaultdict(RunSums)
         self.on_gpu = 0.0  # ns
-        self.in_thread = 0.0  # ns in calls of the thread that spends most time in them
+        self.in_thread = 0.0  # ns in calls, in the thread that spends most time in them
         self._begin, self._end, self.unrecorded = math.inf, -math.inf, 0
 
     def begin(self, process: Process) -> None:
@@ -59,7 +59,7 @@ class RunSummary:
         self.hosts.add(process.header["host"])
 
     def add(self, found: ProcessTotals) -> None:
-        """Add the totals of a process, which may still run."""
+        """Add the totals of a process, which may still be running."""
         clock, totals = found.process.clock, found.named()
         self.gpus |= {card["name"] for card in found.process.cards.values()}
         self.probes |= {layout.name for layout in found.process.probes.maps.values()}
@@ -67,7 +67,8 @@ class RunSummary:
         self.probed += totals.coverage.probed
         self.threads += len(found.in_threads)
         self.in_thread = max(self.in_thread, *found.in_threads.values(), 0.0)
-        self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
+        self._begin = min(self._begin, clock.monotonic)
+        self._end = max(self._end, found.process.find_end(found.last))
         self.unrecorded = max(self.unrecorded, found.process.unrecorded_until(found.last))
         self._add_totals(totals)
 
@@ -93,22 +94,22 @@ class RunSummary:
 
     @property
     def wall(self) -> float:
-        """Return the ns from the start of the first process to the end of the last call."""
-        return max(0.0, self._end - self._begin - self.unrecorded)
+        """Return the ns from the start of the first process to the end of the last call, with time not recorded."""
+        return max(0.0, self._end - self._begin)
 
     @property
     def outside(self) -> float:
-        """Return the rest of this time, without calls of the thread that spends most time in them."""
-        return max(0.0, self.wall - self.in_thread)
+        """Return the rest of the recorded time, without calls of the thread that spends most time in them."""
+        return max(0.0, self.wall - self.unrecorded - self.in_thread)
 
     @property
     def in_calls(self) -> float:
-        """Return the ns spent in calls, of all threads."""
+        """Return the ns that all threads spent in calls."""
         return sum(function.times.total for function in self.functions.values())
 
     @property
     def conditions(self) -> tuple[tuple[str, ...], ...]:
-        """Return what CONDITIONS are about."""
+        """Return the values for CONDITIONS."""
         return (*self.commands[:1],), (*sorted(self.probes),), (*sorted(self.gpus),), (*sorted(self.hosts),)
 
 
@@ -128,8 +129,8 @@ def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
 
 def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
     """Say which conditions aren't the same in all runs."""
-    for at, (what, different) in enumerate(CONDITIONS):
-        sides = [{run.conditions[at] for run in runs} for runs in (a, b)]
+    for at, (what, different, _) in enumerate(CONDITIONS):
+        sides = _find_conditions(at, a, b)
         if sides[0] == sides[1]:
             if len(sides[0]) > 1:
                 yield f"runs of the same side differ in their {what}"
@@ -138,10 +139,20 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
         yield different + told
     for name, runs in (("A", a), ("B", b)):
         if off := mean_of(run.unrecorded for run in runs).mean:
-            missing = "the times below lack that, and its calls and launches"
-            yield f"in {name} recording was off for {human_time(off)}: {missing}"
+            yield f"in {name} recording was off for {human_time(off)}: its calls and launches are missing"
     if max(len(a), len(b)) > 1:
         yield "numbers of calls and launches are the means of the runs"
+
+
+def describe_change(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> str | None:
+    """Say what other conditions B ran under, or None if they were the same."""
+    sides = ((_find_conditions(at, a, b), how) for at, (_, _, how) in enumerate(CONDITIONS))
+    found = [how for (one, other), how in sides if one != other]
+    return f"B ran {', '.join(found)}: that may be why" if found else None
+
+
+def _find_conditions(at: int, *sides: Sequence[RunSummary]) -> list[set[tuple[str, ...]]]:
+    return [{run.conditions[at] for run in runs} for runs in sides]
 
 
 def _name(found: set[tuple[str, ...]]) -> str:

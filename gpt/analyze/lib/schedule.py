@@ -1,17 +1,17 @@
-"""Reconstruct the schedule of a launch's blocks on its SMs, from the records of the probe `block_sched`.
+"""Reconstruct the schedule of a launch's blocks on its SMs from the records of the probe `block_sched`.
 
-A block runs from the first clock of its warps to the last one. Each SM has its own clock, so blocks can be sorted only
-within an SM. There a first-in-first-out scheduler is replayed: a block that begins takes the slot that became free
-first; if none is free, it opens a new one. The time between the end of one block and the beginning of the next in the
-same slot is the cost of scheduling.
+A block runs from its warps' first clock to their last. Each SM has its own clock, so blocks can only be sorted within
+an SM. There a first-in-first-out scheduler is replayed: a block that begins takes the slot that became free first; if
+none is free, it opens a new one. The time between the end of one block and the start of the next in the same slot is
+the scheduling cost.
 
-This needs no loop over blocks. With E(k) blocks of an SM ended when its block k begins, and c(k) slots reused by then,
-c(k + 1) = min(c(k) + 1, E(k)). So c(k + 1) = k + min(1, E(0) - 0, ..., E(k) - k): a running minimum.
+This needs no loop over blocks. If E(k) blocks of an SM have ended when its block k begins, and c(k) slots have been
+reused by then, c(k + 1) = min(c(k) + 1, E(k)). So c(k + 1) = k + min(1, E(0) - 0, ..., E(k) - k): a running minimum.
 
-Across SMs there is only the time in ns, `end`, which may be coarse. A line through all points (clock, ns) of warps,
-with the same slope on all SMs, gives each clock a time. In a short launch the steps of the timer (32 ns on an H200)
-leave the slope uncertain, by a factor of ten if its warps end together. Then the slope is taken from the highest clock
-rate of the device.
+Across SMs there's only the time in ns, `end`, which may be coarse. A line through all points (clock, ns) of warps, with
+the same slope on all SMs, assigns each clock a time. In a short launch the timer's steps (32 ns on an H200) leave the
+slope uncertain, by a factor of ten if its warps end together. Then the slope is taken from the device's highest clock
+rate.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ FIELDS = ("start", "sm")
 LENGTHS = ("stop", "elapsed")  # one of them: the last clock of a block, or how many clocks a warp ran
 TIME = "end"  # a field that some maps don't have
 LIMIT = np.uint64(1 << 60)  # clocks, ns: larger values are nonsense
-SLOPES = 0.1, 10.0  # ns a clock: 10 GHz, 100 MHz
-EXACT = 0.02  # greatest standard error of a slope that is used, as a share of it
+SLOPES = 0.1, 10.0  # ns per clock: 10 GHz, 100 MHz
+EXACT = 0.02  # greatest standard error of a usable slope, as a share of it
 UNKNOWN: Mapping[str, Any] = {}  # a device without a record
 
 
 class Schedule(NamedTuple):
-    """The blocks of a launch, by SM and in the order in which they began.
+    """The blocks of a launch, by SM and then by when they began.
 
-    `block` is the number in the grid, `which` the index of its SM in `sms`, `slot` the number of its slot there.
-    `begin` and `end` are clocks since the first block of its SM began; `gap` is the clocks its slot was free before,
-    -1 for the first block in a slot. `began` and `ended` are ns since the first block began. If `ns_per_clock` is None,
-    they are clocks like `begin` and `end`, because no line fits the ns.
-    `silent` is the number of blocks that saved nothing; the arrays don't have them.
+    `block` is the number in the grid, `which` the index of the block's SM in `sms`, `slot` the number of its slot
+    there. `begin` and `end` are clocks since the first block of its SM began; `gap` is the clocks for which its slot
+    was free before, -1 for the first block in a slot. `began` and `ended` are ns since the first block began. If
+    `ns_per_clock` is None, they are clocks like `begin` and `end`, because no line fits the ns. `silent` is the number
+    of blocks that saved nothing, which aren't in the arrays.
     """
 
     sms: npt.NDArray[np.uint64]
@@ -61,12 +61,12 @@ class Schedule(NamedTuple):
 
     @property
     def running(self) -> Real:
-        """Return the clocks of each SM that its blocks ran, added up."""
+        """Return the clocks of each SM in blocks, added up over its slots."""
         return np.bincount(self.which, self.end - self.begin, len(self.sms)).astype(np.float64)
 
     @property
     def scheduling(self) -> Real:
-        """Return the clocks of each SM in gaps between its blocks, added up."""
+        """Return the clocks of each SM in gaps between blocks, added up."""
         return np.bincount(self.which, np.maximum(self.gap, 0), len(self.sms)).astype(np.float64)
 
     @property
@@ -120,15 +120,15 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
     """Return the slot of each block, and how long it was free before; the module's docstring explains how."""
     count = len(begin)
     number = np.arange(count)
-    base = np.flatnonzero(opens)[which]  # the first block of its SM
+    base = np.flatnonzero(opens)[which]  # the first block on its SM
     both = np.concatenate((end, begin))  # at equal times, ends come first
     order = np.lexsort((np.repeat((0, 1), count), both, np.concatenate((which, which))))
     begins = order >= count
-    ended = np.cumsum(~begins)[begins]  # blocks ended on its SM, and on all SMs before it
+    ended = np.cumsum(~begins)[begins]  # blocks that ended on its SM, and on all SMs before it
     far = which * (count + 1)
     least = np.minimum(np.minimum.accumulate(ended - number - far) + far, 0)
     before = np.concatenate(([0], least[:-1]))
-    again = ~opens & (least == before)  # takes a slot that was used
+    again = ~opens & (least == before)  # takes a slot that was in use before
     by_end = np.lexsort((end, which))
     former = number.copy()  # the block in whose slot it is
     former[again] = by_end[(number - 1 + before)[again]]
@@ -141,7 +141,7 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
 
 
 def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float) -> tuple[float | None, Real]:
-    """Return ns a clock, and the ns at clock 0 of each SM; `highest` is the slope at the highest clock rate."""
+    """Return ns per clock, and the ns at clock 0 of each SM; `highest` is the slope at the highest clock rate."""
     x, y = at.astype(np.float64), np.minimum(ns - ns.min(), LIMIT).astype(np.float64)
     count = np.bincount(which)
     mean_x, mean_y = np.bincount(which, x) / count, np.bincount(which, y) / count
@@ -156,7 +156,7 @@ def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float) ->
 
 
 def _find_error(x: Real, y: Real, which: Whole) -> float:
-    """Return the standard error of a slope due to the steps of `y`; warps that end together share one error."""
+    """Return the standard error of a slope that is due to the steps of `y`; warps that end together share one error."""
     steps = np.diff(np.unique(y))
     step = float(steps.min()) if len(steps) else np.inf
     opens = np.flatnonzero(np.diff(which, prepend=-1))

@@ -1,4 +1,4 @@
-"""Load a user's own analysis: a file with a function `analyze`, from the trace model to answers.
+"""Load a user's own analysis: a file with a function `analyze` that turns the trace model into answers.
 
 from gpt.analyze.lib.answer import Column, make_answer
 
@@ -28,7 +28,7 @@ NAME = "analyze"
 
 
 def load_script(path: Path) -> Analysis:
-    """Return the analysis of a file, which runs once that analysis is asked."""
+    """Return the analysis in a file, which runs when that analysis is used."""
 
     def analyze(trace: TraceModel) -> Iterator[dict[str, Any]]:
         try:

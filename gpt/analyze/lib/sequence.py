@@ -1,4 +1,4 @@
-"""The calls of one process, oldest first and some at a time: which of them launch, copy and wait."""
+"""Read the calls of one process in batches, oldest first: which of them launch, copy and wait."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Mask = npt.NDArray[np.bool_]
 Whole = npt.NDArray[np.int64]
 
 LAUNCHES = (("kernel", "launch"), ("graph", "launch"))  # types and ops
-FIRST, NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max  # times before all and after all
+FIRST, NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max  # times before and after all others
 
-# What a call does, as bits. ONE waits for one stream only, LOAD loads code, IN and OUT are copies to the device and
-# from it, and the last three change the current context of the thread.
+# What a call does, as bits. ONE waits for one stream only, LOAD loads code, IN and OUT are copies to and from the
+# device, and the last three change the thread's current context.
 LAUNCH, WAIT, ONE, LOAD, COPY, IN, OUT, IOCTL, PUSH, SET, POP = (1 << bit for bit in range(11))
 CONTEXTS = PUSH | SET | POP
 ACTS = {
@@ -36,7 +36,7 @@ BY_TYPE = {"sync": WAIT, "module": LOAD, "memcpy": COPY, "ioctl": IOCTL}  # rega
 
 
 class Acts:
-    """The acts of the functions of a process."""
+    """The acts of a process's functions."""
 
     def __init__(self, process: Process) -> None:
         known = sorted(process.apis.items())
@@ -44,7 +44,7 @@ class Acts:
         self._acts = np.array([_find_acts(api) for _, api in known] or [0], np.uint16)
 
     def of(self, calls: npt.NDArray[np.void]) -> npt.NDArray[np.uint16]:
-        """Return the bits of each call; only a launch that succeeded counts as one."""
+        """Return the bits of each call; a launch counts only if it succeeded."""
         found = self.of_ids(calls["api"])
         found[(calls["result"] != 0) & (found == LAUNCH)] = 0
         return found
@@ -66,7 +66,7 @@ def _find_acts(api: Api) -> int:
 
 
 class CallTable(NamedTuple):
-    """Calls that returned, oldest first; `end` is when each did, `acts` what it does.
+    """Calls that returned, oldest first; `end` is when each returned, `acts` what it does.
 
     A launch has the id of its kernel in `function`, or the handle of its graph in `object`.
     """
@@ -82,13 +82,13 @@ class CallTable(NamedTuple):
         return found
 
     def of(self, act: int) -> Mask:
-        """Return which calls do any of the acts."""
+        """Return which calls do any of these acts."""
         found: Mask = (self.acts & act) != 0
         return found
 
 
 def iter_calls(trace: TraceModel, number: int, *names: str) -> Iterator[CallTable]:
-    """Yield the calls of a process that returned, with these fields. Calls of the same nanosecond come together."""
+    """Yield the calls of a process that returned, with these fields. Calls of one nanosecond stay together."""
     acts = Acts(trace.processes[number])
     for found in trace.iter_calls(*names, process=number):
         rows = found if found["duration"].all() else found[found["duration"] > 0]
@@ -104,13 +104,13 @@ def launches_any(trace: TraceModel, number: int) -> bool:
 
 
 class Groups:
-    """Group the indices of equal values, in arrays with few different ones: threads, streams."""
+    """Group the indexes of equal values, in arrays with few distinct ones, such as threads or streams."""
 
     def __init__(self) -> None:
         self._known = np.zeros(0, np.uint64)
 
     def iter(self, values: npt.NDArray[np.uint64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-        """Yield each value with its indices, in order."""
+        """Yield each value with its indexes, in order."""
         if not len(values):
             return
         if not len(self._known) or not self._has(values):
@@ -131,8 +131,8 @@ class Groups:
 class IdleWaits:
     """Finds the waits after which the GPU has nothing left to do, judging by the recorded calls.
 
-    A wait for an event counts as a wait for everything. The times of the last launch and of the last wait are kept for
-    each stream.
+    A wait for an event counts as a wait for everything. The times of the last launch and the last wait are kept per
+    stream.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class IdleWaits:
         self._all = FIRST
 
     def find(self, calls: CallTable) -> Mask:
-        """Return which of these calls are such waits; the calls follow the ones of the last time."""
+        """Return which of these calls are such waits; the calls follow the ones passed last time."""
         idle, launch, one = calls.of(WAIT), calls.of(LAUNCH), calls.of(ONE)
         start, streams = calls.start, calls.rows["stream"]
         alone = np.flatnonzero(one)
@@ -168,16 +168,16 @@ class IdleWaits:
 
 
 def _latest(times: Whole, at: Whole, before: int) -> Whole:
-    """Return the last of the sorted `times` before each of `at`, or else `before`."""
+    """Return, for each of `at`, the last of the sorted `times` before it, or else `before`."""
     found: Whole = np.concatenate(([before], times))[np.searchsorted(times, at)]
     return found
 
 
 class NextLaunches:
-    """Finds the times from a wait for everything to the next launch; of several waits before it, the first one counts.
+    """Finds the times from a wait for everything to the next launch; if several waits precede it, the first one counts.
 
-    A wait doesn't count if another thread was launching when it began or launched anything until it ended, because that
-    may run for longer.
+    A wait doesn't count if another thread's launch was in progress when it began, or if that thread launched anything
+    until it ended, because such work may run longer.
     """
 
     def __init__(self) -> None:
@@ -187,8 +187,8 @@ class NextLaunches:
     def find(self, launches: Whole, returned: Whole, starts: Whole, ends: Whole) -> tuple[Whole, Whole]:
         """Return the ends of waits, and when the next launch began.
 
-        `launches` says when further launches began, which `returned` later. Further waits reach from `starts` to
-        `ends`. Both are sorted by their beginnings.
+        `launches` says when further launches began, `returned` when they returned. Further waits last from `starts` to
+        `ends`. Both are sorted by start.
         """
         reach = np.maximum.accumulate(np.append(self._reach, returned))
         before = np.searchsorted(launches, starts)  # launches that began before each wait

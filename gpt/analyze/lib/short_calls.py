@@ -1,4 +1,4 @@
-"""The calls of a process in a short form, for questions that need several passes over them."""
+"""Store the calls of a process in a compact form, for analyses that need several passes over them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.periods import Period, iter_units
+from gpt.analyze.lib.rounds import MOST, count_in_threads
 from gpt.analyze.lib.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, CallTable, IdleWaits, Whole, iter_calls
 from gpt.trace.replays import count_copied
 from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("api", "<u4"), ("thread", "<u8")]
 COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a call that copies, and when earlier work ended
 WAITED = 1 << 15  # an act: the part of a copy's call in which it waited for earlier work
-LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: how many waits, and copies from the device, began before
+LAUNCHED = [("start", "<i8"), ("waits", "<u8"), ("thread", "<u8")]  # waits: how many of WAIT | OUT began before
 STEPS = "steps"
 BROKEN = "broken"  # steps in which recording was off
 
 
 class Codes:
-    """The numbers of the kernels launched from some place on, or up to another, as find_rounds needs them."""
+    """The numbers of the kernels launched from some place on, or up to another, in the form that find_rounds needs."""
 
     def __init__(self, tape: Tape, first: int, end: int | None = None) -> None:
         self._tape, self._first, self._end = tape, first, len(tape) if end is None else min(end, len(tape))
@@ -55,10 +56,10 @@ class Starts:
 class Tapes:
     """The calls of a process that returned, oldest first, and its launches.
 
-    Times are in ns: when the first call began, when the last one ended, when the first of them loaded code, when the
-    last launch ended. `again` is about the last kernel to appear that was launched more than once, or if no kernel was,
-    the last one to appear: when it was launched first, when that call returned, and how many launches came before.
-    `copies_timed` says whether it's known how long copies waited for earlier work.
+    Times are in ns: when the first call began, when the last one ended, when code was first loaded, when the last
+    launch ended. `again` is about the last kernel to appear among those launched more than once, or among all if no
+    kernel was: when it was first launched, when that call returned, and how many launches precede it. `copies_timed`
+    says whether it's known how long copies waited for earlier work.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -69,11 +70,11 @@ class Tapes:
         self.first, self.last, self.launched = 0, 0, 0
         self.load: int | None = None
         self.waited: int | None = None  # the end of the first wait for everything after the last launch
-        self._copied: int | None = None  # the end of the first copy from the device after it
+        self._copied: int | None = None  # the end of the first copy from the device after the last launch
         self._idle = IdleWaits()
         self._numbers: dict[int, int] = {}  # numbers of kernels and graphs
         self._graph_numbers: set[int] = set()
-        self._firsts: list[tuple[int, int, int]] = []  # each kernel's first: launches before it, begin, end
+        self._firsts: list[tuple[int, int, int]] = []  # each kernel's first launch: launches before it, begin, end
         self._counts: list[int] = []
         self._waits = 0
         self._graphs = trace.processes[number].graphs
@@ -115,6 +116,7 @@ class Tapes:
         rows = np.zeros(int(launch.sum()), LAUNCHED)
         rows["start"] = start[launch]
         rows["waits"] = self._waits + np.searchsorted(waits, rows["start"])
+        rows["thread"] = calls.rows["thread"][launch]
         self._waits += len(waits)
         own, ends = calls.rows[launch], end[launch]
         kernels = np.where(own["function"] != 0, own["function"], own["object"])
@@ -149,7 +151,7 @@ class Tapes:
 
     @property
     def again(self) -> tuple[int, int, int]:
-        """Return when the last recurring kernel was first launched, when that returned, and the launches before."""
+        """Return when the last recurring kernel was first launched, when that returned, and the launches before it."""
         again = [first for first, count in zip(self._firsts, self._counts, strict=True) if count > 1]
         before, start, end = max(again or self._firsts)
         return start, end, before
@@ -170,22 +172,32 @@ class Tapes:
         return low
 
     def codes(self, first: int, end: int | None = None) -> Codes:
-        """Return the kernels that were launched, from a launch on, and before another one."""
+        """Return the kernels launched from one launch up to another."""
         return Codes(self._codes, first, end)
 
     def count_graphs(self, first: int, end: int) -> int:
-        """Return how many launches from one on, and before another one, are of graphs."""
+        """Return how many launches from one up to another are graph launches."""
         return int(np.isin(self._codes[first:end], [*self._graph_numbers]).sum())
+
+    def count_in_threads(self, period: Period, first: int) -> int:
+        """Return how often the unit of a period occurs in the launches of each thread alone, from a launch on.
+
+        Only the first MOST of these launches are looked at.
+        """
+        begin = int(period.begins[0])
+        unit, codes = self._codes[begin : begin + period.length], self._codes[first : first + MOST]
+        return count_in_threads(codes, self.launches[first : first + MOST]["thread"], unit)
 
     def starts(self, first: int) -> Starts:
         """Return when the launches from one on began."""
         return Starts(self.launches, first, self.unrecorded)
 
     def measure(self, period: Period) -> tuple[float, float]:
-        """Return the median time of the units that repeat, in ns, and the share that was waited for before the next.
+        """Return the median time of the repeated units in ns, and the share of them that was waited for before the
+        next.
 
-        A unit takes until the next launch begins; the last one, if no launch follows, until it has been waited for.
-        Units in which recording was off, where launches may be missing, only count if there are no others.
+        A unit lasts until the next launch begins; the last one, if no launch follows, until it has been waited for.
+        Units in which recording was off, which may lack launches, count only if there are no others.
         """
         took, waited, count = Numbers(), 0, 0
         counts = (period.ends - period.begins) // period.length
@@ -205,13 +217,13 @@ class Tapes:
 
 
 def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
-    """Yield begins, ends, bytes and acts of all calls, some at a time."""
+    """Yield begins, ends, bytes and acts of all calls, in batches."""
     for rows in tapes.calls:
         yield rows["start"], rows["end"], rows["bytes"], rows["acts"]
 
 
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
-    """Return the copies of a process that have GPU times, and until when the GPU was busy with earlier work.
+    """Return a process's copies that have GPU times, and until when the GPU was busy with earlier work.
 
     None if no copy has times.
     """
@@ -259,11 +271,11 @@ def _split_copies(calls: Tape, copied: Sorted) -> Tape:
     return made
 
 
-def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | None:
+def find_loaded(tapes: Tapes, begin: int, little: float, least: int) -> tuple[int, int] | None:
     """Return from when to when data was copied to the device before a time, without the last copies, `little` of the
     bytes.
 
-    None if nothing was copied.
+    None if fewer than the `least` bytes were copied.
     """
     first, total = None, 0.0
     for start, _, sizes, _ in _iter_early(tapes, begin):
@@ -275,7 +287,7 @@ def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | No
         large = np.flatnonzero(left > little * total)
         last = int(end[large[-1]]) if len(large) else last
         before += float(sizes.sum())
-    return None if first is None or last is None else (first, last)
+    return None if first is None or last is None or total < least else (first, last)
 
 
 def _iter_early(tapes: Tapes, begin: int) -> Iterator[tuple[Whole, Whole, Array, Array]]:

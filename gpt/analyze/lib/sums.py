@@ -1,4 +1,4 @@
-"""Base of the analyses of maps that count: all records of a launch, added up by kernel and by launch."""
+"""The base of analyses of maps that count: sums of all records, by kernel and by launch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ KERNEL = (
 )
 DROPPED = Column("dropped", "u64", title="lost", shown="any")
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches that are listed
+MOST_LAUNCHES = 100_000  # launches listed at most
 
 
 class KernelSums(MapAnalysis):
-    """The sums of each kernel, and of each launch.
+    """The sums of each kernel and of each launch.
 
     Kernels are compared by the first of the `columns`, which is the sum of `parts`, or a field. The other columns are
-    fields of the map, 0 where the map doesn't have the field.
+    fields of the map, or 0 if the map doesn't have the field.
     """
 
     columns: tuple[Column, ...]
@@ -53,7 +53,7 @@ class KernelSums(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
 
     def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
-        """Return the sum of a field, whose values are by block, unit of the block and slot."""
+        """Return the sum of a field, whose values are indexed by block, unit in the block and slot."""
         return int(values.sum(dtype="u8"))
 
     def merge(self, other: KernelSums) -> None:
@@ -67,11 +67,11 @@ class KernelSums(MapAnalysis):
         return tuple(sums[column.name] for column in (*self.columns, DROPPED))
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
-        """Return the lines about the sums of all launches; the line that scripts parse comes first."""
+        """Return the lines about the sums of all launches; the first one is for scripts to parse."""
         return [f"{self.name}:{sums[self.columns[0].name]}"]
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels, the greatest sum first, and launches."""
+        """Yield kernels, greatest sum first, and launches."""
         first, total = self.columns[0].name, sum(self._kernels.values(), Counter())
         ordered = sorted(self._kernels.items(), key=lambda kernel: (-kernel[1][first], kernel[0]))
         rows = [

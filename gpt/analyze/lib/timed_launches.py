@@ -1,4 +1,4 @@
-"""The times of launches with probes, for overhead and exposed_latency: per process, then over all."""
+"""The times of launches with probes, for overhead and exposed_latency: per process, then for all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_ORIGINAL = "no times of kernels without probes: 'gpt-hook run --benchmark' ta
 
 
 class TimedLaunches:
-    """The launches of a process; they are joined with their times once all records have come."""
+    """The launches of a process; they're joined with their times once all records have arrived."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -46,7 +46,7 @@ class TimedLaunches:
                 self._gpu.append((calls, process.clock.durations(rows["duration"])))
 
     def _find_times(self) -> dict[tuple[int, int], float]:
-        """Return the ns on the GPU of launches with probes, by thread and start."""
+        """Return the GPU time in ns of launches with probes, by thread and start."""
         import numpy as np
 
         starts = np.array(sorted({launch.start for launch in self._probed.values()}), np.uint64)
@@ -57,7 +57,7 @@ class TimedLaunches:
         return found
 
     def joined(self) -> Iterator[tuple[str, ProbedLaunch, dict[str, Any], float | None]]:
-        """Yield the kernel of each launch with times, the launch, its `times`, and ns on the GPU from --gpu-time."""
+        """Yield each timed launch: its kernel, the launch, its `times`, and its GPU time in ns from --gpu-time."""
         names, on_gpu = self._process.kernels(), self._find_times()
         for times in self._times:
             if launch := self._probed.get(times["launch"]):
@@ -65,12 +65,12 @@ class TimedLaunches:
                 yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
 
 
-def _make_values() -> array[float]:  # a named function, because workers of a cluster send pickles
+def _make_values() -> array[float]:  # a named function, because cluster workers send pickles
     return array("d")
 
 
 class Samples:
-    """Values of launches by name; medians are used, because the first launch of a kernel includes loading its code."""
+    """Values of launches by name; medians are used, because a kernel's first launch includes loading its code."""
 
     def __init__(self) -> None:
         self._values: dict[str, array[float]] = defaultdict(_make_values)
@@ -98,12 +98,12 @@ class Samples:
 
 
 def divide(time: float | None, by: float | None) -> float | None:
-    """Return the quotient, or None if a time isn't known or the second is 0."""
+    """Return the quotient, or None if a time isn't known or the divisor is 0."""
     return None if time is None or not by else time / by
 
 
 class Mergeable(Protocol):
-    """The sums of the launches of a key."""
+    """The sums of the launches with one key."""
 
     def merge(self, other: Self) -> None:
         """Merge another one."""
@@ -114,7 +114,7 @@ Cost = TypeVar("Cost", bound=Mergeable)
 
 
 class TimedFold(ABC, Generic[Key, Cost]):
-    """The costs of all launches that were read, by a key."""
+    """The costs of all launches that were read, by key."""
 
     streams = True
 
@@ -124,12 +124,12 @@ class TimedFold(ABC, Generic[Key, Cost]):
 
         self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
         self._done: dict[Key, Cost] = {}  # processes that have ended
-        self._coverage = Coverage()  # launches of processes that have ended
+        self._coverage = Coverage()  # launches in processes that have ended
         self._open: dict[Process, TimedLaunches] = {}
 
     @abstractmethod
     def new(self) -> Cost:
-        """Return the sums of no launches."""
+        """Return the sums for no launches."""
 
     @abstractmethod
     def add_up(self, process: Process, launches: TimedLaunches) -> dict[Key, Cost]:

@@ -1,7 +1,7 @@
-"""Calls by function: how many, how long, how many bytes; and kernels by name.
+"""Sum up calls by function (their number, duration and bytes), and kernels by name.
 
-Calls come in batches of arrays and go into a histogram for each function (gpt/trace/durations.py), so memory
-doesn't grow with the length of a trace.
+Calls arrive in batches of arrays and go into one histogram per function (gpt/trace/durations.py), so memory doesn't
+grow with the length of a trace.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gpt.trace.process import CAPTURED, Api, Process
 from gpt.trace.replays import Replays, sum_replays
 
 MAX_FUNCTIONS = 8192  # at most 64 KiB each; the driver has about 700
-FEW = 3  # least launches to tell that one of them loaded code: it takes FAR times as long as the others
-NOT_FAILED = (0, 4, 600)  # CUDA_SUCCESS; AT_EXIT; CUDA_ERROR_NOT_READY, the answer of a query
-AT_EXIT = 4  # CUDA_ERROR_DEINITIALIZED: the driver has shut down, since the program exits
+FEW = 3  # launches needed to tell that one of them loaded code: it takes FAR times as long as the others
+NOT_FAILED = (0, 4, 600)  # CUDA_SUCCESS; AT_EXIT; CUDA_ERROR_NOT_READY, which queries return
+AT_EXIT = 4  # CUDA_ERROR_DEINITIALIZED: the driver has shut down because the program is exiting
 
 
 class SlowestCall(NamedTuple):
-    """A call: its duration in ns, when it began in ns since the epoch, its process and thread."""
+    """A call: its duration in ns, when it began in ns since the epoch, and its process and thread."""
 
     duration: float
     start: int
@@ -90,9 +90,9 @@ class KernelTotals:
 
     def __init__(self) -> None:
         self.launches = self.captured = self.loads = 0
-        self.loading = 0.0  # ns of `loads` launches that took far longer than the others of their kernels
-        self.loaded = 0.0  # ns that are known to be loading its code, and aren't in `gpu`
-        self.unsure = 0.0  # ns in `gpu` that may be loading: of kernels launched only once
+        self.loading = 0.0  # ns of `loads` launches that took far longer than their kernels' others
+        self.loaded = 0.0  # ns known to be loading its code, which aren't in `gpu`
+        self.unsure = 0.0  # ns in `gpu` that may be loading, for kernels launched only once
         self.gpu = Durations()  # its work on the GPU
 
     def find_loading(self, known: bool) -> None:
@@ -113,7 +113,7 @@ class KernelTotals:
 
 
 class Totals:
-    """Functions and kernels of several processes, by name."""
+    """The functions and kernels of several processes, by name."""
 
     def __init__(self) -> None:
         self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)  # however the program got them
@@ -140,7 +140,7 @@ class Totals:
 
 
 class ProcessTotals:
-    """The sums of one process, by function id; the names of functions may come later."""
+    """The sums of one process, by function id; functions may get their names later."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -153,7 +153,7 @@ class ProcessTotals:
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._captures = Counter[tuple[int, int]]()  # by api and function
         self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
-        self._unprobed_time = defaultdict[int, float](float)  # ns of the former, by function
+        self._unprobed_time = defaultdict[int, float](float)  # the former, by function
         self._firsts = FirstLaunches()
 
     @property
@@ -211,7 +211,7 @@ class ProcessTotals:
             calls = rows.take(found, order)
             self._function(id_).add(calls, threads[order], process)
             if "object" in names and process.apis.get(id_, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
-                process.graphs.add_calls(id_, calls)  # its name may come later
+                process.graphs.add_calls(id_, calls)  # its name may arrive later
                 self.launches.add_graphs(id_, threads[order], calls)
             self.calls += 0 if process.is_ioctl(id_) else len(order)
 
@@ -231,7 +231,7 @@ class ProcessTotals:
         return function
 
     def find_loaded(self) -> rows.Rows:
-        """Return the first launches in which kernels were loaded: rows of GPU times, `took` ns, `cut` of it loading.
+        """Return the first launches in which kernels were loaded, as rows of GPU times: `took` ns, `cut` of it loading.
 
         They include launches that may have loaded code, for `unsure` ns.
         """
@@ -276,7 +276,7 @@ class ProcessTotals:
         return found
 
     def _take_out(self, totals: Totals, loaded: rows.Rows) -> tuple[list[float], dict[str, float]]:
-        """Take loading out of the times of kernels. Returns ns without and with probes, the former by kernel, too."""
+        """Subtract loading from kernels' times. Return ns without and with probes, and the former by kernel."""
         left, kernels, unprobed = [*self._gpu_time], self.process.kernels(), defaultdict[str, float](float)
         for id_, time in self._unprobed_time.items():
             unprobed[kernels.get(id_, f"#{id_}")] += time

@@ -1,10 +1,10 @@
-"""Distributions of numbers, added as arrays, in memory that doesn't grow with how many there are.
+"""Distributions of numbers, added as arrays, in memory that doesn't grow with their count.
 
-A number counts in a bin of its distance from a base. A bin is the upper bits of a 64-bit float, including the first
-BITS of the mantissa: each is 0.2 % of the distance wide, and whole distances below 1024 have bins of their own. All
-numbers in a bin count as the one at its beginning. The base is 0, except that for unsigned numbers it's the least of
-the first array. So clocks and addresses, which are large and close to each other, don't share one bin. Numbers below
-half of that base are nearer to 0, so their distance from 0 counts.
+A number is counted in the bin of its distance from a base. A bin is the upper bits of a 64-bit float, including the
+first BITS of the mantissa: each is 0.2 % of the distance wide, and whole distances below 1024 have separate bins. All
+numbers in a bin count as the number at its start. The base is 0, except that for unsigned numbers it's the least of the
+first array. So clocks and addresses, which are large and close to each other, don't share one bin. Numbers below half
+of that base are nearer to 0, so their distance from 0 counts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 BITS = 9
 SHIFT = np.int64(52 - BITS)
-WIDE = 64  # ratio of the greatest to both the median and the least above 0, from which on bins double
-DOUBLINGS = 2  # most bins between a number and twice that number
-BELOW = np.int64(1 << 21)  # subtracted from bins of distances from 0 if the base isn't 0: they come before all others
+WIDE = 64  # if both the median and the least number above 0 are this much smaller than the greatest, bins double
+DOUBLINGS = 2  # most bins between a number and its double
+BELOW = np.int64(1 << 21)  # subtracted from bins of distances from 0 if the base isn't 0, to put them before all others
 HALF = 32  # bits of half a number: sums of halves don't overflow
 
 Ints = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Distribution:
-    """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are counted apart."""
+    """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are counted separately."""
 
     def __init__(self) -> None:
         self.count = self.nans = self.infinite = 0
@@ -68,7 +68,7 @@ class Distribution:
         self._count(self._find_bins(found))
 
     def merge(self, other: Distribution) -> None:
-        """Add the numbers of another distribution, none of them unsigned."""
+        """Add another distribution's numbers, none of them unsigned."""
         self.nans += other.nans
         if not other.count or other.least is None or other.greatest is None:
             return
@@ -105,20 +105,20 @@ class Distribution:
         self._bins, self._counts = bins, counts
 
     def bins(self) -> tuple[Floats, Ints]:
-        """Return the number at the beginning of each bin that isn't empty, in ascending order, and its count."""
+        """Return the number at the start of each nonempty bin, in ascending order, and its count."""
         found, bases = self._split(self._bins)
         found = found + bases
         return np.clip(found, self.least, self.greatest) if self.count else found, self._counts
 
     def _split(self, bins: Ints) -> tuple[Floats, Floats]:
-        """Return the distance at which each bin begins, and its base."""
+        """Return the distance at which each bin starts, and its base."""
         from_zero = bins < -BELOW // 2
         own = np.where(from_zero, bins + BELOW, bins)
         away = (np.abs(own) << SHIFT).view(np.float64)
         return np.where(own < 0, -away, away), np.where(from_zero, 0.0, float(self._base))
 
     def percentile(self, part: float) -> int | float | None:
-        """Return a percentile, `part` from 0 to 1, or None without numbers."""
+        """Return a percentile, `part` from 0 to 1, or None if there are no numbers."""
         if not self.count:
             return None
         rank = max(1, math.ceil(part * self.count))
@@ -138,7 +138,7 @@ class Distribution:
 
 
 def iter_columns(series: Mapping[str, Distribution], most: int) -> Iterator[tuple[str, int | float, int | float, int]]:
-    """Yield the columns of a histogram that are not empty: name of the series, edges, how many."""
+    """Yield the nonempty columns of a histogram: name of the series, edges, count."""
     edges, counts = make_histogram([*series.values()], most)
     whole = all(values.whole for values in series.values()) and bool((edges % 1 == 0).all())
     shown: list[int | float] = [int(edge) if whole else edge for edge in edges.tolist()]
@@ -148,10 +148,10 @@ def iter_columns(series: Mapping[str, Distribution], most: int) -> Iterator[tupl
 
 
 def make_histogram(series: Sequence[Distribution], most: int) -> tuple[Floats, list[Ints]]:
-    """Return the edges of at most `most` bins, and for each series how many of its finite numbers are in each.
+    """Return the edges of at most `most` bins, and for each series the number of finite values in each.
 
-    Whole numbers close to each other get a bin each. Bins have equal widths, except that for numbers that aren't
-    negative and differ widely they have equal ratios, with one bin for 0.
+    Whole numbers close to each other get one bin each. Otherwise bins have equal widths, except for nonnegative numbers
+    of very different sizes, whose bins have equal ratios, with one bin for 0.
     """
     bins = [values.bins() for values in series]
     finite = [found[np.isfinite(found)] for found, _ in bins]

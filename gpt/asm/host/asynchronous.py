@@ -97,7 +97,7 @@ def _copy(use: InstructionUse) -> str:
 
 
 def _given(use: InstructionUse, operand: tree.Operand, count: int) -> str:
-    """Return the number of bytes that are read: the operand's value, or 0 if it's a predicate and true."""
+    """Return the number of bytes to read: the operand's value, or 0 if it's a predicate that's true."""
     name = operand.operand if isinstance(operand, tree.Prefixed) else operand
     if isinstance(name, tree.Name) and (found := use.body.find_register(name.name)) and found.type.name == "pred":
         return f"{use.value(operand, TYPES['pred'])} ? 0 : {count}"
@@ -175,7 +175,7 @@ def _matrix(use: InstructionUse) -> str:
     where = bracketed(address)
     if use.words["W"] or use.place(where):
         row = pointer(use, "shared", where, 16)
-    else:  # hardware reads an address below 4 GiB as one in shared memory
+    else:  # hardware treats an address below 4 GiB as one in shared memory
         row = f"host_shared(t, {use.site}, host_to_shared(t, {use.address_of(where)}), 16)"
     transposed = int(bool(use.words["trans"]))
     after = [use.assign(item, _U32, f"x_.elements[{n}]") for n, item in enumerate(items)] if load else []

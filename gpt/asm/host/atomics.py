@@ -1,7 +1,7 @@
 """Atomic operations, reductions and fences.
 
-Blocks run in parallel on several threads of the host, so each operation is atomic on the host too, and sequentially
-consistent. The elements of a vector are processed one after the other, which PTX allows.
+Blocks run in parallel on several host threads, so each operation is atomic on the host too, and sequentially
+consistent. The elements of a vector are processed one after another, which PTX allows.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ ROWS = [
     *_rows(),
     Row("membar.S", "", _FENCED, S="cta gl sys"),
     Row("fence{.M}.S", "", _FENCED, needs=": sm_70; : 6.0; cluster: sm_90", M="sc acq_rel acquire release", S=SCOPES),
-    # Proxies: all of them access the same memory here
+    # Proxies all access the same memory here
     Row("fence.proxy.P", "", _FENCED, needs="async: sm_90; async: 8.0; : 7.5", P="alias async"),
     Row("membar.proxy.alias", "", _FENCED, needs=": 7.5"),
     Row("fence.proxy.async.W", "", _FENCED, needs=": sm_90; : 8.0", W="global shared::cta shared::cluster"),

@@ -32,7 +32,7 @@ _PATIENCE = 30  # seconds for an answer to --version
 
 
 class HostTarget:
-    """The CPU of this machine, the only target of this back end."""
+    """This machine's CPU, the only target of this back end."""
 
     family = "host"
 
@@ -52,7 +52,7 @@ class Host:
     kind: ClassVar[str] = "object"
 
     def __init__(self, options: Options) -> None:
-        """Raises MissingError if the runtime is not built."""
+        """Find the runtime. Raises MissingError if it isn't built."""
         self._flags = [f"-O{LEVEL if options.level is None else min(options.level, 3)}", *FLAGS, *_machine()]
         if not (HEADERS / "abi.h").is_file():
             raise MissingError("not built: run 'make runtime'", str(HEADERS))
@@ -68,7 +68,7 @@ class Host:
         return HostTarget()
 
     def target_for(self, text: bytes, target: HostTarget) -> HostTarget:
-        """See backend.Backend. Raises MissingError if there is no C compiler. It has no outlines."""
+        """Return the target unchanged. Raises MissingError if there's no C compiler."""
         find_compiler()
         return target
 

@@ -1,8 +1,8 @@
 """Translate a PTX function to a C function.
 
 Registers become locals, declared at the top and initialized to zero; labels stay labels. If several scopes declare a
-name, each gets a C name of its own. A backward branch counts down the thread's budget. A basic block adds the number of
-its instructions to the clock once, so an instruction that reads the clock ends the block.
+name, each gets a different C name. A backward branch counts down the thread's budget. A basic block adds its number of
+instructions to the clock once, so an instruction that reads the clock ends the block.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ _ARITHMETIC = [
         R=MODES,
         T="f32 f64",
     ),
-    # JIT compilers fuse it (the PTX manual, mad)
+    # JIT compilers fuse this (the PTX manual, mad)
     Row(
         "mad{.sat}.f32",
         "d:f32 = a:f32 b:f32 c:f32",
@@ -180,7 +180,7 @@ _COMPARISON = [
     ),
 ]
 _COMPARED = f"ftz: T=f16 T=f16x2 T=f32; T=f16 T=f16x2: sm_53; {_BF16}"
-_SET_HALF = "T=f16 T=f16x2: 6.5 D=f16 D=f16x2 D=bf16"  # a half compared to an integer result came later
+_SET_HALF = "T=f16 T=f16x2: 6.5 D=f16 D=f16x2 D=bf16"  # comparing halves to an integer result was added later
 _TEST = "{T.name}_compare(COMPARE{C}, {a}, {b}, FLAG{ftz})"
 _LOW, _HIGH = (f"{{T.name}}_{part}_compare(COMPARE{{C}}, {{a}}, {{b}}, FLAG{{ftz}})" for part in ("low", "high"))
 for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and with a predicate
@@ -196,7 +196,7 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
             B=BOOLEAN,
             T="f32 f64",
         ),
-        Row(  # ptxas refuses a second predicate for halves
+        Row(  # ptxas rejects a second predicate for halves
             _setp[0], f"p:pred = a b{_c}", f"{_TEST}{_with}", needs=_COMPARED, C=COMPARE, B=BOOLEAN, T="f16 bf16"
         ),
         Row(*_setp, f"p_ = {_LOW}{_with}; q_ = {_HIGH}{_with};", needs=_COMPARED, C=COMPARE, B=BOOLEAN, T=PAIRS),

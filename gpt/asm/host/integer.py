@@ -1,6 +1,6 @@
 """Integer arithmetic, logic, comparison and conversion.
 
-PTX leaves division by zero undefined. Here quotient and remainder are all ones in every type, as in the code that
+PTX leaves division by zero undefined. Here, quotient and remainder are all ones in every type, as in the code that
 ptxas 13.0 generates for sm_90.
 """
 
@@ -95,7 +95,7 @@ def _part(type_: PtxType, count: int) -> PtxType:
 
 
 def _holds(type_: PtxType, other: PtxType) -> bool:
-    """Return whether an integer type has all values of another, so that nothing saturates."""
+    """Return whether an integer type can represent all values of another, so that nothing saturates."""
     return (
         type_.bits > other.bits
         if type_.is_signed > other.is_signed
@@ -107,7 +107,7 @@ class _Sum(NamedTuple):
     """An addition of two terms and a carry. Instructions that don't read the flag use the constant `carry`.
 
     Hardware has a single flag, the carry out. It subtracts by adding the complement and 1, so after `sub.cc` a set flag
-    means that nothing was borrowed, and `addc` may follow `sub.cc`.
+    means that there was no borrow, and `addc` may follow `sub.cc`.
     """
 
     operands: str
@@ -196,7 +196,7 @@ ROWS = [
         A=_SIGNED,
         B=_SIGNED,
     ),
-    # Numbers of several words
+    # Multi-word numbers
     *(
         row
         for name, of in _PRODUCTS.items()
@@ -295,7 +295,7 @@ ROWS = [
         D=SET,
         T=f"{INTEGERS} {PLAIN}",
     ),
-    # Conversion of integers to integers
+    # Integer to integer conversion
     Row("cvt.D.T", "d:D = a", "({D}){a}", D=BYTES, T=BYTES),
     *(
         Row("cvt.sat.D.T", "d:D = a", "saturate({a}, {D.bits}, {D.sign})", D=to, T=" ".join(of))

@@ -43,7 +43,7 @@ def function_address(name: str) -> int:
 
 
 def _check_pointers(variable: ModuleVariable, known: set[str]) -> None:
-    """Reject a variable that begins with the address of something else than these. Raises Unsupported."""
+    """Reject a variable whose initial value has the address of anything but these. Raises Unsupported."""
     for pointer in variable.pointers:
         if pointer.symbol not in known:
             raise Unsupported(
@@ -53,14 +53,14 @@ def _check_pointers(variable: ModuleVariable, known: set[str]) -> None:
 
 
 class ModuleWriter:
-    """A module during its translation to C. `faults` collects the reasons why it can't be, as (location, text)."""
+    """A module during its translation to C. `faults` collects what can't be translated, as (location, text)."""
 
     def __init__(self, data: bytes, name: str) -> None:
-        """Raises MalformedError if the text isn't PTX."""
-        # As ptxas does, so that results are the same as on a GPU.
+        """Scan the module. Raises MalformedError if the text isn't PTX."""
+        # Contract as ptxas does, so that results are the same as on a GPU.
         whole = contracted(scan_module(data, name))
         head = read_head(whole)
-        # The targets of an indirect call aren't known, so a module with one keeps all of its functions.
+        # The targets of an indirect call aren't known, so a module that contains one keeps all of its functions.
         indirect = INDIRECT in whole.skeleton
         self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
         self._whole = whole
@@ -82,7 +82,7 @@ class ModuleWriter:
         self._parameters: dict[str, list[params.Param]] = {}
         self._heads: dict[str, tree.FunctionNode] = {}
         self._aliases: dict[str, str] = {}  # alias: function
-        self._textures: set[str] = set()  # and samplers and surfaces
+        self._textures: set[str] = set()  # including samplers and surfaces
         self._independent = head.texmode_independent
 
     def write(self) -> str:
@@ -198,7 +198,7 @@ class ModuleWriter:
 
     @cached_property
     def _addressable(self) -> set[str]:
-        """Names in the whole module of what a variable may begin with the address of."""
+        """Return the names in the whole module whose address a variable's initial value may contain."""
         text = self._whole.skeleton
         return {
             item.name
@@ -231,7 +231,7 @@ class ModuleWriter:
                 self._judge(item)
 
     def _judge(self, item: Item) -> None:
-        """Find faults of a variable that no kernel uses: ptxas would find them. Textures may be declared."""
+        """Check a variable that no kernel uses, as ptxas would. Textures may be declared."""
         node = parse_declaration(self._whole.skeleton[item.start : item.end], lambda: self._whole.where(item.start))
         words = {specifier.word for specifier in node.specifiers}
         for one in node.declarators:
@@ -300,7 +300,7 @@ class ModuleWriter:
         if not self._has_targets:
             return []
         pointed = [one.symbol for _, variable in self._variables.values() for one in variable.pointers]
-        # Functions whose address isn't taken here come last: variables of other kernels may hold their addresses.
+        # Functions whose address isn't taken here come last: other kernels' variables may hold their addresses.
         names = [n for n in dict.fromkeys([*self.taken, *pointed, *sorted(self._functions)]) if n in self._functions]
         rows = [f"{{{function_address(n):#x}ull, (void *){c_function(n)}}},\n    " for n in names if self.is_defined(n)]
         return ["static const struct host_target targets[] = {\n    ", *rows, "{0, 0}};\n\n"]
@@ -376,7 +376,7 @@ class ModuleWriter:
         )
 
     def reached(self, kernel: str) -> set[str]:
-        """Return the kernel and the names of everything it uses, directly or not."""
+        """Return the kernel and the names of everything it uses, directly or indirectly."""
         found = needed(self.module, [kernel])
         items = (item for item in self.module.items if item.name in found)
         indirect = any(INDIRECT in self.module.skeleton[item.start : item.end] for item in items)
@@ -394,7 +394,7 @@ def _pointers(count: int) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """Quote a text as a C string."""
+    """Quote text as a C string."""
     escaped = re.sub(r"[\\\"?]", lambda found: "\\" + found[0], text)
     return (
         '"' + re.sub(r"[^ -~]", lambda found: "".join(f"\\{b:03o}" for b in found[0].encode("latin-1")), escaped) + '"'

@@ -65,7 +65,7 @@ SPECIAL = {  # special registers: type, and value in C
 }
 SPECIAL |= {name[:-1] + "rgba"["xyzw".index(name[-1])]: SPECIAL[name] for name in [*SPECIAL] if name[-2] == "."}
 _CLUSTERS, _RESERVED = ": sm_90; : 7.8", ": 7.6"
-SPECIAL_NEEDS = {  # .target and .version that newer special registers need, written like the needs of a row
+SPECIAL_NEEDS = {  # the .target and .version that newer special registers need, written like a row's needs
     **dict.fromkeys(("%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"), _CLUSTERS),
     **dict.fromkeys(("%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster"), _CLUSTERS),
     **{name: _RESERVED for name in SPECIAL if name.startswith("%reserved_smem")},
@@ -121,7 +121,7 @@ class CLabel:
 
 
 class Unsupported(Exception):
-    """An instruction or declaration can't be translated to C; the text says why."""
+    """An instruction or declaration can't be translated to C; the message says why."""
 
 
 def c_function(name: str) -> str:
@@ -130,7 +130,7 @@ def c_function(name: str) -> str:
 
 
 def literal(value: int, type_: PtxType) -> str:
-    """Write an integer, or the bits of a float, as a C constant of a type. Constants of PTX have 64 bits."""
+    """Write an integer, or a float's bits, as a C constant of a type. PTX constants have 64 bits."""
     value &= (1 << min(type_.bits, 64)) - 1
     if type_.name == "f32":
         return _float_literal(struct.unpack("<f", struct.pack("<I", value))[0], f"as_f32({value:#x}u)", "f")
@@ -160,7 +160,7 @@ def constant(text: str, type_: PtxType) -> str:
 
 
 def float_bits(text: str, type_: PtxType) -> int:
-    """Return a float constant's bits as a type has them: as written for `0f3F800000`, else rounded.
+    """Return a float constant's bits in a type: as written for `0f3F800000`, or else rounded.
 
     Raises Unsupported.
     """

@@ -1,9 +1,9 @@
-"""Rules about the words of an instruction: the other words, .target or .version they need. A row has them as text.
+"""Check the words of an instruction: which other words, .target or .version they need. A row has these rules as text.
 
     "ftz: f16 f32; rz rm rp: !sat; bf16: sm_90; : 7.8"
 
 A rule has words and, after the colon, alternatives: an instruction with one of the words must satisfy at least one
-alternative. Without words before the colon, the rule applies to every form. An alternative is
+alternative. If no words precede the colon, the rule applies to every form. An alternative is
 
     word      a word of the instruction
     !word     a word that must be absent
@@ -39,7 +39,7 @@ class Dialect:
 
     target: int
     version: tuple[int, int]
-    family: bool = False  # sm_90a, sm_100f: with the features of that family only
+    family: bool = False  # sm_90a, sm_100f: only for that family's features
 
     @classmethod
     def of(cls, head: Head) -> Dialect:
@@ -66,7 +66,7 @@ class Rule:
     needs: tuple[str, ...]
 
     def broken(self, words: Collection[str], dialect: Dialect) -> str:
-        """Return why a form with these words is refused, or "" if it isn't."""
+        """Return why a form with these words is rejected, or "" if it isn't."""
         found = next((word for word in self.words if all(one in words for one in word.split("+"))), "")
         if (self.words and not found) or any(_holds(need, words, dialect) for need in self.needs):
             return ""
@@ -93,14 +93,14 @@ def _holds(need: str, words: Collection[str], dialect: Dialect) -> bool:
 
 
 def _shown(word: str, words: Collection[str]) -> str:
-    """Return a word of a rule without the name of its set; of a whole set, the word that the instruction has."""
+    """Return a rule's word without the name of its set; for a whole set, the word that the instruction has."""
     of, _, one = word.rpartition("=")
     given = (other.rpartition("=")[2] for other in sorted(words) if of and other.startswith(f"{of}="))
     return next((other for other in given if other != "*"), one) if one == "*" else one
 
 
 def _said(needs: tuple[str, ...], words: Collection[str]) -> str:
-    """Say in words what a rule asks for."""
+    """Describe what a rule requires."""
     targets = [need for need in needs if need[:3] == "sm_"]
     if targets:
         later = "" if targets[0][-1] == "a" else " or later"

@@ -1,8 +1,8 @@
-"""Judge declarations of textures, samplers and surfaces, as ptxas does.
+"""Check declarations of textures, samplers and surfaces as ptxas does.
 
-The simulated device has none of them: a kernel that uses one is refused. But a module may declare textures that none of
-its kernels uses. ptxas refuses some declarations, and the tables here say what it takes (ptxas 13.0, whose manual lists
-more field names and no combinations).
+The simulated device has none of these: a kernel that uses one is rejected. But a module may declare textures that none
+of its kernels uses. ptxas rejects some declarations, and the tables here list what it accepts (ptxas 13.0, whose manual
+lists more field names and no combinations).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of all topics, as one."""
+"""The tables of all topics combined."""
 
 from __future__ import annotations
 

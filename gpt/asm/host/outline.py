@@ -1,10 +1,11 @@
 """Read what a module declares: its kernels with their parameters and memory, and its variables with initial values.
 
-The simulated device asks for it when a program loads PTX, and answers the program's questions from it: code is made
-when a kernel is launched. So this reads declarations only, finds no fault with instructions, and needs no C compiler.
+The simulated device asks for this when a program loads PTX, and answers the program's questions from it; code is
+generated when a kernel is launched. So this reads only declarations, finds no fault with instructions, and needs no C
+compiler.
 
-A kernel's shared memory holds the variables that it uses, directly or through functions, one after the other, as the
-code that is made for that kernel alone has them. Variables that no code can be made for are there without a value.
+A kernel's shared memory holds the variables that it uses, directly or through functions, one after another, as in the
+code generated for that kernel alone. Variables for which no code can be generated are listed without a value.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DECLARATION = compiled(TO_SEMICOLON)
 _VERSION = compiled(r"\.version\s+([\d.]+)")
 _TARGET = compiled(r"\.target\s+(\w+)")
 _LIMIT = compiled(r"\.(maxntid|reqntid|maxnreg)\s++(\w++(?:\s*+,\s*+\w++)*+)")
-_MAX_SIZE = 1 << 40  # bytes of a variable; a larger one is left out
+_MAX_SIZE = 1 << 40  # bytes per variable; larger ones are left out
 _MAX_PARAMS = 1 << 20  # bytes
 _MAX_NUMBER = (1 << 31) - 1
 _BEFORE = 64  # bytes to search for the end of the statement before a declaration
@@ -45,7 +46,7 @@ class _Memory(NamedTuple):
 
 
 def read_outline(data: bytes, name: str) -> dict[str, Any]:
-    """Return the keys of an `outline` record but its id. Raises MalformedError if the text isn't PTX."""
+    """Return the keys of an `outline` record except its id. Raises MalformedError if the text isn't PTX."""
     module = scan_module(data, name)
     variables: list[dict[str, Any]] = []
     memory: list[_Memory] = []
@@ -65,7 +66,7 @@ def read_outline(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _iter_declarations(module: Module) -> Iterator[tuple[str, int, int]]:
-    """Yield each declaration of variables: the function that it is in, or "", its start and its end."""
+    """Yield each declaration of variables: the function that contains it, or "", its start and its end."""
     text = module.skeleton
     for item in module.items:
         if item.kind == "variable":
@@ -79,7 +80,7 @@ def _iter_declarations(module: Module) -> Iterator[tuple[str, int, int]]:
 
 
 def _outline_head(module: Module) -> dict[str, Any]:
-    """Return the first `.target` and `.version` with their lines, and the newest version if that one doesn't exist."""
+    """Return the first `.target` and `.version` with their lines, and the newest version if this one doesn't exist."""
     found: dict[str, Any] = {}
     for item in module.items:
         text = module.skeleton[item.start : item.end]
@@ -93,7 +94,7 @@ def _outline_head(module: Module) -> dict[str, Any]:
 
 
 def _line(module: Module, item: Item) -> int:
-    """Return the line of one of the first items; Module.line reads the whole text."""
+    """Return the line of one of the first items; Module.line would read the whole text."""
     return module.text.count("\n", 0, item.start) + 1
 
 

@@ -61,7 +61,7 @@ class ModuleCode(Protocol):
         """Declare a variable of the module within a function. Raises Unsupported."""
 
     def reached(self, kernel: str) -> set[str]:
-        """Return the kernel and the names of everything it uses, directly or not."""
+        """Return the kernel and the names of everything it uses, directly or indirectly."""
 
 
 class FunctionCode(Protocol):

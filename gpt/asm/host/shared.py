@@ -28,7 +28,7 @@ class Shared:
     """The layout of the shared memory of a module's kernels."""
 
     def __init__(self, code: ModuleCode) -> None:
-        """Compute the layout; faults go to `code.fault`."""
+        """Compute the layout. Faults are passed to `code.fault`."""
         self._variables: dict[tuple[str, str], _Variable] = {}  # by function ("" for the module) and name
         self._offsets: dict[tuple[str, str], int] = {}
         self._needs: dict[str, tuple[int, int]] = {}

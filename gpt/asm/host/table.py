@@ -1,13 +1,13 @@
-"""The format of the instruction tables. A row gives the syntax of an instruction, in the style of the PTX manual, and
-its effect in C.
+"""Define the format of the instruction tables. A row gives the syntax of an instruction, in the style of the PTX
+manual, and its effect in C.
 
     Row("mul.hi.T", "d = a b", "({T})(({T.wide}){a} * {b} >> {T.bits})", T="u16 s16 u32 s32")
     Row("add{.sat}.s32", "d:s32 = a:s32 b:s32", "add_s32({a}, {b}, FLAG{sat})")
     Row("setp.C.T", "p:pred q:pred = a b", "{p} = {a} {C} {b}; {q} = !{p};", C={"lt": "<", ...}, T="s32 u32")
 
 The form is the opcode with its modifiers. `{.sat}` is optional. A capital letter names a set, of which any word
-matches; `{.R}` makes it optional. The first row whose modifiers and number of operands match is used. If no row
-matches, modifiers may come in any order, as ptxas allows, but types and state spaces keep theirs.
+matches; `{.R}` makes it optional. The first row that matches the modifiers and the number of operands is used. If no
+row matches, modifiers may come in any order, as ptxas allows, but types and state spaces keep theirs.
 
 The signature lists the operands that the instruction writes, then those it reads, each as `name:type`. The type is a
 PTX type, a set with types, or derived from one (`T.wide`, `T.signed`, `T.unsigned`); the default is T. `a[4]` is a
@@ -20,7 +20,7 @@ the word and `{T.bits}` its size. Any other word becomes `_` and the word, or no
 `ROUND{R}` and `FLAG{sat}` name constants of device.h; for a set given as a dict, it's the value. `{thread}` and
 `{site}` are the first arguments of services; an instruction that uses `{site}` gets one.
 
-The `needs` of a row say which of its words go together, and which need a later target (needs.py).
+A row's `needs` say which of its words can be combined, and which need a later target (needs.py).
 
 If no template can express an instruction, the code is a function that gets its InstructionUse (use.py).
 """
@@ -40,7 +40,7 @@ from gpt.ptx.types import PACKED, SIZES
 _FLOATS = {"f32": "float", "f64": "double"}
 _PART = re.compile(r"\{\.([\w:]+)\}|\.([\w:]+)")
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x\d)?|u?e\d+m\d+(?:x\d)?")
-_ORDERED = {"mma", "wmma"}  # the order of words tells which operand they belong to
+_ORDERED = {"mma", "wmma"}  # the order of words says which operand they belong to
 _PHRASES = {
     "bar",
     "barrier",
@@ -67,7 +67,7 @@ class PtxType:
     """A PTX type; `str` gives the C type. Non-integer types of at most 16 bits are unsigned integers in C."""
 
     name: str
-    bits: int  # 8 for a predicate, as C has it
+    bits: int  # 8 for a predicate, as in C
 
     def __str__(self) -> str:
         if self.name in _FLOATS:
@@ -83,7 +83,7 @@ class PtxType:
 
     @property
     def sign(self) -> int:
-        """1 for a signed integer, else 0, for use in C."""
+        """1 for a signed integer, 0 for anything else, for use in C."""
         return int(self.is_signed)
 
     @property
@@ -132,14 +132,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Match:
-    """A row with the words that an instruction has."""
+    """A row, and the words that an instruction has."""
 
     row: Row
     words: Mapping[str, Word]
     texts: frozenset[str]  # the words themselves, each also after the name of its set: `T=f32`, `T=*`
 
     def refusal(self, dialect: Dialect) -> str:
-        """Return why a module of a dialect can't have this instruction, or "" if it can."""
+        """Return why a module of this dialect can't contain the instruction, or "" if it can."""
         return next(filter(None, (rule.broken(self.texts, dialect) for rule in self.row.rules)), "")
 
     def find_type(self, slot: Slot) -> PtxType | None:
@@ -273,7 +273,7 @@ class InstructionTable:
     def find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
         """Return the first row that matches an instruction with `count` operands; modifiers include their dots.
 
-        If no row matches, return the reason: the broken rule of the first row with these words, if there is one.
+        If no row matches, return the reason: the rule broken in the first row that has these words, if there is one.
         """
         key = opcode, modifiers, count, dialect
         if key not in self._known:
@@ -297,7 +297,7 @@ class InstructionTable:
         return refused or self._reason(opcode, modifiers, count)
 
     def _reason(self, opcode: str, modifiers: tuple[str, ...], count: int) -> str:
-        """Say how an instruction differs from the nearest forms of the table."""
+        """Say how an instruction differs from the most similar forms in the table."""
         rows = self.rows.get(opcode, ())
         if not rows:
             return "not supported"

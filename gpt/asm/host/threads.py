@@ -152,7 +152,7 @@ ROWS = [
             ),
         )
     ),
-    # A cluster is a single block, so the wait is a barrier of the block and the arrival does nothing
+    # A cluster is a single block, so the wait is a block barrier and the arrival does nothing
     Row("barrier.cluster.arrive{.S}{.aligned}", "", "", needs=": sm_90; S=*: 8.0", S="release relaxed"),
     Row(
         "barrier.cluster.wait{.acquire}{.aligned}",

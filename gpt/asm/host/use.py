@@ -25,7 +25,7 @@ from gpt.ptx.types import BYTES, FLOAT, PACKED, takes, takes_constant
 
 ADDRESS = TYPES["u64"]
 _TAKE_SPECIAL = {"mov", "cvt"}
-_NARROWED = {"%tid", "%ntid", "%ctaid", "%nctaid", "%gridid"}  # were narrower once, so `mov` may cut them off
+_NARROWED = {"%tid", "%ntid", "%ctaid", "%nctaid", "%gridid"}  # were once narrower, so `mov` may truncate them
 _ON_SHARED = {"mapa", "getctarank"}
 _TAKE_VARIABLES = {"mov", "cvta", *_ON_SHARED}
 _DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # first result may be `_`
@@ -144,11 +144,11 @@ class InstructionUse:
         plain = next((name for name in declared if name[0] == "b" and name not in PACKED), "")
         if len(kinds) > 1 and not plain:
             raise Unsupported(f"'{vector}' has elements of several types")
-        # ptxas takes registers of any size after a constant
+        # ptxas accepts registers of any size after a constant
         unchecked = opcode in ("atom", "red") or (constants and not self._declared(vector.items[0]))
         for name in () if unchecked else [plain] if plain else declared:
             same_size = type_.is_float and name[0] in "us" and TYPES[name].bits == type_.bits
-            too_large = packs and TYPES[name].bits > type_.bits  # elsewhere, .b8 takes any register
+            too_large = packs and TYPES[name].bits > type_.bits  # elsewhere, .b8 accepts any register
             if too_large or (not self._takes(type_, name) and not (same_size and self.words.get("V"))):
                 raise Unsupported(f"'{vector}' has elements of .{name} where .{type_.name} is expected")
         for number in () if declared else constants:
@@ -163,7 +163,7 @@ class InstructionUse:
                 raise Unsupported(f"'{operand}' where a register or constant is expected")
 
     def _declared(self, item: tree.Operand) -> str:
-        """Return the type that an element of a vector is declared with, or "" for `_` and constants."""
+        """Return the type with which an element of a vector is declared, or "" for `_` and constants."""
         if not isinstance(item, tree.Name):
             return ""
         name = item.name + "".join(item.parts)
@@ -217,11 +217,11 @@ class InstructionUse:
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
 
     def _takes(self, type_: PtxType, declared: str) -> bool:
-        """Return True if ptxas takes a register for an operand of a type."""
+        """Return True if ptxas accepts a register for an operand of this type."""
         opcode = self.instruction.opcode
         if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
             return True
-        # with these modifiers no opcode takes larger registers
+        # with these modifiers, no opcode accepts larger registers
         exact = not {".bf16", ".async"}.isdisjoint(self.instruction.modifiers)
         return takes("" if exact else opcode, type_.name, declared)
 
@@ -272,7 +272,7 @@ class InstructionUse:
                 return literal(evaluate(operand), type_)
 
     def _sum(self, register: CRegister, added: tree.Expression, type_: PtxType) -> str:
-        """Return a register plus a constant, an operand that ptxas accepts though the PTX manual doesn't have it."""
+        """Return a register plus a constant, an operand that ptxas accepts although it isn't in the PTX manual."""
         if register.type.is_float or register.type.name == "pred":
             raise Unsupported(f"a constant added to a register of .{register.declared}")
         value = f"({register.type})({register.name} + {literal(evaluate(added), register.type)})"

@@ -12,9 +12,9 @@ from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, STORED, integer
 
 WIDTHS = {".v2": 2, ".v4": 4}
-_DECLARED = {*SIZES, "f16x2", "b128", "texref", "samplerref", "surfref"}  # types that aren't of instructions only
+_DECLARED = {*SIZES, "f16x2", "b128", "texref", "samplerref", "surfref"}  # types that a declaration may have
 _MAX_VECTOR = 16  # bytes
-_MAX_VALUE = 64 << 20  # bytes of an initial value: lists may leave out as many elements as they like
+_MAX_VALUE = 64 << 20  # bytes per initial value: a list may leave out any number of elements
 
 
 @dataclass(frozen=True)

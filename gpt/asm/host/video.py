@@ -18,7 +18,7 @@ def _types(use: InstructionUse) -> tuple[PtxType, PtxType, PtxType]:
 
 
 def _scalar(use: InstructionUse) -> str:
-    """Write a scalar video instruction as the code that ptxas makes of it, which isn't always what the manual says.
+    """Write a scalar video instruction as ptxas compiles it, which isn't always what the manual says.
 
     Values are 64 bits wide. Results of vadd and vsub, and of saturated shifts, are truncated to 32 bits and
     sign-extended, even if unsigned. `.sat` clamps an unsigned result only at the lower limit, except in vshl. If the
@@ -59,7 +59,7 @@ def _scalar(use: InstructionUse) -> str:
 
 
 def _chosen(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
-    """Return a word, or a byte or half of it."""
+    """Return a word, or one of its bytes or halves."""
     match operand:
         case tree.Name(name, (part,)) if part[1:] in _PARTS:
             size, shift = _PARTS[part[1:]]
@@ -69,9 +69,9 @@ def _chosen(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
 
 
 def _mad(use: InstructionUse) -> str:
-    """Write vmad as the code that ptxas makes of it: a product of words with signs, whatever their types, plus a third
-    word with a sign, in 64 bits. The types decide how parts are extended, how the sum is shifted and how `.sat`
-    limits it. A minus sign makes that signed.
+    """Write vmad as ptxas compiles it: a product of signed words, whatever their types, plus a third signed word, in 64
+    bits. The types decide how parts are extended, how the sum is shifted and how `.sat` limits it. A minus sign makes
+    the result signed.
     """
     words, (to, *given) = use.words, use.operands
     result, of_a, of_b = _types(use)
@@ -109,7 +109,7 @@ def _lanes(use: InstructionUse) -> str:
 
 
 def _selected(operand: tree.Operand, count: int, default: str) -> tuple[tree.Operand, str]:
-    """Return a word and the numbers of its selected parts, the highest lane first: `.b3120`."""
+    """Return a word and the numbers of its selected parts, highest lane first: `.b3120`."""
     if not isinstance(operand, tree.Name) or not operand.parts:
         return operand, default
     found = re.fullmatch(r"\.([bh])([0-7]+)", operand.parts[-1])

@@ -1,4 +1,4 @@
-"""Run programs on launches, one after the other, in parallel to the stream that contains them.
+"""Run programs on launches, one after another, in parallel with the stream that contains them.
 
 Each program gets a file with the launch as a trace. A program that fails is reported once, with a count at the end. If
 it can't be run, or doesn't end in time, it isn't run again. Each run has its own session, so that the program and its
@@ -25,7 +25,7 @@ LOOK = 0.2  # s between checks for signals
 class Callbacks:
     """Runs callbacks on files, in a thread. `output` is the descriptor that they print to, `python` runs scripts.
 
-    `faults` are errors that haven't been reported yet, with the callback; `failed` counts launches by callback.
+    `faults` are errors that haven't been reported, with the callback; `failed` counts launches by callback.
     """
 
     def __init__(self, limit: float, output: int, keep: bool, python: str = sys.executable) -> None:

@@ -1,4 +1,4 @@
-"""Write trace folders in the format of Neutrino's first generation from recordings of gpt-hook, and read both.
+"""Write trace folders in the format of Neutrino's first generation from gpt-hook's recordings, and read both.
 
 command.py   turns a run of gpt-neutrino into a command line of gpt-hook
 keeper.py    the last stage of its pipeline, which keeps the code of each kernel

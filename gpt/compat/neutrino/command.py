@@ -51,7 +51,7 @@ def find_parent(tracedir: str | None, trace: str | None) -> str:
 
 
 def find_tool(name: str) -> Path:
-    """Return the file that `-p` means: a tool, a built-in probe, or a path. Raises MissingError."""
+    """Return the file that `-p` names: a tool, a built-in probe, or a path. Raises MissingError."""
     if (tool := TOOLS / f"{name}.toml").is_file() and Path(name).name == name:
         return tool
     try:
@@ -134,7 +134,7 @@ def _choose_hook(asked: NeutrinoOptions, loaded: ProbeFile, probe: Path) -> tupl
 
 
 def _use_driver(driver: Path) -> None:
-    """Put the folder of a driver in front of others."""
+    """Put a driver's folder before all others."""
     if not driver.is_file():
         raise MissingError("no such driver", str(driver))
     if driver.name != "libcuda.so.1":

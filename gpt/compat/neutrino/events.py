@@ -1,8 +1,8 @@
 """Format the lines of `event.log` from records of a trace.
 
-Neutrino prints pointers of modules and functions; here they are ids of the trace, so that lines about one of
-them agree. Allocations have their addresses. If a program uses several loaders, the line of a module names
-the loader whose first call came last, because a trace does not say which call loaded a module.
+Neutrino prints pointers of modules and functions; here they're ids in the trace, so that lines about the same one
+agree. Allocations have their addresses. If a program uses several loaders, the line for a module names the loader
+called last, because a trace doesn't say which call loaded a module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Write the trace folder of a process while its records come.
+"""Write the trace folder of a process as its records arrive.
 
-The lines of a launch stay together. They are written once everything about it has come: the data that its probes saved,
-their cost (`times`), and how long its kernel ran on the GPU. So they follow the lines of calls that the program made in
-the meantime. The calls that arrive in one batch are sorted by time.
+The lines for a launch stay together. They're written once everything about it has arrived: the data that its probes
+saved, their cost (`times`), and how long its kernel ran on the GPU. So they follow the lines for calls that the program
+made in the meantime. Calls that arrive in one batch are sorted by time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpt.base.errors import GptError
-from gpt.base.outputs import replacing
+from gpt.base.outputs import make_open_folder, replacing
 from gpt.compat.neutrino import events
 from gpt.compat.neutrino.kernels import KernelFolders, Settings
 from gpt.compat.neutrino.results import ResultSection, make_section, write_result
@@ -39,7 +39,7 @@ Analyze = Callable[[Path], None]  # starts the analysis of a result
 
 @dataclass
 class _Launch:
-    """A launch so far; it has `lines` once its buffers were written."""
+    """A launch so far; it has `lines` once its buffers have been written."""
 
     probed: Record
     lines: list[str] = field(default_factory=list)
@@ -64,7 +64,9 @@ class TraceFolder:
         analyze: Analyze,
     ) -> None:
         self.process = Process(header, KINDS)
-        self.path: Path | None = None
+        self.path: Path | None = None  # what it's called
+        self._inside = Path()  # the folder itself, in a parent where others may rename it
+        self._fd = -1  # an open descriptor of `_inside`
         self.fault: str | None = None
         self._stopped = False
         self._parent = parent
@@ -78,7 +80,7 @@ class TraceFolder:
         self._launches: list[str] = []
         self._results: list[Path] = []  # to analyze after the lines of their launches are in the log
         self.logs: dict[str, Counter[str]] = {}  # per map: `kept` and `dropped` records, `launches` and `full` logs
-        self._later: list[Record] = []  # they refer to functions whose records may come later
+        self._later: list[Record] = []  # they refer to functions whose records may arrive later
         self._open: dict[int, _Launch] = {}
         self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
         self._maps: dict[int, Record] = {}
@@ -130,6 +132,7 @@ class TraceFolder:
         if log := self._log:
             self._log = None
             self._guarded(log.close)
+            os.close(self._fd)
 
     def _guarded(self, write: Callable[[], object]) -> None:
         """Call a function that writes, unless writing failed before."""
@@ -148,19 +151,20 @@ class TraceFolder:
         for number in range(1, 1000):  # after exec(3) the pid is still the same
             path = Path(os.path.join(self._parent, name if number == 1 else f"{name}_{number}"))
             try:
-                path.mkdir()
+                self._fd = make_open_folder(path)
                 break
             except FileExistsError:
                 continue
         self.path = path
+        self._inside = Path(f"/proc/self/fd/{self._fd}")
         for folder in ("result", "kernel"):
-            (path / folder).mkdir()
+            (self._inside / folder).mkdir()
         for file, data in self._probe.items():
-            with replacing(path / file) as out:
+            with replacing(self._inside / file) as out:
                 out.write(data)
-        self._log = open(path / "event.log", "xb")
+        self._log = open(self._inside / "event.log", "xb")
         self._write(events.iter_head(header))
-        self._folders = KernelFolders(path / "kernel", header["pid"], self._settings)
+        self._folders = KernelFolders(self._inside / "kernel", header["pid"], self._settings)
 
     def _write(self, lines: Iterator[str] | list[str]) -> None:
         if self._log:
@@ -168,7 +172,7 @@ class TraceFolder:
             self._log.flush()
 
     def _settle(self) -> None:
-        """Write the lines since the last time."""
+        """Write the lines since the last call."""
         for _, rows in self.process.gpu_times.take():
             if {"thread", "call"} <= set(rows.dtype.names or ()):
                 kernels = rows[rows["function"] != 0]
@@ -193,7 +197,7 @@ class TraceFolder:
             self._analyze(path)
         if self._tensors and self.path:
             found, self._tensors = self._tensors, []
-            with open(self.path / "tensor.trace", "ab") as file:
+            with open(self._inside / "tensor.trace", "ab") as file:
                 for record in found:
                     line = events.tensor_line(record, self.process.clock.realtime_at(record["at"]))
                     file.write(f"{line}\n".encode(errors="surrogateescape"))
@@ -216,7 +220,7 @@ class TraceFolder:
         return launch.done and ("exec" in probed or (times is not None and timed))
 
     def _say(self, launch: _Launch) -> None:
-        """Write the lines of a launch, as many as there are."""
+        """Write the lines for a launch, as many as are complete."""
         probed, times = launch.probed, launch.times
         del self._open[probed["id"]]
         took = self._gpu.pop((probed["thread"], probed["start"]), None)
@@ -270,22 +274,23 @@ class TraceFolder:
             except GptError as error:
                 entry.lines.append(f"[exec] lost {buffer.map.name}: {error.fact}")
         if found:
-            path = self._name_result(probed["start"])
-            with replacing(path) as file:
+            assert self.path
+            name = self._name_result(probed["start"])
+            path = self.path / "result" / name
+            with replacing(self._inside / "result" / name) as file:
                 written = write_result(file, probed, found, self._settings.second)
             entry.lines += events.iter_buffers(math.prod(probed["grid"]), [section for section, _ in found])
             entry.lines += [self._needed_line(probed, grown), "[exec] succeed 0", f"[exec] save {path} size {written}"]
             entry.result = path
         entry.done = True
 
-    def _name_result(self, start: int) -> Path:
+    def _name_result(self, start: int) -> str:
         """Name a result by the seconds since the process began, or by the next free time after that."""
-        assert self.path
         header = self.process.header
         micro = max(0, self.process.clock.realtime_at(start) - int(header["realtime"])) // 1000
-        while (path := self.path / "result" / f"{micro // 10**6}.{micro % 10**6:06d}.bin").exists():
+        while (self._inside / "result" / (name := f"{micro // 10**6}.{micro % 10**6:06d}.bin")).exists():
             micro += 1
-        return path
+        return name
 
     def _function(self, number: int, kernel: int | None) -> LoadedFunction:
         name = self._kernels[kernel]["name"] if kernel in self._kernels else f"#{number}"

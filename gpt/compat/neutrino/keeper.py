@@ -27,7 +27,7 @@ from gpt.stream.stage import Stage
 
 Record = dict[str, Any]
 
-CODE = "code"  # below the folder of a run, beside the files of other stages, whose GPT_KEEP that folder is
+CODE = "code"  # below the run's folder, which is also GPT_KEEP for the other stages
 FAILURE = "failure.txt"
 SMALL = 4 << 20  # bytes: traces have no digest of larger images in files
 BLOCK = 1 << 20

@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     """The options of a run: names of kernels to keep and drop, the hook, bytes per record by map.
 
     `kept` is the folder in which the pipeline keeps its output, `benchmark` says that nothing is saved, and `second`
-    that the probe file is in the format of Neutrino's second generation.
+    that the probe file has the format of Neutrino's second generation.
     """
 
     kernels: str

@@ -1,7 +1,7 @@
-"""Generate Python code that reads a `.bin` of a kernel, for the process.log and for read.py.
+"""Generate Python code that reads a kernel's `.bin`, for process.log and read.py.
 
 `parse(path)` returns the header, the sections and the records. With one map, `records[block][unit]` is a record, or a
-list of records if a unit can have several; with more maps, `records` is a dictionary of these by name.
+list of records if a unit can have several; with more maps, `records` is a dictionary of these, by map name.
 """
 
 from __future__ import annotations

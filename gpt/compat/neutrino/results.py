@@ -5,11 +5,11 @@
          if the probe file has the format of the second generation: u32 bytes of a unit, u32 its threads, u64 offset
     then the records: by block, by unit of the block, by record of the unit
 
-A record has its fields one after the other, without padding, and as many bytes as its probe declares. Records that a
-unit did not save are zero. Each unit of a log gets as much room as the unit that saved most in this launch.
+A record has its fields one after another, without padding, in as many bytes as its probe declares. Records that a unit
+didn't save are zero. Each unit of a log gets as much room as the unit that saved most in this launch.
 
-SMs have clocks of their own. A log's field `clock_sm` has the number of the SM in the upper bits; in the file it
-becomes the clock since the first record of that SM, from 1 on, so readers that know nothing of SMs draw aligned clocks.
+Each SM has its own clock. A log's field `clock_sm` has the SM's number in the upper bits; in the file it becomes the
+clock since the SM's first record, starting at 1, so readers that know nothing about SMs draw aligned clocks.
 
 Neutrino's readers count `blockSize // 32` warps. If a block ends with a part of a warp, the records of all whole warps
 come first, as those readers expect, followed by the records of each block's last warp.

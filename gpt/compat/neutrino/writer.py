@@ -1,7 +1,7 @@
-"""The reader of the live stream of gpt-neutrino: a trace folder for each process, and the analyses of results.
+"""Read gpt-neutrino's live stream, and write a trace folder for each process and the analyses of results.
 
-What it is to do is in the environment (command.py). When the stream has ended and the analyses have, there is a line
-for each process on standard error. It ends with 1 if a folder is not complete.
+Its task is in the environment (command.py). When the stream and the analyses have ended, it prints a line for each
+process on standard error. It exits with 1 if a folder is incomplete.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Writer:
         self._names: dict[str, None] = {}  # kernels that were looked up
 
     def run(self, found: Iterable[Record]) -> int:
-        """Takes in the records of the stream, and returns the exit status."""
+        """Take in the records of the stream, and return the exit status."""
         torn: GptError | None = None
         whole = False
         try:
@@ -64,7 +64,7 @@ class Writer:
             whole = True
             self._finish()
             self._callbacks.finish()
-        except signals.Terminated:  # everything that's there has its line
+        except signals.Terminated:  # everything received so far has its line
             self._finish()
             missing = [] if whole else ["trace folders are not complete"]
             missing += [f"{left:,} results are not analyzed"] if (left := self._callbacks.left) else []
@@ -73,7 +73,7 @@ class Writer:
             raise
         finally:
             self._callbacks.stop()
-            with suppress(OSError):  # where others can rename, nothing was kept
+            with suppress(OSError):  # if others could rename the folder, nothing was kept
                 make_private(self._kept / CODE)
                 shutil.rmtree(self._kept)
         return self._report(torn)
@@ -172,7 +172,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _read_probe(path: Path) -> dict[str, bytes]:
-    """Return the probe as probe.toml; one in Python beside it, as it is."""
+    """Return the probe as probe.toml, and a Python probe's source next to it."""
     loaded = load_probes(path)
     if path.suffix != ".py":
         return {"probe.toml": loaded.source.encode()}
@@ -182,7 +182,7 @@ def _read_probe(path: Path) -> dict[str, bytes]:
 
 
 def write() -> int:
-    """Run as the environment says."""
+    """Write folders as the environment says."""
     try:
         asked = json.loads(os.environ[VARIABLE])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Pack the calls of one process, which come as lines of JSON, into rows."""
+"""Pack the calls of one process, which arrive as JSON lines, into rows."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ ON_GPU = {name: (type_, (1 << int(type_[1:])) - 1) for name, type_ in (GPU_TIMES
 
 
 class LineCalls:
-    """A process: the meanings of its ids, and the calls that were not returned yet.
+    """A process: the meanings of its ids, and the calls that haven't been passed on.
 
-    `noted` means that the file has the process's header: then other lines have details that calls lack, such as launch
-    counts. `place` is its index in the file.
+    `noted` means that the file has the process's header, in which case other lines have details that calls lack, such
+    as launch counts. `place` is its index in the file.
     """
 
     def __init__(self, place: int, header: Record, noted: bool) -> None:
@@ -81,7 +81,7 @@ class LineCalls:
             self._last[1] = max(self._last[1], record["id"])
 
     def add(self, api: Api, start: int, took: int, line: Record) -> None:
-        """Add a call. Its start is a time stamp; a duration of 0 ns means that it did not return."""
+        """Add a call. Its start is a time stamp; a duration of 0 ns means that it didn't return."""
         result = _whole(line.get("result", line.get("retval")))
         result = result if result < 1 << 31 else 0
         names, more = self._tell(api, result, line)
@@ -138,7 +138,7 @@ class LineCalls:
         return number
 
     def take(self) -> Iterator[Record]:
-        """Yield the records of everything added since the last time."""
+        """Yield the records of everything added since the last call."""
         news, self.news = self.news, []
         yield from news
         rows, self._rows = self._rows, {}
@@ -166,7 +166,7 @@ def _pack(rows: Sequence[tuple[int, ...]], dtype: np.dtype[np.void]) -> Record:
 
 
 def text(name: str) -> str:
-    """Replace anything in a JSON text that a record can't hold."""
+    """Replace anything in JSON text that a record can't hold."""
     return name.encode(errors="replace").decode()
 
 

@@ -5,12 +5,12 @@
 
 A line that begins with `{` is an event: `ts` in microseconds since the first process began, and the call, in the form
 that gpt-analyze(1) describes. An event with `phase` or `event_id` comes from an eBPF tracer, and its `ts` is in
-milliseconds (phases.py). After `# ` comes a record of gpt-stream(5) in its JSON form, with more about processes; all of
-its times are in ns. Without headers, each `pid` is a process, 0 if lines have none, and the time of day is the
+milliseconds (phases.py). `# ` is followed by a record of gpt-stream(5) in its JSON form, with more about processes; all
+of its times are in ns. Without headers, each `pid` is a process, 0 if lines have none, and the time of day is the
 file's. All other lines are text.
 
-Gaps are reported at the end: a `diag` of MISSING is about events that the tracer lost, and about lines that are
-something else; lines that are broken or truncated raise MalformedError.
+Gaps are reported at the end: a `diag` of MISSING is about events that the tracer lost, and about lines of other kinds;
+lines that are broken or truncated raise MalformedError.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_LINE = 1 << 20  # bytes
 BOM = b"\xef\xbb\xbf"
 EVENT = re.compile(rb'^(?:\xef\xbb\xbf)?(?:\{(?!"kind")[^\n]*"ts"[ \t]*:|# \{"kind": ?"header")', re.M)
 LOST = re.compile(rb"Lost (\d{1,15}) events")  # in bpftrace's words
-NOTED = frozenset((  # kinds of records that may come after `# `
+NOTED = frozenset((  # kinds of records that may follow `# `
     "api", "count", "device", "end", "function", "gpu_time", "graph", "header", "ioctl", "launch", "range", "range_end",
     "recording", "resume", "unprobed",
 ))  # fmt: skip
@@ -66,7 +66,7 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:
 
 
 def _iter_lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield each line (only the first MOST_LINE bytes of a long one), and whether its end is there."""
+    """Yield each line (only the first MOST_LINE bytes of a long one), and whether it's complete."""
     inside = False
     while part := file.readline(MOST_LINE):
         ended = part.endswith(b"\n")
@@ -129,7 +129,7 @@ class _Lines:
 
     def _note(self, found: Any) -> Iterator[Record]:
         if isinstance(found, dict) and found.get("kind") == "gpu_time" and self._noted.current is not None:
-            self._calls += 1  # there are as many as calls
+            self._calls += 1  # there are as many of them as calls
             if not self._own[self._noted.current].add_gpu_time(found):
                 self._skip(BROKEN)
             return
@@ -138,7 +138,7 @@ class _Lines:
             kind = record["kind"]
             if kind not in NOTED:
                 return
-            pack(record)  # refuses anything that no record can hold, such as half of a surrogate pair
+            pack(record)  # rejects anything that no record can hold, such as half of a surrogate pair
             if kind == "header" and (fault := records.check(record)):
                 raise MalformedError(fault)
             place = self._noted.add(record)
@@ -148,7 +148,7 @@ class _Lines:
             return
         if kind == "header":
             yield from self._flush()  # the records after it belong to the new process
-            if self._begun:  # another file, with a time of its own, was appended to this one
+            if self._begun:  # another file with different times was appended to this one
                 self._machines, self._found, self._begun = Machines(), {}, False
             self._machines.add(record)
             self._own.append(self._begin(record, noted=True))
@@ -216,7 +216,7 @@ class _Lines:
                     process.add(self._find_api(call.name, line), stamp, took, line)
 
     def _find_process(self, call: TracedCall) -> LineCalls:
-        """Return the process of a call: if several have its pid, the last that had begun."""
+        """Return the process of a call: of several with its pid, the last to have begun."""
         host, pid = call.line.get("host"), call.line.get("pid")
         key = host if isinstance(host, str) else None, pid if type(pid) is int and 0 <= pid < 1 << 64 else 0
         found = self._found.get(key)

@@ -5,7 +5,7 @@
     {"event_id":6,"ts":0.60,"tid":7,"phase":"E","type":"userspace","name":"...","duration_us":90.0,"retval":0}
 
 `ts` is in milliseconds. A line without `phase` and `name` adds to the call that its thread is in, has just left, or
-enters next, because nobody knows in which order a tracer runs several probes at one place. Without such a call, the
+enters next, because the order in which a tracer runs several probes at one place isn't known. Without such a call, the
 line becomes a call itself.
 """
 
@@ -21,7 +21,7 @@ from gpt.trace.machines import LIMIT
 Line = dict[str, Any]
 
 US, MS = 1000, 1_000_000  # ns
-DETAILS = {  # what else a line without a name says, by its type and its op or direction
+DETAILS = {  # other facts in a line without a name, by its type and its op or direction
     "memory alloc": "cuMemAlloc", "memory free": "cuMemFree", "kernel launch": "cuLaunchKernel",
     "transfer H2D": "cuMemcpyHtoD", "transfer D2H": "cuMemcpyDtoH", "transfer D2D": "cuMemcpyDtoD",
 }  # fmt: skip
@@ -35,7 +35,7 @@ class TracedCall:
     start: int
     took: int | None
     line: Line = field(default_factory=dict)
-    begun: bool = True  # its begin was seen
+    begun: bool = True  # its start was seen
     told: bool = False  # a line added to it
     inside: TracedCall | None = None  # the call that contains it
     hangs: bool = False  # the last call of its thread, without an end
@@ -72,7 +72,7 @@ class Phases:
     def _begin(self, thread: Any, call: TracedCall) -> Iterator[TracedCall]:
         last, early = self._last.pop(thread, None), self._early.pop(thread, None)
         if last and not last.begun and last.name == call.name and call.start <= last.start + (last.took or 0):
-            last.begun = True  # lines of two processors may come in another order
+            last.begun = True  # lines from two processors may arrive in another order
             yield last
             return
         if last:

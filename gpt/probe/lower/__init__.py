@@ -1,7 +1,8 @@
-"""A snippet's body as PTX, given a face, names of registers and addresses of maps; no module is needed.
+"""Turn a snippet's body into PTX, given a face, register names and map addresses; no module is needed.
 
     Lowering(Fetcher(..), ..).run()            lines to put before the instruction, and the snippet's own
 
-It takes a PlacedSnippet (gpt/probe/plan). What it reads is fetched by fetch.py, SAVE is lowered by save.py, snippet.py
-does the rest; emit.py collects the PTX of one place, and registers.py names the registers that a probe declares.
+The input is a PlacedSnippet (gpt/probe/plan). fetch.py fetches what the snippet reads, save.py lowers SAVE, and
+snippet.py does the rest. emit.py collects the PTX for one place, and registers.py names the registers that a probe
+declares.
 """

@@ -1,7 +1,7 @@
 """Emit PTX for one place: allocate registers, write instructions, and reuse values already computed.
 
-A temporary is written once and read after that; ptxas places it. A value that several snippets need is computed
-once. A Condition is a predicate, maybe negated; None always holds.
+A temporary is written once and only read after that; ptxas allocates it. A value that several snippets need is computed
+once. A Condition is a predicate, possibly negated; None means always.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Condition(NamedTuple):
 
 
 class Emitter:
-    """Allocates registers that begin with `prefix`, and collects lines.
+    """Allocates registers whose names begin with `prefix`, and collects lines.
 
-    `redux` says that the target adds over the lanes of a warp; `known` has special registers that are the same in all
-    threads of all launches.
+    `redux` says that the target can add over the lanes of a warp; `known` has special registers that are the same in
+    all threads of all launches.
     """
 
     def __init__(self, prefix: str, redux: bool = False, known: Mapping[str, int] | None = None) -> None:
@@ -51,7 +51,7 @@ class Emitter:
         return [f".reg .{type_} %{self.prefix}{type_}_<{count}>;" for type_, count in sorted(self._counts.items())]
 
     def put(self, text: str, condition: Condition | None = None) -> None:
-        """Add an instruction, given without its semicolon."""
+        """Add an instruction, passed without its semicolon."""
         self.lines.append(f"{condition or ''}{text};")
 
     def make(self, type_: str, opcode: str, *operands: object) -> str:
@@ -61,7 +61,7 @@ class Emitter:
         return result
 
     def halves(self, register: str) -> list[str]:
-        """Split a register of 64 bits into its lower and upper half."""
+        """Split a 64-bit register into its lower and upper half."""
         low, high = self.new("b32"), self.new("b32")
         self.put(f"mov.b64 {{{low}, {high}}}, {register}")
         return [low, high]
@@ -75,7 +75,7 @@ class Emitter:
         return found
 
     def forget(self, known: Mapping[tuple[object, ...], str] = MappingProxyType({})) -> None:
-        """Forget computed values but those `known` earlier, as control may reach the next lines without the others."""
+        """Forget computed values except those `known` earlier, as control may skip the code of the others."""
         self._made = dict(known)
 
     def known_values(self) -> dict[tuple[object, ...], str]:
@@ -89,7 +89,7 @@ class Emitter:
         return self.make("pred", "not.pred", condition.register) if condition.negated else condition.register
 
     def both(self, one: Condition | None, other: Condition | None) -> Condition | None:
-        """Return the condition that both hold."""
+        """Return the conjunction of two conditions."""
         if one is None or other is None or one == other:
             return one or other
         return Condition(self.make("pred", "and.pred", self.positive(one), self.positive(other)))
@@ -102,7 +102,7 @@ class Emitter:
         return here, self.make("b32", "vote.sync.ballot.b32", self.positive(condition), here)
 
     def below(self, group: str) -> str:
-        """Return the lanes of a group below this lane."""
+        """Return the lanes of a group with lower numbers than this lane."""
         return self.once("b32", "and.b32", group, self.once("b32", "mov.u32", "%lanemask_lt"))
 
     def first(self, group: str) -> Condition:
@@ -110,18 +110,18 @@ class Emitter:
         return Condition(self.once("pred", "setp.eq.u32", self.below(group), 0))
 
     def one(self) -> str:
-        """1 in 64 bits, which ptxas takes for any number: a constant it adds up over the lanes first,
-        which is slow where only one lane has it.
+        """Return a 64-bit 1 that ptxas doesn't recognize as a constant. Before adding a constant, ptxas sums it over
+        the lanes, which is slow if only one lane adds.
         """
         return self.once("b64", "cvt.u64.u32", self.once("b32", "popc.b32", self.special("%lanemask_eq")))
 
     def spread(self, value: str, group: str) -> str:
-        """Return a register that has a value of 64 bits in the lane of a group that saves. Before adding a value that's
-        the same in all lanes, ptxas sums it over the lanes, which takes ten instructions.
+        """Return a register that holds a 64-bit value in the saving lane of a group, and other values elsewhere. Before
+        adding a value that's the same in all lanes, ptxas sums it over the lanes, which takes ten instructions.
         """
         return self.make("b64", "or.b64", value, self.once("b64", "cvt.u64.u32", self.below(group)))
 
-    # Where in the grid
+    # Position in the grid
 
     def special(self, name: str) -> str:
         """Read a constant special register of 32 bits, or return its known value."""
@@ -134,14 +134,14 @@ class Emitter:
         return self.once("b32", "mad.lo.u32", row, width, x)
 
     def block(self) -> str:
-        """Compute the index of this block in the grid, 64 bits; y and z are below 65536."""
+        """Compute the 64-bit index of this block in the grid; y and z are below 65536."""
         x, y, z, width, height = map(self.special, ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y"))
         row = self.once("b32", "mad.lo.u32", z, height, y)
         wide = self.once("b64", "cvt.u64.u32", x)
         return self.once("b64", "mad.wide.u32", row, width, wide)
 
     def threads(self) -> str | int:
-        """Compute the threads of a block, or return the number if it's the same in all launches."""
+        """Compute the number of threads per block, or return it as a number if it's the same in all launches."""
         x, y, z = ("%ntid.x", "%ntid.y", "%ntid.z")
         if x in self.known and y in self.known and z in self.known:
             return self.known[x] * self.known[y] * self.known[z]
@@ -149,7 +149,7 @@ class Emitter:
         return self.once("b32", "mul.lo.u32", row, self.special(z))
 
     def unit(self, level: str) -> str:
-        """Compute the index of this thread, warp or block in the grid, 64 bits."""
+        """Compute the 64-bit index of this thread, warp or block in the grid."""
         block = self.block()
         if level == "block":
             return block
@@ -163,13 +163,13 @@ class Emitter:
         return self.once("b64", "mad.lo.u64", block, self.once("b64", "cvt.u64.u32", count), wide)
 
     def sampled(self, level: str, every: int) -> Condition:
-        """Return the condition that this thread's block or warp is one in `every` that runs a probe."""
+        """Return the condition that this thread's block or warp runs a probe, as one in `every` does."""
         return Condition(self.make("pred", "setp.eq.u64", self.remainder(self.unit(level), every), 0))
 
     def remainder(self, value: str, divisor: int) -> str:
         """Compute a 64-bit value modulo a constant. For `rem.u64`, even with a constant, ptxas calls a function of 60
-        instructions, and machine code can't have a call. This multiplies by the reciprocal instead, which has 65 bits:
-        Granlund and Montgomery, Division by Invariant Integers using Multiplication, figure 4.1.
+        instructions, and machine code can't contain a call. So multiply by the 65-bit reciprocal instead: Granlund and
+        Montgomery, Division by Invariant Integers using Multiplication, figure 4.1.
         """
         bits = (divisor - 1).bit_length()
         if divisor == 1 << bits:

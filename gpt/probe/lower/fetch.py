@@ -1,6 +1,6 @@
 """Fetch the values that a snippet reads at a site: helpers and operands, in registers of the required types.
 
-If an instruction overwrites a value that the snippet `after` needs, it's copied before the instruction.
+If an instruction overwrites a value that the snippet `after` needs, the value is copied before the instruction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Types = Callable[[str], str | None]  # types of the program's registers
 
 
 class CannotProbe(Exception):
-    """A snippet can't run at a site, which is then left alone; the text says why."""
+    """A snippet can't run at a site, which is left alone; the message says why."""
 
 
 class _Held(NamedTuple):
@@ -31,9 +31,7 @@ class _Held(NamedTuple):
 
 
 class Fetcher:
-    """One snippet at one site. `code` takes the code for this place, `outer` the code that copies values before the
-    instruction. Methods raise CannotProbe.
-    """
+    """One snippet at one site. `code` receives its code, `outer` code that copies values before the instruction."""
 
     def __init__(self, code: Emitter, outer: Emitter, types: Types, use: PlacedSnippet) -> None:
         self.code, self.outer, self.types, self.use = code, outer, types, use
@@ -44,7 +42,7 @@ class Fetcher:
     # Before the instruction
 
     def keep(self) -> None:
-        """Copy the values that the instruction overwrites if the snippet after it needs them."""
+        """Copy the values that the snippet after the instruction needs and the instruction overwrites."""
         if self.use.when == "before" or not self.use.face:
             return
         for name in self.use.face.find_overwritten(self.use.snippet):
@@ -53,7 +51,7 @@ class Fetcher:
             self.copies[name] = self.outer.make(kind, "cvt.u16.u8" if SIZES[type_] == 1 else f"mov.{kind}", name)
 
     def guard(self) -> Condition | None:
-        """Return the guard that the snippet runs under, with its value before the instruction."""
+        """Return the guard that the snippet runs under, as it was before the instruction."""
         guard = self.use.face.instruction.guard if self.use.face else None
         if not guard:
             return None
@@ -82,7 +80,7 @@ class Fetcher:
         raise CannotProbe(f"has no {name}")
 
     def _bytes(self, count: int | tree.Operand | Partial) -> str:
-        """Return a constant, or a register of 32 bits."""
+        """Return a constant or a 32-bit register."""
         if isinstance(count, int):
             return str(count)
         if not isinstance(count, Partial):
@@ -101,7 +99,7 @@ class Fetcher:
         return code.make("b32", "mul.lo.u32", code.make("b32", "mul.lo.u32", rows, columns), 2 * 16 * 8 * flops.k)
 
     def _address(self, address: tree.Address) -> str:
-        """Return the address in brackets in 64 bits; for a tensor map's access, the map's address."""
+        """Return the 64-bit address in brackets; for an access through a tensor map, the map's address."""
         code, operand = self.code, next(iter(address.items), None)
         base, offset = _base_and_offset(operand)
         if isinstance(base, tree.Number):
@@ -137,10 +135,10 @@ class Fetcher:
         low: LowBits | None = None,
         cut: bool = True,
     ) -> str:
-        """Return a program's operand with the size of `wanted`, in a register of any type of that size.
+        """Return an operand of the program in a register as large as `wanted`, of any type of that size.
 
         `width` is the size of a vector in bits, None for the size of `wanted`. If a register has more bits than `low`
-        (`st.u8` takes such), only the low ones are used. A value larger than `wanted` raises CannotProbe unless `cut`
+        (which `st.u8` allows), only the low ones are used. A value larger than `wanted` raises CannotProbe unless `cut`
         is set. With `fresh`, the value is read after the instruction.
         """
         held: _Held | None
@@ -164,7 +162,7 @@ class Fetcher:
         return self.code.make(f"b{room}", f"cvt.{low.kind}{room}.{low.kind}{low.bits}", held.register)
 
     def _held(self, operand: tree.Operand, wanted: str | None, fresh: bool) -> _Held | None:
-        """Return an operand in a register of its own size, None for a constant. Predicates aren't copied."""
+        """Return an operand in a register of its own size, or None if it's a constant. Predicates aren't copied."""
         code = self.code
         match operand:
             case tree.Name("_"):
@@ -225,7 +223,7 @@ def _base_and_offset(operand: tree.Operand | None) -> tuple[tree.Operand | None,
 
 
 def _constant(text: str, wanted: str | None, low: LowBits | None) -> str:
-    """Write a program's constant with its bits (the `low` ones) as another type. Raises CannotProbe."""
+    """Write a program's constant as another type with the same bits (or the `low` ones). Raises CannotProbe."""
     digits = text.removeprefix("-")
     is_float = FLOAT.fullmatch(digits) is not None
     if wanted is None or (wanted in ("f32", "f64") and is_float):

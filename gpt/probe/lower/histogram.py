@@ -1,6 +1,6 @@
-"""Lower SAVE to a histogram: each lane adds 1 to the bin of its value, by an atomic.
+"""Lower SAVE to a histogram: each lane adds 1 to the bin of its value, with an atomic.
 
-There are several copies, by the number of the SM, so that SMs rarely wait for each other. A reader adds them up.
+The histogram is replicated, and a copy chosen by SM number, so that SMs rarely contend. Readers add up the copies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpt.probe.plan.maps import PlacedMap
 def count_value(
     code: Emitter, placed: PlacedMap, base: str, value: str, width: int, condition: Condition | None
 ) -> None:
-    """Count a value of `width` bytes, which may be less than the field has, if the condition holds."""
+    """Count a value if the condition holds. Its `width` in bytes may be less than the field's."""
     copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
     address = code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
     if not placed.counted:
@@ -21,7 +21,7 @@ def count_value(
 
 
 def _find_bin(code: Emitter, placed: PlacedMap, value: str, width: int) -> str:
-    """Return the number of a value's bin, 32 bits."""
+    """Return the 32-bit number of a value's bin."""
     scale, bits = placed.map.scale, 8 * width
     assert scale
     if not scale.step:

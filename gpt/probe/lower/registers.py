@@ -15,7 +15,7 @@ class Names:
 
     def __init__(self, file: ProbeFile, prefix: str, zeros: set[str]) -> None:
         self.types = {register.name: register.type for register in file.registers}
-        for map_ in file.maps:  # partial SAVEs keep their values here for the last one
+        for map_ in file.maps:  # partial SAVEs keep their values here until the last one
             for number, field in enumerate(map_.fields):
                 self.types[part_name(map_.name, number)] = f"b{max(16, field.size * 8)}"
         self.names: dict[str, str] = {}
@@ -32,5 +32,5 @@ class Names:
 
 
 def part_name(map_: str, number: int) -> str:
-    """Return the register for a field of a record that several SAVEs fill."""
+    """Return the register that holds one field of a record until the last of several SAVEs completes it."""
     return f"{map_}[{number}]"

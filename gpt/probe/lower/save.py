@@ -1,13 +1,13 @@
-"""Lower SAVE to PTX: choose the lane that saves, find the record's slot, and stay within the buffer.
+"""Lower SAVE to PTX: choose the saving lane, find the record's slot, and stay within the buffer.
 
-The code has no branches but uniform ones: lanes that don't save run the same instructions with a false predicate. So a
-SAVE can go anywhere, even between instructions that all lanes of a warp must reach together.
+All branches are uniform: lanes that don't save run the same instructions with a false predicate. So a SAVE can go
+anywhere, even between instructions that all lanes of a warp must reach together.
 
-gpt-stream(5) describes the buffers: a count and slots for each unit, or one count and the entries of a log. The count
-keeps growing when the slots are full, so it shows how many records were dropped; it's 1 if records replace each other.
-If the lowest bit of an array's address is set, a full array starts again at its first slot and so keeps the last
-records. The lowest bits of a log's address tell how much larger it is than its map says, which lets the launcher size
-it from the needs of an earlier launch.
+gpt-stream(5) describes the buffers: a count and slots per unit, or one count and the entries of a log. The count keeps
+growing when the slots are full, so it shows how many records were dropped; if records replace each other, it's 1. If
+the lowest bit of an array's address is set, a full array wraps around to its first slot and so keeps the last records.
+A log may be larger than its map says; the lowest bits of its address hold the factor, which lets the launcher size the
+log from what earlier launches needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def save(
     overwrite: bool,
     label: Callable[[], str],
 ) -> None:
-    """Save a record's values if the condition holds. Values are registers; `widths` are the bytes of their fields.
+    """Save a record's values if the condition holds. Values are registers; `widths` are the sizes of their fields in
+    bytes.
 
     `base` returns the register with the address of the map's buffer. A value for a total may be narrower than its
     field, or empty if nothing is added. With `overwrite`, the record replaces the existing one. `label` makes a label.
@@ -63,7 +64,7 @@ def save(
         code.put(f"red.global.add.u64 [{address}], {code.one()}", leader)
     if placed.counted:
         return
-    if overwrite:  # an atomic is slower than the stores, and would only count the record
+    if overwrite:  # an atomic is slower than the stores, and would do no more than count the record
         count = None if placed.may_fill else code.make("b64", "mov.u64", 1)
         store_record(code, placed, address, 8, placed.unit_size, values, leader, count)
         return
@@ -83,11 +84,11 @@ def save(
 
 
 def find_addresses(code: Emitter, maps: Iterable[PlacedMap], base: Callable[[PlacedMap], str]) -> dict[str, str]:
-    """Registers with the address of this thread's, warp's or block's element of each map to which a lane saves for
-    others, by the map's parameter, and of totals of the same level. 32 bits do for an element's number, as a buffer of
-    more has 64 GB; not if records are counted only, which takes half.
+    """Compute the address of this thread's, warp's or block's element for each map to which one lane saves for others,
+    and for totals of the same level. Return the registers by the map's parameter. An element's number fits in 32 bits,
+    as a larger buffer would have 64 GB, unless records are only counted, which takes half that.
     """
-    maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas cuts larger ones
+    maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas truncates more
     levels = {placed.map.level for placed in maps if placed.map.leader != "all"}
     found = {}
     for placed in maps:
@@ -111,7 +112,7 @@ def _fits(code: Emitter, number: str, capacity: int | str, condition: Condition 
 
 
 def _append(code: Emitter, placed: PlacedMap, base: str, values: list[str], condition: Condition | None) -> None:
-    """Append to the log: one claim for all lanes that save together, and an entry for each."""
+    """Append to the log: claim space once for all lanes that save together, then write an entry for each."""
     map_ = placed.map
     if map_.level == "thread":
         here, group = code.group(condition)
@@ -141,7 +142,7 @@ def _append(code: Emitter, placed: PlacedMap, base: str, values: list[str], cond
 
 
 def _open_log(code: Emitter, placed: PlacedMap, base: str) -> tuple[str, int | str]:
-    """Split a log's address from the capacity in its lowest bits: gpt-stream(5), PROBE BUFFERS."""
+    """Split a log's address and the capacity in its lowest bits: gpt-stream(5), PROBE BUFFERS."""
     if not placed.keeps:
         return base, placed.capacity
     step = code.once("b64", "and.b64", base, 255)

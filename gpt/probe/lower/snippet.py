@@ -1,11 +1,11 @@
-"""Lower a snippet at a site to PTX: replace helpers by operands and SAVE by stores, and rename registers and labels.
+"""Lower a snippet at a site to PTX: replace helpers with operands and SAVE with stores, and rename registers and
+labels.
 
-If the site's instruction has a guard, the snippet's instructions with lasting effects are guarded too, in addition to
-guards of their own. Local computations run unguarded: a register written under a guard would be live from the kernel's
-entry on.
+If the site's instruction has a guard, the snippet's instructions with lasting effects are guarded too, on top of their
+own guards. Local computations run unguarded: a register written under a guard would be live from the kernel's entry on.
 
-A block or warp that a `sample` leaves out jumps over all of the snippet. That's one uniform branch: all threads of a
-warp agree on it, even for a sample of blocks, so lanes that come to the snippet together also leave it together.
+A block or warp that a `sample` leaves out jumps over the whole snippet. That's one uniform branch: all threads of a
+warp agree on it, even when blocks are sampled, so lanes that reach the snippet together leave it together.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Lowering:
-    """One snippet at one site. `run` returns the lines to put before the instruction, and the lines of the snippet.
+    """One snippet at one site. `run` returns the lines to put before the instruction, and the snippet's own lines.
 
-    `sampled` is the condition under which its probe runs at all, if it has a `sample`; it's the same in all lanes of a
-    warp. `base` returns the register with
-    the address of a map's buffer. `used` collects the file's registers that the
-    snippet uses, `shared` the registers that outlive it. A line is a text and its line number in the probe file.
+    `sampled` is the condition under which a probe with a `sample` runs at all; it's the same in all lanes of a warp.
+    `base` returns the register with the address of a map's buffer. `used` collects the file's registers that the
+    snippet uses, `shared` the registers that outlive it. A line is its text and its line number in the probe file.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class Lowering:
             self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
             self.code.forget()
             return
-        if not node.operands:  # only if it was not verified
+        if not node.operands:  # only if the file wasn't verified
             self.code.put(node.name, condition)
             return
         wanted = types_of(node)
@@ -173,7 +172,7 @@ class Lowering:
         self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
 
     def _find_leaders(self, snippet: Snippet) -> None:
-        """Find the saving lane before a kernel's exit reads its clocks, while other instructions hide the latency."""
+        """Find the saving lane before a kernel's exit reads its clocks, where other instructions hide the latency."""
         for node in (line.node for line in snippet.lines if isinstance(line.node, Save)):
             placed = self.maps.get(node.map)
             if placed and not node.guard and placed.type == "array" and placed.map.level != "thread":
@@ -187,7 +186,7 @@ class Lowering:
         fields = placed.map.fields
         types = [field.type for field in fields[node.first :]][: len(node.values)]
         if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):
-            raise CannotProbe(f"has not as many values as map '{node.map}' has fields")  # only if it was not verified
+            raise CannotProbe(f"has not as many values as map '{node.map}' has fields")  # only if unverified
         if placed.map.type != "array":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         idle = self.names.zeros if placed.map.type == "total" and node.last else ()
@@ -210,18 +209,18 @@ class Lowering:
             [field.size for field in fields[: node.first]] + [SIZES[type_] for type_ in types],
             condition,
             overwrite=self.use.replaces and placed.map.capacity == 1,
-            label=lambda: self._label(f"{len(self.labels)} "),  # a space, which no label of a probe has
+            label=lambda: self._label(f"{len(self.labels)} "),  # the space keeps it apart from a probe's own labels
         )
 
     def _added(self, value: tree.Operand, type_: str) -> str:
-        """Return the type of a value added to a field: a register of 32 bits may be added to a field of 64."""
+        """Return the type of a value added to a field: a 32-bit register may be added to a 64-bit field."""
         if not isinstance(value, tree.Name) or value.name in COUNTS:
             return type_
         given = type_of_name(value, self.names.types)
         return given if given == "u32" and type_ == "u64" else type_
 
     def _part(self, part: str, value: str, condition: Condition | None, ends_here: bool) -> None:
-        """Keep a value for the SAVE that completes the record, in this snippet or in another."""
+        """Keep a value for the SAVE that completes the record, in this snippet or another."""
         type_ = self.names.types[part]
         if ends_here:
             self.parts[part] = self.code.make(type_, f"mov.{type_}", value)
@@ -229,7 +228,7 @@ class Lowering:
             self.code.put(f"mov.{type_} {self._register(part)}, {value}", condition)
 
     def _value(self, value: tree.Operand, type_: str) -> str:
-        """Return a register with the value for a field of this type; constants are loaded into one."""
+        """Return a register with the value for a field of this type; load constants into one."""
         text = self._operand(value, type_, False)
         if text.startswith("%"):
             return text

@@ -9,7 +9,7 @@ from gpt.probe.plan.maps import PlacedMap
 
 
 class Stored(NamedTuple):
-    """A field of a record: its offset from an address, its bytes, and the register with its value."""
+    """A field to store: its offset from an address, its size in bytes, and the register with its value."""
 
     at: int
     size: int
@@ -26,8 +26,10 @@ def store_record(
     condition: Condition | None,
     count: str | None = None,
 ) -> None:
-    """Store a record's values, at an offset from an address that is a multiple of `apart` bytes into the buffer, and a
-    count at that address.
+    """Store a record's values, and `count` if there is one.
+
+    The count goes to the address, which is a multiple of `apart` bytes from the buffer's start, the values `offset`
+    bytes after it.
     """
     fields = [Stored(0, 8, count)] if count else []
     fields += [
@@ -37,7 +39,7 @@ def store_record(
 
 
 def store(code: Emitter, fields: list[Stored], address: str, apart: int, condition: Condition | None) -> None:
-    """Store fields, ascending by their place, at an address that is a multiple of `apart` bytes into the buffer."""
+    """Store fields, sorted by offset, at an address that's a multiple of `apart` bytes from the buffer's start."""
     while fields:
         sizes = [size for size in (16, 8) if apart % size == fields[0].at % size == 0]
         together = next(filter(None, (_filling(fields, size) for size in sizes)), fields[:1])
@@ -46,7 +48,7 @@ def store(code: Emitter, fields: list[Stored], address: str, apart: int, conditi
 
 
 def _filling(fields: list[Stored], size: int) -> list[Stored]:
-    """Return the first fields, of 4 and 8 bytes, if several of them fill `size` bytes; else nothing."""
+    """Return the leading 4- and 8-byte fields if two or more of them fill `size` bytes exactly, or else nothing."""
     for count in range(2, size // 4 + 1):
         some = fields[:count]
         sizes = [field.size for field in some]

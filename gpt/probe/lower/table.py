@@ -1,14 +1,14 @@
-"""Lower SAVE to a table: each lane finds the slot of its key, or takes a free one, and adds its values by atomics.
+"""Lower SAVE to a table: each lane finds the slot of its key, or claims a free one, and adds its values with atomics.
 
-There are several copies, by the number of the SM, so that SMs rarely wait for each other. A reader merges them.
+The table is replicated, and a copy chosen by SM number, so that SMs rarely contend. Readers merge the copies.
 
-A slot holds each 32 bits of its key in a word of 64, whose upper half is 1. A word of zeros is free, and one atomic
-takes it, for any key. Lanes take the words of a slot in order. One that finds another key in a word goes on to the next
-slot; a word never changes once it's taken, so all lanes with one key pass the same slots and end in the same one. If
-two lanes with equal first words want the same slot, the first to take the second word gets it.
+A slot holds each 32 bits of its key in a 64-bit word whose upper half is 1. A word of zeros is free, and one atomic
+claims it for any key. Lanes claim the words of a slot in order. A lane that finds another key in a word goes on to the
+next slot. A claimed word never changes, so all lanes with the same key pass the same slots and end in the same one. If
+two keys have equal first words, the first lane to claim the second word gets the slot.
 
-A key comes to all slots before it's given up, so none is dropped as long as there are no more keys than slots. The
-lanes of a warp go through the loop together, with uniform branches, so they also leave it together.
+A key tries every slot before it's given up, so none is dropped while there are no more keys than slots. The lanes of a
+warp go through the loop together, with uniform branches, so they also leave it together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.lower.total import combine, ordered, widened
 from gpt.probe.plan.maps import PlacedMap
 
-FACTORS = ("0x9E3779B1", "0x85EBCA77", "0xC2B2AE3D", "0x27D4EB2F")  # odd; one for each 32 bits of a key
+FACTORS = ("0x9E3779B1", "0x85EBCA77", "0xC2B2AE3D", "0x27D4EB2F")  # odd; one per 32 bits of a key
 
 
 def add_to_slot(
@@ -29,7 +29,7 @@ def add_to_slot(
     condition: Condition | None,
     label: str,
 ) -> None:
-    """Add values to the slot of their key, if the condition holds. A value may be narrower than its field. `label` is
+    """Add values to the slot of their key if the condition holds. A value may be narrower than its field. `label` is
     unique.
     """
     copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
@@ -75,14 +75,14 @@ def add_to_slot(
 
 
 def _halves(code: Emitter, value: str, width: int, size: int) -> list[str]:
-    """Return the 32-bit parts of a key's field, the lower one first."""
+    """Return the 32-bit parts of a key's field, lower half first."""
     if width == 8:
         return code.halves(value)
     return [value, code.once("b32", "mov.b32", 0)] if size == 8 else [value]
 
 
 def _hash(code: Emitter, parts: list[str]) -> str:
-    """Mix the parts of a key into 32 bits, of which the upper ones depend on all of the key."""
+    """Hash the parts of a key to 32 bits, the upper of which depend on the whole key."""
     mixed = ""
     for part, factor in zip(parts, FACTORS, strict=False):
         value = code.make("b32", "xor.b32", part, code.make("b32", "shr.u32", mixed, 15)) if mixed else part

@@ -1,9 +1,9 @@
-"""Lower SAVE to a total: combine each lane's values with its unit's, by sum, minimum, maximum, or by keeping the last.
+"""Lower SAVE to a total: combine each lane's values with its unit's by sum, minimum, maximum, or by keeping the last.
 
-Where the target has redux, one lane takes in the values of all lanes that save together. If these are all threads of
-the unit, and none of them saves again, nobody else writes to the unit, so that lane stores its record: no atomic. All
-others use atomics. A buffer begins as zeros, so a minimum or maximum is kept in a form in which every value is above 0:
-some of its bits are inverted, so that the greatest unsigned number is the one to keep.
+If the target has redux, one lane reduces the values of all lanes that save together. If these are all threads of the
+unit, and none of them saves again, nobody else writes to the unit, and that lane stores the record without an atomic.
+In all other cases atomics are used. Buffers start as zeros, so a minimum or maximum is encoded such that every value is
+above 0: some of its bits are inverted, and the greatest unsigned number is the one to keep.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Value(NamedTuple):
 
 
 def find_flipped(field: Field) -> int:
-    """Return the bits in which a total keeps a value of a minimum or maximum inverted; 0 of others."""
+    """Return the bits that a total inverts in a minimum or maximum; 0 for other operations."""
     if field.op not in ("min", "max"):
         return 0
     every = (1 << 8 * field.size) - 1
@@ -67,7 +67,7 @@ def take_in(
 
 
 def widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
-    """Return values in registers of their fields' sizes."""
+    """Widen values to the sizes of their fields."""
     return [
         _Value(field, code.make("b64", "cvt.u64.u32", value) if width < field.size else value)
         for field, value, width in rows
@@ -75,7 +75,7 @@ def widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
 
 
 def _spread(code: Emitter, group: str, values: list[_Value]) -> list[_Value]:
-    """Return values in a form that keeps ptxas from summing over the lanes when only one lane adds."""
+    """Keep ptxas from summing these values over the lanes when only one lane adds."""
     return [
         value._replace(register=code.spread(value.register, group)) if _is_added(value.field) else value
         for value in values
@@ -87,7 +87,7 @@ def _is_added(field: Field) -> bool:
 
 
 def ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field, str, int]:
-    """Return a value in the form in which the greatest unsigned number is the one to keep, and its bytes."""
+    """Encode a value so that the greatest unsigned number is the one to keep; return it with its size in bytes."""
     flipped = find_flipped(field)
     if not flipped:
         return field, value, width
@@ -97,7 +97,7 @@ def ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field,
 
 
 def _others(code: Emitter, placed: PlacedMap, group: str, count: str) -> Condition | None:
-    """Return the condition that others than this group save to the unit; where that isn't known, it holds."""
+    """Return the condition that lanes outside this group save to the unit; assume so where that isn't known."""
     level = placed.map.level
     if not placed.once:
         return Condition("")
@@ -118,11 +118,11 @@ def _merge(
     condition: Condition | None,
     others: Condition | None,
 ) -> None:
-    """Write values to a unit if the condition holds: by atomics if others write to it too (a Condition without a
-    register: always; None: never), else by stores.
+    """Write values to a unit if the condition holds. If others write to the unit too, use atomics, else stores.
+    `others` tells when they do: a Condition without a register means always, None never.
     """
     stored = None
-    if placed.keeps:  # the launch may repeat: there's a record of its earlier runs
+    if placed.keeps:  # a repeated launch finds a record from earlier runs
         bit = code.once("b64", "and.b64", address, 1)
         address = code.once("b64", "sub.u64", address, bit)
         if others is None or others.register:
@@ -146,13 +146,13 @@ def _merge(
 
 
 def combine(code: Emitter, field: Field, place: str, register: str, condition: Condition | None) -> None:
-    """Combine a value with what others saved, by an atomic: a sum, or the greatest unsigned number."""
+    """Combine a value with what others saved, with an atomic: a sum, or the greatest unsigned number."""
     type_ = field.type if field.type[0] == "f" else f"u{field.size * 8}"
     code.put(f"red.global.{'add' if field.op == 'sum' else 'max'}.{type_} {place}, {register}", condition)
 
 
 def _reduce(code: Emitter, here: str, field: Field, value: str, width: int, saves: Condition | None) -> str:
-    """Return the lanes' values combined, in a register of the field's size."""
+    """Combine the lanes' values into a register of the field's size, and return it."""
     if field.op == "last":
         return widened(code, [(field, value, width)])[0].register
     if field.op == "max" and width < field.size:
@@ -172,7 +172,7 @@ def _reduce(code: Emitter, here: str, field: Field, value: str, width: int, save
 
 
 def _sum(code: Emitter, here: str, value: str, width: int, size: int) -> str:
-    """Return the sum of the lanes' values. 32 numbers of 27 bits fit 32 bits, so larger ones are summed in parts."""
+    """Return the sum of the lanes' values. 32 numbers of 27 bits sum to 32 bits; larger ones are summed in parts."""
     kind = f"b{width * 8}"
     if size == 4:
         return code.make("b32", "redux.sync.add.u32", value, here)

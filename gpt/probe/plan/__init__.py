@@ -7,8 +7,8 @@
     woven.Woven                                the result, and its `map` and `kernel` records
     stream.Weaving                             the stage: which kernels, their records, what to warn of
 
-A site is the number of a statement; what a statement looks like, the plan doesn't know. It asks the back end for an
-instruction's face (gpt/probe/face.py), the PTX instruction that the probe is shown there. The plan decides that a
-snippet goes there, and the back end how. gpt-probe(5), BACK ENDS, says what a back end consists of; gpt/probe/lower
-makes PTX of a snippet's body, which gpt/probe/ptx places into a module.
+A site is the number of a statement; the plan doesn't know what statements look like. It asks the back end for an
+instruction's face (gpt/probe/face.py), the PTX instruction that the probe sees there. The plan decides where snippets
+go, the back end how. gpt-probe(5), BACK ENDS, says what a back end consists of. gpt/probe/lower turns a snippet's body
+into PTX, which gpt/probe/ptx inserts into a module.
 """

@@ -1,8 +1,8 @@
-"""A function of the program: where positions are in it, and the snippets that are placed there.
+"""A function of the program: where positions are in it, and which snippets are placed there.
 
-A back end derives its own Function. A statement, of whatever class, has a `kind` (`instruction`, `label` or something
-else), a `head`, and a `guard`, empty if it has none. The head of an instruction is the opcode of its face with its
-modifiers, such as `ld.global.v4.u32`; the head of a label is its name.
+A back end derives its own Function. A statement can be of any class; it has a `kind` (`instruction`, `label` or
+something else), a `head`, and a `guard`, empty if it has none. An instruction's head is the opcode of its face with
+modifiers, such as `ld.global.v4.u32`; a label's head is its name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # without a guard, control doesn
 
 
 class Site(NamedTuple):
-    """A place in a function that a position means.
+    """A place in a function that a position matches.
 
-    `kind` is entry (before the first statement), exit (a `ret` or `exit`), end (after the last statement, which falls
-    off the end), instruction, label or line. `first` to `last` are the numbers of the statements that it spans; an
-    entry has first 0, an end the number of statements. A probe's `before` goes in front of first, its `after` goes
-    after last; at an entry and at an exit all goes in front, at a label after it.
+    `kind` is entry (before the first statement), exit (a `ret` or `exit`), end (after the last statement, if control
+    runs off the end), instruction, label or line. `first` to `last` are the numbers of the statements that the site
+    spans; an entry has first 0, an end the number of statements. A probe's `before` goes before first and its `after`
+    after last, except that both go before an exit, and before the first statement at an entry, and after a label.
     """
 
     position: Position
@@ -43,9 +43,9 @@ class Key(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place for code. `kind` is entry; before or after the statement with this `number`; label (after it); or in
-    front of a statement that leaves the function: exit for code of a `kernel` position, leave for other code. At the
-    end of a function, `number` is the number of statements.
+    """A place for code. `kind` is entry; before or after the statement with this `number`; label (after the label); or,
+    before a statement that leaves the function, exit for the code of a `kernel` position and leave for other code. At
+    the end of a function, `number` is the number of statements.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 class PlacedSnippet(NamedTuple):
-    """A snippet at a place, not lowered yet. `file` is the number of its file.
+    """A snippet at a place, not lowered yet. `file` is its file's number.
 
     If there's an instruction, `face` is its face, and `values` fill the slots.
     """
@@ -79,15 +79,15 @@ class PlacedSnippet(NamedTuple):
 
     @property
     def inverts_guard(self) -> bool:
-        """True if its code runs where the instruction's guard doesn't hold: after a jump, only threads that didn't take
-        it remain. A snippet at the exit of a kernel or function runs before the instruction and keeps the guard.
+        """True if the code runs where the instruction's guard doesn't hold: after a jump, only threads that didn't jump
+        are left. A snippet at the exit of a kernel or function runs before the instruction and keeps the guard.
         """
         is_jump = self.face is not None and self.face.instruction.opcode in LEAVES
         return self.when == "after" and self.site.kind == "instruction" and is_jump
 
     @property
     def replaces(self) -> bool:
-        """True if a record that it saves to a map of capacity 1 replaces the one before."""
+        """True if it saves a record that replaces the previous one in a map of capacity 1."""
         return self.site.position.kind == "kernel"
 
 
@@ -99,12 +99,12 @@ class Block(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Blocks of a function with equal keys have the same code, with other values in the slots."""
+        """A key for the block's code: blocks of a function with equal keys differ only in the values of their slots."""
         return (self.uses[0].face, *[(id(use.snippet), use.site.position.kind) for use in self.uses])
 
 
 class Function(ABC):
-    """A function with its statements; `is_kernel` if it is the kernel itself, not a function that it calls.
+    """A function with its statements; `is_kernel` says that it's the kernel, not a function that the kernel calls.
 
     `uses` are the snippets that the plan places in it.
     """
@@ -112,11 +112,11 @@ class Function(ABC):
     def __init__(
         self, name: str, is_kernel: bool, statements: Sequence[Any], seen: Iterable[int] | None = None
     ) -> None:
-        """Only the statements in `seen` can be found, all by default."""
+        """Take the statements; only those numbered in `seen`, by default all, can be found."""
         self.name, self.is_kernel, self.statements = name, is_kernel, statements
         self.uses: list[PlacedSnippet] = []
         heads: defaultdict[str, list[int]] = defaultdict(list)
-        self.others: defaultdict[str, list[int]] = defaultdict(list)  # statements by head that aren't instructions
+        self.others: defaultdict[str, list[int]] = defaultdict(list)  # statements that aren't instructions, by head
         for number in range(len(statements)) if seen is None else seen:
             statement = statements[number]
             (heads if statement.kind == "instruction" else self.others)[statement.head].append(number)
@@ -129,13 +129,13 @@ class Function(ABC):
         """Return the face of an instruction, and what its slots hold. Raises MalformedError."""
 
     def iter_lines(self, path: str, line: int) -> Iterable[tuple[int, int]]:
-        """Yield the runs of instructions that were made of a line of a source file, whose path is a glob; each as its
-        first and last statement.
+        """Yield the runs of instructions compiled from a source line, each as its first and last statement. The file's
+        path is a glob.
         """
         return ()
 
     def blocks(self) -> list[Block]:
-        """Return the placed snippets by their place, in the order of their placing."""
+        """Return the placed snippets grouped by place, in the order in which they were placed."""
         found: dict[tuple[Place, Face | None], Block] = {}
         for use in self.uses:
             place = use.place

@@ -1,4 +1,4 @@
-"""The maps of a kernel: where each one's buffer is, and how it is laid out. gpt-stream(5), PROBE BUFFERS."""
+"""The maps of a kernel: where each buffer is, and how it's laid out. gpt-stream(5), PROBE BUFFERS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlacedMap:
     callback: str | None = None
     may_fill: bool = False  # the array may be full when a record is saved
     once: bool = False  # no thread saves twice
-    idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds nothing but zeros
+    idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds only zeros
 
     @property
     def type(self) -> str:
@@ -37,7 +37,7 @@ class PlacedMap:
 
     @property
     def keeps(self) -> str | None:
-        """The value for a `map` record: what it keeps if the lowest bits of its address ask for it."""
+        """The value for a `map` record: which records a buffer keeps if the lowest bits of its address say so."""
         if self.type == "log":
             return "all" if self.capacity else None
         if self.type == "total":
@@ -46,7 +46,7 @@ class PlacedMap:
 
     @property
     def wanted(self) -> int:
-        """The same, or None if records are only counted."""
+        """The capacity that the map asks for, even if records are only counted."""
         if self.map.capacity is None:
             return max(0, ((self.map.budget or BUDGET) - 8) // (8 + self.map.stride))
         return self.map.capacity
@@ -74,7 +74,7 @@ class PlacedMap:
 
     @property
     def head(self) -> int:
-        """The bytes in front of a unit's slots: its count, if it has one."""
+        """The bytes before a unit's slots: its count, if it has one."""
         return 8 if self.map.counts else 0
 
     @property

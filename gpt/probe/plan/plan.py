@@ -1,8 +1,8 @@
 """A kernel's plan: which snippets go where, which maps they need, and how many sites each probe got.
 
-A back end makes the plan of the kernel's functions, and has `settle` call its lowering. Sometimes only lowering
-shows that an instruction lacks something that a snippet needs. The back end reports that by `note`, the plan drops the
-probe there, and the rest is lowered again.
+A back end creates the plan for the kernel's functions, and passes its lowering to `settle`. Sometimes only lowering
+shows that an instruction lacks something that a snippet needs. The back end reports that with `note`, the plan drops
+the probe at that place, and the rest is lowered again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 
 class Plan:
-    """The probes of `files` in a kernel's functions. With `count`, records are only counted; `prefix` begins the names
-    of the parameters for maps. `maps` has each file's maps by name; `misfits` are the warnings to give.
+    """The probes of `files` in a kernel's functions. With `count`, records are only counted. The names of the
+    parameters for maps begin with `prefix`. `maps` has each file's maps by name; `misfits` are the warnings to print.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Plan:
         self._counts: dict[Key, list[int]] = {}
         self._woven: set[int] = set()  # ids of sites
         self._unfit: set[int] = set()  # ids of uses
-        self._is_mute = False  # probes were dropped because none could save
+        self._is_mute = False  # all probes were dropped because none could save
         self._snippets: list[tuple[int, Snippet]] = []  # each once, with the number of its file
         for function in functions:
             self._place_all(function)
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def matched(self) -> list[Matched]:
-        """The matched positions, with the number of places that were woven."""
+        """The positions that matched, each with the number of places woven."""
         return [Matched(*key, *counts) for key, counts in self._counts.items()]
 
     @property
@@ -82,7 +82,7 @@ class Plan:
         ]
 
     def find_zeros(self, number: int) -> set[str]:
-        """Return the registers of a file that are always 0, as no matching snippet writes anything else to them."""
+        """Return the registers of a file that are always 0: no matching snippet writes anything else to them."""
         return find_zeros(self.files[number], (snippet for file, snippet in self._snippets if file == number))
 
     def check_age(self, version: tuple[int, int], target: int) -> None:
@@ -97,7 +97,7 @@ class Plan:
                 )
 
     def _leave_out_zeros(self) -> None:
-        """Leave out fields of totals to which no snippet adds anything but registers that are always 0."""
+        """Leave out the fields of totals to which all snippets add only registers that are always 0."""
         for number, maps in enumerate(self.maps):
             zeros = self.find_zeros(number)
             for name, placed in maps.items():
@@ -121,7 +121,7 @@ class Plan:
                 snippets = probe.snippets
                 keys: dict[Position, Key] = {}
                 seen: set[tuple[str, int, int]] = set()
-                # If another position means the same site, the probe has a result even if it's a kernel's.
+                # If another position matches the same site, the probe has a result even at a kernel's.
                 for site in function.find_sites(sorted(probe.positions, key=lambda one: one.kind == "kernel")):
                     if site[1:] in seen:
                         continue
@@ -163,9 +163,7 @@ class Plan:
     # Results of lowering
 
     def settle(self, lower: Callable[[], T]) -> T:
-        """Lower everything, and again as long as something doesn't fit; return the result of the last `lower`. Raises
-        LeftAlone if nothing is woven.
-        """
+        """Call `lower` until everything fits, and return its last result. Raises LeftAlone if nothing is woven."""
         if any(self.uses):
             found = lower()
             while self._drop_unfit():
@@ -176,7 +174,7 @@ class Plan:
         raise LeftAlone("no_save" if self._is_mute else "no_place", detail, self.kernel)
 
     def note(self, use: PlacedSnippet, misfit: str | None) -> None:
-        """Note that a snippet is lowered, or why it can't run at its instruction, with the slots of the face."""
+        """Record that a snippet was lowered, or why it can't run at its instruction, with the face's slots."""
         if misfit is not None:
             self._tell(use.key, f"an instruction {Template(misfit).fill(use.values)}")
             self._unfit.add(id(use))
@@ -185,8 +183,8 @@ class Plan:
             self._counts[use.key][1] += 1
 
     def _drop_unfit(self) -> bool:
-        """Drop probes from sites where lowering failed. Return True if the rest has to be lowered again, because a
-        site lost its other snippet or a probe has nothing left to do.
+        """Drop probes from sites where lowering failed. Return True if the rest has to be lowered again, because a site
+        lost its other snippet or a probe has become pointless.
         """
         if not self._unfit:
             return False
@@ -203,9 +201,9 @@ class Plan:
         return True
 
     def _drop_idle(self) -> bool:
-        """Drop probes without a result, and return whether there were any.
+        """Drop pointless probes, and return whether there were any.
 
-        A group of probes that share registers has no result if only its `kernel` positions matched, which could only
+        Probes that share registers are pointless as a group if only their `kernel` positions matched, which could only
         report that nothing happened, or if no matching probe saves.
         """
         placed = {(use.file, use.probe.name) for use in self.uses}

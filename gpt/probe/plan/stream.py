@@ -1,4 +1,4 @@
-"""Weave the modules of a stream: emit a module for each kernel with probes, and one for the kernels without."""
+"""Weave the modules of a stream: emit one module per kernel with probes, and one with all other kernels."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Records = Iterator[dict[str, Any]]
 
 
 def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """Return a record with some values replaced, its known keys in canonical order, then unknown ones."""
+    """Return a record with some values replaced: known keys in canonical order, then unknown ones."""
     declared = records.KINDS[record["kind"]]
     made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)
     return made | {key: value for key, value in record.items() if key not in declared}
 
 
 class Weaving(ABC, Generic[M]):
-    """One run: each record of a module becomes one for each of its kernels. `kind` is the kind of these records, which
-    have the keys id, module, kernels, data and original; M is what a back end reads from their data.
+    """One run, which replaces each module's record by one for each of its kernels. `kind` is the type of these records,
+    which have the keys id, module, kernels, data and original; M is what a back end reads from their data.
     """
 
     kind: str
@@ -52,13 +52,13 @@ class Weaving(ABC, Generic[M]):
         self._idle = dict.fromkeys(keep)  # parts of -k that match no name so far
         self._verified = verified
         self._modules = self._maps = 0  # last ids
-        self._seen = self._kernels = 0  # modules and kernels of the segment
+        self._seen = self._kernels = 0  # modules and kernels in the segment
         self._names: list[str] = []  # some of the excluded kernels
-        self._wanted = self._woven = False  # True once a kernel was
-        self._refused = False  # a kernel in which something may match was left alone
+        self._wanted = self._woven = False  # True once a kernel was wanted, or woven
+        self._refused = False  # a kernel that may contain something that matches was left alone
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
-        self._faults: set[Reason] = set()  # reasons of kernels that were left alone with an error
+        self._faults: set[Reason] = set()  # why kernels were left alone with an error
 
     @abstractmethod
     def read(self, data: bytes, name: str) -> M:
@@ -70,22 +70,22 @@ class Weaving(ABC, Generic[M]):
 
     @abstractmethod
     def weave(self, module: M, kernel: str) -> Woven:
-        """Weave the probes into a kernel. Raises LeftAlone, or another GptError that is the program's fault."""
+        """Weave the probes into a kernel. Raises LeftAlone, or another GptError if the program is at fault."""
 
     @abstractmethod
     def prune(self, module: M, kernels: list[str]) -> bytes:
         """Return the module with some of its kernels, without probes."""
 
     def name(self, record: dict[str, Any]) -> str:
-        """Return the name of a module in messages."""
+        """Return a module's name for messages."""
         return str(record.get("module", ""))
 
     def open(self, record: dict[str, Any], name: str) -> M:
-        """Read the module of a record. Raises GptError."""
+        """Read a record's module. Raises GptError."""
         return self.read(record["data"], name)
 
     def texts(self, whole: bytes, woven: Woven) -> dict[str, bytes]:
-        """Return the files to keep of a kernel for GPT_KEEP; `whole` is its module."""
+        """Return the files that GPT_KEEP keeps for a kernel; `whole` is its module."""
         return {
             f"original.{self.kind}": whole,
             f"pruned.{self.kind}": woven.original,
@@ -93,7 +93,7 @@ class Weaving(ABC, Generic[M]):
         }
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """Yield a record, or the records that replace a module."""
+        """Yield a record, or the records that replace it if it's a module."""
         if record["kind"] == "end":
             yield from self._report()
         if record["kind"] == self.kind:

@@ -1,4 +1,4 @@
-"""A kernel with probes, as a back end made it: and its record."""
+"""A kernel with probes, as a back end made it, and its record."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpt.stream import records
 
 
 def addresses_after(params: list[Param], count: int) -> list[Param]:
-    """Return `count` more parameters, which are addresses, after these."""
+    """Return `count` parameters for addresses, placed after these."""
     end = params[-1].offset + params[-1].size if params else 0
     first = -(-end // 8) * 8
     return [Param(first + 8 * number, 8, "u64") for number in range(count)]
 
 
 class Matched(NamedTuple):
-    """A probe's position in a kernel: the number of matching places, and of places that were woven."""
+    """A probe's position in a kernel: how many places match, and how many of them were woven."""
 
     probe: str
     position: str
@@ -28,10 +28,10 @@ class Matched(NamedTuple):
 
 
 class SharedVariable(NamedTuple):
-    """A variable that the kernel shares with its module: `offset` is where in the table its address goes.
+    """A variable that the kernel shares with its module. `offset` is the place of its address in the table.
 
-    One in constant memory has none; `copy` says when it is copied: always, or when its address was taken. `size` is in
-    bytes, None if the module does not say.
+    One in constant memory has none; `copy` says when it's copied: always, or once its address is taken. `size` is in
+    bytes, None if the module doesn't say.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Woven:
     """A kernel with probes. `added` are the parameters for the addresses of the maps' buffers, in the order of `maps`.
 
     `original` is the module without probes. `cluster` is a cluster's size in blocks (x, y, z) if a launch's grid counts
-    clusters. `variables` are shared with the program's module; `table` is the name of the table for their addresses,
-    if there is one. A back end that assembles knows what the code `needs`.
+    clusters. `variables` are shared with the program's module; `table` is the name of the table of their addresses, if
+    there is one. A back end that assembles code knows what it `needs`.
     """
 
     kernel: str
@@ -61,10 +61,10 @@ class Woven:
     cluster: list[int] | None = None
     variables: Sequence[SharedVariable] = ()
     table: str | None = None
-    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as a `kernel` record has them
+    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as in a `kernel` record
 
     def make_kernel(self, id_: int, first: int, verified: bool) -> dict[str, Any]:
-        """Make the kernel's record. `id_` is the id of its module; its maps have ids from `first` on."""
+        """Make the kernel's record. `id_` is the id of its module; its maps' ids start at `first`."""
         return records.make(
             "kernel",
             id=id_,

@@ -1,9 +1,9 @@
-"""Pass the probes' state down the calls: find the functions that need it, and give them a parameter for it.
+"""Pass the probes' state through calls: find the functions that need it, and add a parameter for it.
 
 Every function on a call path from the kernel to a probe in a device function gets an extra parameter, and so do its
 prototypes and calls, including calls through an `.alias`. The registers are stored to the state's memory before such a
-call and at the function's exits, and loaded after the call and at the function's entry. If such a function is also
-named elsewhere, it could be called without the parameter, so the kernel is left alone.
+call and at the function's exits, and loaded after the call and at the function's entry. If such a function is named
+anywhere else, it could be called without the parameter, so the kernel is left alone.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def propagate(module: Module, functions: Sequence[PtxFunction], kernel: str) -> 
         reason, params = others.get(name, ""), parse_params(module, function.item) or ()
         if any(s.word == ".reg" for p in params for s in p.specifiers):
             reason = reason or "whose parameters are registers"
-        elif any(None in p.declarator.dimensions for p in params):  # an array without a size has to come last
+        elif any(None in p.declarator.dimensions for p in params):  # an array without a size has to be last
             reason = reason or "whose arguments vary in number"
         if reason:
             raise LeftAlone("function", f"'{name}', {reason}", kernel)
 
 
 def _other_uses(module: Module, functions: Sequence[PtxFunction]) -> dict[str, str]:
-    """Return the functions named anywhere but in a declaration, an alias or a known call, with the place."""
+    """Return the functions named anywhere but in a declaration, an alias or a known call, each with the place."""
     own = {function.item: function for function in functions}
     found: dict[str, str] = {}
     for item in module.items:
@@ -82,7 +82,7 @@ def _defined(module: Module, name: str) -> str:
 
 
 def _calls(module: Module, function: PtxFunction) -> dict[int, str]:
-    """Return the numbers of the statements that call a function by name, with the names."""
+    """Return the functions called by name, by the number of the calling statement."""
     found = {}
     for number in function.numbers("call"):
         statement = function.statements[number]
@@ -134,7 +134,7 @@ def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int
 
 
 def in_front(statements: Sequence[Statement], number: int) -> int:
-    """Return the offset in front of a statement and of pragmas that apply to it."""
+    """Return the offset before a statement and the pragmas that apply to it."""
     at = statements[number].start
     while number and statements[number - 1].head in (".pragma", ".loc"):
         number -= 1

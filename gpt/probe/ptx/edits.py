@@ -1,6 +1,6 @@
-"""Insert lines into a module's text. A comment marks each of them, so that they can be removed again.
+"""Insert lines into a module's text, each marked with a comment so that it can be removed again.
 
-A line can also replace a piece of the text; then the mark holds the original.
+A line can also replace a piece of the text; the mark then holds the original.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 MARK = "//@"
 _WOVEN = re.compile(rf"\n(?:[^\n]*{re.escape(MARK)}[^\n]*\n)+")
-# The order of insertions at one place.
+# The order of insertions at the same offset.
 (DECLARE, STATE_IN, ENTRY, CALL_OUT, AFTER, LABEL, BEFORE, KEEP, STATE_OUT, LEAVE, KERNEL_EXIT, CALL_IN) = range(12)
 ADDRESS, _REPLACE = 12, 13  # last: an instruction's addresses, and replacements
 
@@ -44,7 +44,7 @@ class Insertions:
         self.put(offset, order, "".join(map(marked, lines)))
 
     def put(self, offset: int, order: int, text: str) -> None:
-        """Insert lines that have their marks already."""
+        """Insert lines that are already marked."""
         if text:
             self.size += len(text)
             self._all.append(_Insertion(offset, order, len(self._all), text, offset))
@@ -78,7 +78,7 @@ def marked(line: str, path: str = "", number: int = 0) -> str:
 
 @cache
 def _plain(path: str) -> str:
-    """Write a path as one line of ASCII, as ptxas accepts nothing else in a comment."""
+    """Write a path as one line of ASCII, because ptxas accepts nothing else in a comment."""
     return path.encode("unicode_escape").decode()
 
 

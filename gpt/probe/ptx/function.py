@@ -1,4 +1,4 @@
-"""A function of a PTX module, with what weaving finds out about it."""
+"""A function of a PTX module, and what weaving finds out about it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from gpt.ptx.scan import Item, Module, Statement
 class PtxFunction(Function):
     """A function that probes are woven into.
 
-    `code` has the code of values kept throughout the function. `used` are the registers of each file that the
-    function's probes use; the `shared` registers outlive a snippet. A `stateful` function takes the state as a
-    parameter.
+    `code` computes the values kept throughout the function. `used` are the registers of each file that the function's
+    probes use; the `shared` ones outlive a snippet. A `stateful` function takes the state as a parameter.
     """
 
     code: Emitter
@@ -36,7 +35,7 @@ class PtxFunction(Function):
         self._faces: dict[int, tuple[Face, list[str]]] = {}
 
     def begin(self, code: Emitter) -> None:
-        """Forget what lowering the probes found out."""
+        """Discard what lowering found out about the probes."""
         self.code, self.stateful, self.used, self.shared = code, False, {}, {}
 
     def find_face(self, number: int) -> tuple[Face, list[str]]:
@@ -53,7 +52,7 @@ class PtxFunction(Function):
         return found
 
     def iter_lines(self, path: str, line: int) -> Iterator[tuple[int, int]]:
-        """Yield the runs of instructions from a matching `.loc` to the next `.loc`, label or brace."""
+        """Yield the runs of instructions that start at a matching `.loc` and end at the next `.loc`, label or brace."""
         places = {
             (number, line)
             for number, file in self.module.files.items()

@@ -1,4 +1,4 @@
-"""Keep a kernel's results when a probe's code comes between a product and a sum that ptxas would have fused."""
+"""Preserve a kernel's results where a probe separates a product from a sum that ptxas would have fused with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpt.ptx.scan import Module
 
 
 def fuse(module: Module, function: PtxFunction, insertions: Insertions, prefix: str) -> None:
-    """Write such pairs as fma, where something is inserted in their stretch of code (gpt/ptx/contract.py)."""
+    """Write such pairs as fma where something is inserted into their stretch of code (gpt/ptx/contract.py)."""
     item = function.item
     for start, end, text in list(find_edits(module, item, function.statements, prefix, insertions.are_within)):
         if end > start:

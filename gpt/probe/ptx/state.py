@@ -1,6 +1,6 @@
-"""The state that probes in device functions share with their kernel: local memory, whose address calls pass on.
+"""The state that probes in device functions share with their kernel: local memory whose address is passed to calls.
 
-It holds the addresses of the maps' buffers, and all registers that probes in device functions use.
+It holds the addresses of the maps' buffers, and all registers used by probes in device functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpt.ptx.types import SIZES
 
 
 class State:
-    """The layout of that memory: the addresses of `maps`, then registers of the probe files `names`."""
+    """The layout of that memory: the addresses of `maps`, then the registers of the probe files in `names`."""
 
     def __init__(self, prefix: str, names: list[Names], maps: list[PlacedMap]) -> None:
         self.prefix, self.names = prefix, names
@@ -23,7 +23,7 @@ class State:
         self.size = max(8 * len(maps), 8)
 
     def hold(self, used: list[dict[int, set[str]]]) -> None:
-        """Make room for the registers that each device function uses, by the number of their file."""
+        """Reserve space for the registers that each device function uses, by file number."""
         end = 8 * len(self.offsets)
         for number, name in sorted({(number, name) for one in used for number, ns in one.items() for name in ns}):
             self.registers[number, name] = end
@@ -35,7 +35,7 @@ class State:
         return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
 
     def begin(self, code: Emitter) -> list[str]:
-        """Return the lines that set up the state in the kernel: the maps' addresses and the initial register values."""
+        """Return the lines that set up the state in the kernel: the maps' addresses and the registers' values."""
         for param, offset in self.offsets.items():
             base = code.make("b64", "ld.param.u64", f"[{param}]")
             code.put(f"st.local.u64 [%{self.prefix}state+{offset}], {base}")
@@ -53,7 +53,7 @@ class State:
         ]
 
     def enter(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
-        """Return the lines at a device function's start, which load its parameter and its registers."""
+        """Return the lines at a device function's entry that load its parameter and registers."""
         return [
             f".reg .b64 %{self.prefix}state;",
             f"ld.param.b64 %{self.prefix}state, [{self.prefix}in];",

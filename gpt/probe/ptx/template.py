@@ -27,9 +27,9 @@ class Shapes:
         self._found: dict[str, Face] = {}
 
     def find(self, text: str, types: Mapping[str, str | None]) -> tuple[Face, list[str]]:
-        """Return the face of an instruction and the values of its slots. Raises MalformedError without the location.
+        """Return the face of an instruction, and the values of its slots. Raises MalformedError without a location.
 
-        Special registers and variables have no type in `types`, and so no slots.
+        Special registers and variables aren't in `types`, so they aren't slots.
         """
         parts = _PARTS.split(text)
         slots: dict[str, str] = {}
@@ -50,8 +50,8 @@ class Shapes:
 
 
 def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[str, str | None]) -> Face:
-    """Make the face of an instruction whose `parts` have these slots. It's parsed with unique words and numbers in
-    their place, and the resulting tokens become the slots.
+    """Make the face of an instruction whose `parts` have these slots. The instruction is parsed with unique words and
+    numbers in their place, and the resulting tokens become the slots.
     """
     stem = next(stem for number in itertools.count() if (stem := f"98765432{number:03}") not in text)
     words, tokens, typed = {}, {}, {}

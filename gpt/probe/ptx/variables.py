@@ -1,25 +1,25 @@
 """Share a module's variables between a woven kernel and the kernels that aren't woven.
 
 A woven kernel is a module of its own, so every variable that it defined would be a second copy of the program's. It
-therefore defines none in global memory. Instead it has a table with an entry of 8 bytes for each variable; the loader
-looks the variables up by name in the program's module and writes their addresses there. Where the kernel, or a
-function that it calls, names a variable, weaving puts a register with the address from the table. A table is better
-than kernel parameters: device functions can read it too, calls stay unchanged, and it's filled only once. Constants of
-the compiler, such as strings for printf and assert, work the same way, as modules keep their names too. The table is
+therefore defines none in global memory, but has a table with an 8-byte entry per variable. The loader looks the
+variables up by name in the program's module and writes their addresses to the table. Where the kernel, or a function
+that it calls, names a variable, weaving inserts a register with the address from the table. A table is better than
+kernel parameters: device functions can read it too, calls don't change, and it's filled only once. The compiler's
+constants, such as strings for printf and assert, work the same way, because modules keep their names too. The table is
 in global memory, because it's rarely read, and a bank of constant memory costs 0.1 us per launch, read or not
 (docs/measured.md).
 
-Variables in constant memory stay in the woven module, because reading them through an address would need another
-instruction. They have the same initial values as the program's. Once the program takes a variable's address it may
-write to it, so from then on its value is copied. It's always copied if its initial value isn't in the module: another
-module defines it, or it holds the address of a variable, which is 0 here.
+Variables in constant memory stay in the woven module, because reading them through an address would take another
+instruction. They have the same initial values as the program's. The program can write to a variable once it has taken
+its address, so from then on the value is copied. It's always copied if its initial value isn't in the module: if
+another module defines the variable, or if it holds the address of a variable, which is 0 here.
 
 Variables in `.shared` and `.local` are new for each launch. The kernel is left alone if it uses textures, samplers or
-surfaces, which aren't memory; a variable declared inside a function, which can't be found by name; or a call through
-a pointer. Such a call would run a function of the program's module, which may need more registers and stack than
-ptxas, which doesn't see it, assigns to the kernel. For the same reason it must not take the address of a function,
-which other kernels may call. It must not pass on the address of a variable in constant memory either: that would be
-the address of a copy, which isn't kept in sync and disappears with the kernel.
+surfaces, which aren't memory; a variable declared inside a function, which can't be found by name; or a call through a
+pointer. Such a call would run a function of the program's module, which ptxas doesn't see, and which may need more
+registers and stack than ptxas assigns to the kernel. For the same reason a kernel that takes the address of a function,
+which other kernels may call, is left alone, and so is a kernel that passes on the address of a variable in constant
+memory: that would be the address of a copy, which isn't kept in sync and disappears with the kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MOVED = compiled(rf"\bmov\.[bus]64\s+{tokens.NAME}\s*,\s*({tokens.NAME})\s*[;+]
 
 
 class _Declared(NamedTuple):
-    """A declaration of a variable. `item` may declare others too."""
+    """A declaration of a variable. `item` may also declare others."""
 
     item: Item
     space: str
@@ -67,12 +67,12 @@ class _Declared(NamedTuple):
 
 
 class Variables:
-    """The variables of a kernel's module. Raises LeftAlone for a kernel that cannot be loaded alone."""
+    """The variables of a kernel's module. Raises LeftAlone for a kernel that can't be loaded alone."""
 
     def __init__(self, module: Module, kernel: str, prefix: str, relocatable: bool) -> None:
         self.module, self.kernel, self.prefix = module, kernel, prefix
         self.table = f"{prefix}variables"
-        if relocatable:  # linked with modules that have tables of their own
+        if relocatable:  # linked with modules that have their own tables
             self.table += "_" + kernel.replace("%", "$")
         found: dict[str, list[_Declared]] = {}
         for name, declared in self._declarations():
@@ -100,7 +100,7 @@ class Variables:
         return found, self.table if self._offsets else None
 
     def lines(self, lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Rewrite lines of a probe, in which `mov.u64 REGISTER, VARIABLE` takes an address, to use the table."""
+        """Rewrite a probe's lines, where `mov.u64 REGISTER, VARIABLE` takes an address, to use the table."""
         return [(text, number) for line, number in lines for text in self._line(line)]
 
     def _line(self, line: str) -> Iterable[str]:
@@ -169,7 +169,7 @@ class Variables:
                 )
 
     def _passes_constant(self, function: Item) -> bool:
-        """Return whether a generic address in constant memory is used for more than reading, as debug builds do."""
+        """Return whether a generic address of constant memory is used for anything but reading, as in debug builds."""
         text = self.module.skeleton[function.body : function.end]
         held = set(_GENERIC.findall(text))
         statements = [_BRACKETS.sub("", part) for part in text.split(";")] if held else []
@@ -210,13 +210,13 @@ class Variables:
                 self._function(item, cut, to)
 
     def _define(self, item: Item, to: Insertions) -> None:
-        """Turn a declaration of a variable that another module defines into a definition."""
+        """Turn the declaration of a variable that another module defines into a definition."""
         found = compiled(r"\.extern\b").search(self.module.skeleton, item.start, item.end)
         if found:
             to.replace(*found.span(), "")
 
     def _clear(self, item: Item, to: Insertions) -> None:
-        """Replace addresses in the initial value of a variable in constant memory with 0."""
+        """Replace addresses with 0 in the initial value of a variable in constant memory."""
         if twice := self._offsets.keys() & set(item.names):
             raise LeftAlone("variables", f"'{min(twice)}' is declared twice", self.kernel)
         text = self.module.skeleton
@@ -262,8 +262,8 @@ class Variables:
     def _reference(
         self, function: Item, statement: Statement, reference: tuple[str, int, int]
     ) -> tuple[int, int, str] | None:
-        """Return the span that a register with the address replaces in a statement, and the offset to add; None if the
-        name isn't an operand.
+        """Return the span of a statement to replace with a register that holds the address, and the offset to add; None
+        if the name isn't an operand.
         """
         text, (name, start, end) = self.module.skeleton, reference
         if statement.kind != "instruction":
@@ -292,7 +292,7 @@ class Variables:
 
 
 def _size(specifiers: list[str], counts: list[int | None]) -> int | None:
-    """Return the size of a variable in bytes, None if its declaration doesn't say."""
+    """Return the size of a variable in bytes, or None if its declaration doesn't say."""
     size = next((STORED[word[1:]] for word in specifiers if word[1:] in STORED), 0)
     for count in (*(_VECTORS.get(word, 1) for word in specifiers), *counts):
         size *= count or 0

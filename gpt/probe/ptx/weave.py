@@ -1,12 +1,12 @@
 """Weave probes into one kernel of a PTX module.
 
-The program's behaviour stays the same: weaving inserts lines (edits.py) and lets the kernel find the variables of its
-module (variables.py), and `unweave` restores the program. A probe's code has registers and buffers of its own, and
-doesn't branch out of itself (lower.py, save.py).
+The program's behaviour doesn't change: weaving inserts lines (edits.py) and lets the kernel find its module's variables
+(variables.py), and `unweave` restores the program. A probe's code has its own registers and buffers, and doesn't branch
+out of itself (gpt/probe/lower).
 
-Each map adds a parameter with the address of its buffer after the kernel's own parameters, which keep their offsets.
-Device functions can't read the kernel's parameters, so a kernel with probes in device functions keeps the addresses
-and the probes' shared registers in local memory (state.py), and passes its address on (calls.py).
+Each map adds a parameter for its buffer's address after the kernel's own parameters, which keep their offsets. Device
+functions can't read the kernel's parameters, so a kernel with probes in device functions keeps the addresses and the
+probes' shared registers in local memory (state.py), and passes on its address (calls.py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from gpt.stream.records import MAX_RECORD
 __all__ = ["MARK", "LeftAlone", "Woven", "unweave", "weave"]
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links into every module
 OLDEST = (6, 2)  # activemask
-MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel; the rest is for names and parameters
+MAX_TEXT = MAX_RECORD - (2 << 20)  # characters per kernel; the rest is for names and parameters
 ORDER = {"entry": ENTRY, "before": BEFORE, "after": AFTER, "label": LABEL, "exit": KERNEL_EXIT, "leave": LEAVE}
 
 
@@ -70,8 +70,8 @@ def weave(
     count: bool = False,
     relocatable: bool = False,
 ) -> Woven:
-    """Weaves the probes of `files` into a module that holds what one kernel needs (prune). With `count` records are
-    counted only. A `relocatable` one may call functions that it does not define. Raises LeftAlone, MalformedError.
+    """Weave the probes of `files` into a module that holds what one kernel needs (prune). With `count`, records are
+    only counted. A `relocatable` module may call functions that it doesn't define. Raises LeftAlone, MalformedError.
     """
     module = data if isinstance(data, Module) else scan_module(data, name)
     return _Weaver(module, kernel, files, count, relocatable).run()
@@ -82,13 +82,11 @@ def has_redux(module: Module) -> bool:
     return module.target >= 80 and module.version >= (7, 0)
 
 
-Sampled = dict[tuple[str, int] | None, Condition]  # the condition for probes with this `sample`
+Sampled = dict[tuple[str, int] | None, Condition]  # by `sample`, the condition under which its probes run
 
 
 class _Insertion(NamedTuple):
-    """The code before an instruction and at its probes' place, and for each snippet the reason why it can't run there,
-    or None.
-    """
+    """The code before an instruction and at its probes' place, and why each snippet can't run there, or None."""
 
     before: Template
     text: Template
@@ -173,7 +171,7 @@ class _Weaver:
         return maps, state, kept
 
     def lower(self, function: PtxFunction, state: State) -> None:
-        """Insert the code of a function's probes; equal blocks are made once."""
+        """Insert the code of a function's probes; equal blocks are lowered once."""
         sampled = self.sampled(function)
         addresses, finding = self.addresses(function)
         made: dict[tuple[object, ...], _Insertion] = {}
@@ -217,7 +215,7 @@ class _Weaver:
     def lowering(
         self, function: PtxFunction, state: State, code: Emitter, use: PlacedSnippet, label: str, sampled: Sampled
     ) -> Lowering:
-        """Return the Lowering of a snippet into `code`, with labels that begin with `label`."""
+        """Return the Lowering of a snippet into `code`, whose labels begin with `label`."""
         slots = use.face.types if use.face else {}
 
         def type_of(name: str) -> str | None:
@@ -243,7 +241,7 @@ class _Weaver:
         return "".join(marked(text, path, line) for text, line in self.variables.lines(lines))
 
     def sampled(self, function: PtxFunction) -> Sampled:
-        """Compute once, at the entry, the conditions for the blocks and warps that run probes with `sample`."""
+        """Compute once, at the entry, which blocks and warps run the probes with `sample`."""
         found: Sampled = {}
         code = function.code
         for sample in dict.fromkeys(use.probe.sample for use in function.uses if use.probe.sample):
@@ -252,8 +250,8 @@ class _Weaver:
         return found
 
     def addresses(self, function: PtxFunction) -> tuple[dict[str, str], list[str]]:
-        """Return the addresses that the kernel's exits save to, and the lines that compute them at the entry. There the
-        program's own instructions hide the latency; at an exit nothing does.
+        """Return the addresses that the kernel's exits save to, and the lines that compute them at the entry. There,
+        the program's own instructions hide the latency; at an exit, nothing does.
         """
         if not function.is_kernel:  # the state has its addresses
             return {}, []
@@ -277,7 +275,7 @@ class _Weaver:
 
 
 def _undefined(module: Module) -> str | None:
-    """Return the first function that's declared, but neither defined nor provided by the driver."""
+    """Return the first function that's declared, but neither defined in the module nor provided by the driver."""
     defined = {item.name for item in module.functions} | PROVIDED
     defined |= {item.name for item in module.items if item.kind == "alias"}
     return next((item.name for item in module.items if item.kind == "func" and item.name not in defined), None)

@@ -1,1 +1,1 @@
-"""Every form of probe file, TOML of either generation or Python, to the one model (gpt/probe/model.py)."""
+"""Read every form of probe file, TOML of either generation or Python, into one model (gpt/probe/model.py)."""

@@ -17,7 +17,7 @@ _SHARED = re.compile(r"%[A-Z]{2,}\d+")  # no compiler uses such names
 def infer_types(probes: list[Probe], declared: list[Register], path: str) -> list[Register]:
     """Return the declared registers and the inferred ones. Raises GptError if uses disagree.
 
-    Instructions determine the type. If a register is only saved, the type of the field does.
+    Instructions determine the type. A register that is only saved gets the type of the field.
     """
     known = {register.name for register in declared}
     found: dict[str, Register] = {}
@@ -30,7 +30,7 @@ def infer_types(probes: list[Probe], declared: list[Register], path: str) -> lis
             if SIZES[first.type] != SIZES[type_]:
                 fact = f"'{operand.name}' is .{type_} here and .{first.type} in line {first.line}"
                 raise GptError(f"probe '{probe.name}': {fact}", f"{path}:{line.line}")
-            if not fits("mov", first.type, type_):  # a float in one place: plain bits hold either
+            if not fits("mov", first.type, type_):  # a float in one place: untyped bits hold either
                 found[operand.name] = replace(first, type=f"b{SIZES[type_] * 8}")
     for _, line in lines:
         if isinstance(line.node, Save):
@@ -45,7 +45,7 @@ def _is_shared(operand: tree.Operand) -> TypeGuard[tree.Name]:
 
 
 def _uses(node: tree.Instruction | tree.Label | Save) -> list[tuple[tree.Operand, str | None]]:
-    """Return the operands of an instruction with their types, its guard among them."""
+    """Return an instruction's operands, including its guard, with their types."""
     if not isinstance(node, tree.Instruction):
         return []
     guard: list[tuple[tree.Operand, str | None]] = [(tree.Name(node.guard.register), "pred")] if node.guard else []

@@ -18,7 +18,7 @@ MAX_SOURCE = 1 << 20  # bytes of a probe file
 def find_probe(name: str) -> Path:
     """Find the file for `-p`: a path, or the name of a built-in probe. Raises MissingError."""
     path = Path(name)
-    if path.is_file() or path.is_fifo():  # a pipe, as of a shell's <(...)
+    if path.is_file() or path.is_fifo():  # a pipe, such as a shell's <(...)
         return path
     if (built_in := BUILTIN / f"{name}.toml").is_file() and path.name == name:
         return built_in

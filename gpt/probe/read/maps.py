@@ -1,4 +1,4 @@
-"""Make maps from their description in a probe file, within limits that all forms of files share."""
+"""Make maps from their description in a probe file, within limits that all file formats share."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ OPTIONS = (
     "key",
     *OPS,
 )  # keys that make_map takes
-MAX_BINS = 1024  # bins of a histogram
-MAX_SLOTS = 4096  # slots of a table
-MAX_KEY = 2  # fields of a table's key
+MAX_BINS = 1024  # bins per histogram
+MAX_SLOTS = 4096  # slots per table
+MAX_KEY = 2  # fields per key of a table
 MAX_TABLE = 1 << 20  # bytes of a table's slots
-MAX_SIZE = 4096  # bytes of a record
-MAX_CAPACITY = 1 << 24  # records of a thread, warp or block
-MAX_BUDGET = 1 << 40  # bytes of a log
+MAX_SIZE = 4096  # bytes per record
+MAX_CAPACITY = 1 << 24  # records per thread, warp or block
+MAX_BUDGET = 1 << 40  # bytes per log
 
 
 def parse_number(value: Any) -> int | None:
-    """Return a number that is not negative, written as one or as a text."""
+    """Return a nonnegative integer, written as an integer or a decimal string; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def parse_capacity(value: Any, what: str, where: str) -> int | None:
-    """Return records, or None of `dynamic` and `count`. Raises MalformedError."""
+    """Return the number of records, or None for `dynamic` and `count`. Raises MalformedError."""
     if isinstance(value, str) and value.strip() in ("dynamic", "count"):
         return None
     number = parse_number(value)
@@ -46,7 +46,7 @@ def parse_capacity(value: Any, what: str, where: str) -> int | None:
 
 
 def parse_sample(text: Any, what: str, where: str) -> tuple[str, int] | None:
-    """(`block`, 8) of `block/8`. Raises MalformedError."""
+    """Return (`block`, 8) for `block/8`. Raises MalformedError."""
     if text is None:
         return None
     unit, _, every = text.partition("/") if isinstance(text, str) else ("", "", "")
@@ -57,7 +57,7 @@ def parse_sample(text: Any, what: str, where: str) -> tuple[str, int] | None:
 
 
 def default_capacity(type_: Any) -> int:
-    """Return the capacity of a map that says none."""
+    """Return the capacity of a map that doesn't specify one."""
     return 256 if type_ == "table" else 1
 
 
@@ -85,7 +85,7 @@ def _parse_ops(types: dict[str, str], type_: Any, given: dict[str, Any], what: s
 def _parse_scale(
     fields: list[tuple[str, str]], type_: Any, capacity: int | None, given: dict[str, Any], what: str, where: str
 ) -> Scale | None:
-    """Return the scale of a histogram; None for a map of another type. Raises GptError."""
+    """Return the scale of a histogram, or None for other maps. Raises GptError."""
     numbers = {key: parse_number(value) for key, value in given.items() if value is not None}
     if type_ != "histogram":
         if numbers:
@@ -108,7 +108,7 @@ def _parse_scale(
 def _lay_out_table(
     fields: tuple[Field, ...], size: int, capacity: int | None, what: str, where: str
 ) -> tuple[tuple[Field, ...], int, int]:
-    """Return the fields of a table in their places, and twice the bytes of a slot. Raises GptError."""
+    """Return a table's fields, and its record size and stride, both the size of a slot. Raises GptError."""
     if size != layout([(field.name, field.type) for field in fields])[1]:
         raise GptError(f"{what}: 'size' is not for tables", where)
     if any(field.size < 4 for field in fields):
@@ -140,9 +140,9 @@ def make_map(
     step: Any = None,
     **ops: Any,
 ) -> Map:
-    """Return a map of these named types. `what` and `where` begin messages. Raises GptError for contradictions.
+    """Return a map with these fields. `what` and `where` begin messages. Raises GptError for contradictions.
 
-    `ops` has the names of the fields for `key`, and for each key of OPS.
+    `ops` has the names of the fields for `key` and for each key of OPS.
     """
     leader = leader or ("all" if type != "array" else "active")
     placed, taken = layout(fields, _parse_ops(dict(fields), type, ops, what, where))

@@ -21,9 +21,9 @@
     def end():
         block_sched.save(start, nl.clock() - start, nl.cuid())
 
-The result is the objects of model.py with PTX in the snippets; the verifier treats them like a TOML file. `if` becomes
-a guard on assignments and saves, not a branch; `for` over a constant range is unrolled. Values are converted as in C:
-to the wider type, to unsigned, to float. `nl.u32(x)` converts a value, or gives the type of an operand such as
+The result is the objects of model.py with PTX in the snippets; the verifier treats them like a TOML file's. `if`
+becomes a guard on assignments and saves, not a branch; `for` over a constant range is unrolled. Values are converted as
+in C: to the wider type, to unsigned, to float. `nl.u32(x)` converts a value, or sets the type of an operand such as
 `nl.out`. A name that's assigned but not declared is local to the probe.
 """
 
@@ -134,7 +134,7 @@ class _File:
         raise self.fault(node, f"'{_first_line(node)}' is not a type, as nl.u64")
 
     def options(self, node: ast.ClassDef | ast.FunctionDef, name: str, known: set[str]) -> dict[str, Any]:
-        """Return the arguments of the decorator, of which there must be exactly one."""
+        """Return the arguments of the decorator; there must be exactly one decorator."""
         match node.decorator_list:
             case [ast.Call(ast.Name(called) | ast.Attribute(_, called), [], keywords)] if called == name:
                 found: dict[str, Any] = {}
@@ -149,7 +149,7 @@ class _File:
         raise self.fault(node, f"'{node.name}' needs @{name}(...), alone")
 
     def constant(self, value: ast.expr) -> Any:
-        """Return the value of a constant or of a list of constants; None for anything else."""
+        """Return the value of a constant or a list of constants, or None for anything else."""
         match value:
             case ast.Constant(constant):
                 return constant

@@ -1,4 +1,4 @@
-"""Python statements of a probe to PTX: assignments and saves, `if` as guards, `for` unrolled. See frontend.py."""
+"""Compile a probe's Python statements to PTX: assignments and saves, `if` as guards, `for` unrolled. See python.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpt.probe.model import Line, Save, Snippet
 from gpt.probe.read.python_expr import PRED, TYPES, ExpressionLines, Value, number
 from gpt.ptx import tree
 
-MAX_TURNS = 64  # limit for a loop that is unrolled
-MAX_ALL_TURNS = 4096  # limit for all loops of a probe
+MAX_TURNS = 64  # iterations of a loop that's unrolled
+MAX_ALL_TURNS = 4096  # iterations of all loops of a probe
 
 
 class Compiler(ExpressionLines):
-    """One probe: its statements become lines, its names registers. Faults are raised with their line."""
+    """One probe: its statements become lines, its names registers. Errors are raised with their line."""
 
     def function(self, node: ast.FunctionDef) -> Snippet:
         """Return the body of a probe."""
@@ -61,7 +61,7 @@ class Compiler(ExpressionLines):
             assert isinstance(own.operand, tree.Name) and own.type
             target, type_ = own.operand, own.type
         value = self._convert(value, type_)
-        if self.last and value.operand == tree.Name(self.last):  # let the instruction write it itself
+        if self.last and value.operand == tree.Name(self.last):  # let the instruction write it directly
             line = self.lines[-1]
             assert isinstance(line.node, tree.Instruction)
             node = replace(line.node, operands=(target, *line.node.operands[1:]), guard=guard)
@@ -84,7 +84,7 @@ class Compiler(ExpressionLines):
             inside = Value(held, PRED)
         assert isinstance(inside.operand, tree.Name)
         unless: Value | None = None
-        if otherwise:  # before the body may change what the test read
+        if otherwise:  # before the body can change what the test read
             unless = self._compute("not.pred", PRED, held)
             if outer:
                 unless = self._compute("and.pred", PRED, outer, self._operand(unless))
@@ -118,7 +118,7 @@ class Compiler(ExpressionLines):
         if len(values) != len(map_.fields):
             raise self.fault(self.node, f"saves {len(values)} values, map '{name}' has {len(map_.fields)} fields")
         found = [self._value(value) for value in values]
-        operands = tuple(  # an operand of the program keeps its type
+        operands = tuple(  # an operand from the program keeps its type
             self._operand(value if value.operand and not value.type else self._convert(value, TYPES[field.type]))
             for value, field in zip(found, map_.fields, strict=True)
         )

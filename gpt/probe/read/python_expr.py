@@ -14,7 +14,7 @@ from gpt.ptx import tree
 
 @dataclass(frozen=True, slots=True)
 class LanguageType:
-    """A type of the language: its kind (u, s, f, b) and bits."""
+    """A type of the language: its kind (u, s, f, b) and width in bits."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ TYPES = {
     for name in ("u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64", "b16", "b32", "b64")
 } | {"i32": LanguageType("s32", "s", 32), "i64": LanguageType("s64", "s", 64)}
 PRED = LanguageType("pred", "p", 1)
-# What nl.NAME and nl.NAME() are; an operand has no type until its use decides.
+# What nl.NAME and nl.NAME() are; an operand has no type until it's used.
 SOURCES: dict[str, tuple[str, str | None]] = {
     **{name: (name.upper(), None) for name in ("out", "in1", "in2", "in3", "in4")},
     "addr": ("ADDR", "u64"),
@@ -114,9 +114,9 @@ def number(node: ast.expr | None, constants: Mapping[str, int | float]) -> int |
 
 
 class ExpressionLines:
-    """The expressions of one probe: `lines` grows by what computes them, `registers` by what holds them.
+    """The expressions of one probe. `lines` gets the code that computes them, `registers` the registers that hold them.
 
-    Faults are raised with the line of `node`, the statement at work.
+    Errors are raised with the line of `node`, the current statement.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ExpressionLines:
         self.node: ast.AST = ast.Pass()
         self.last = ""  # the temporary that the last line wrote
         self.temporaries = 0
-        self.turns = 0  # in all loops so far
+        self.turns = 0  # iterations of all loops so far
 
     # Emitting
 
@@ -265,14 +265,14 @@ class ExpressionLines:
         a, b, type_ = self._common(left, right)
         name = _COMPARE[type(op)]
         if name == "ne" and type_.kind == "f":
-            name = "neu"  # a NaN differs from all, as in Python
+            name = "neu"  # NaN differs from everything, as in Python
         return self._compute(f"setp.{name}.{_arithmetic(type_)}", PRED, a, b)
 
     def _both(self, name: str, left: Value, right: Value) -> Value:
         return self._compute(f"{name}.pred", PRED, self._predicate(left), self._predicate(right))
 
     def _predicate(self, value: Value) -> tree.Operand:
-        """Return a value as a predicate; numbers are true if they aren't 0."""
+        """Return a value as a predicate; nonzero numbers are true."""
         if value.type is PRED:
             return self._operand(value)
         value = self._typed(value)
@@ -319,7 +319,7 @@ class ExpressionLines:
         if given is PRED or to is PRED:
             raise self.fault(self.node, "computes with a condition")
         operand = self._operand(value)
-        if given is None:  # an operand of the program has the type that the probe gives it
+        if given is None:  # an operand from the program has the type that the probe gives it
             return self._compute(f"mov.b{to.bits}", to, operand)
         if given.bits == to.bits and "f" not in (given.kind, to.kind):
             return Value(operand, to)
@@ -335,5 +335,5 @@ class ExpressionLines:
 
 
 def _arithmetic(type_: LanguageType) -> str:
-    """Return the type for arithmetic: untyped bits count as unsigned."""
+    """Return the type to compute with: untyped bits count as unsigned."""
     return f"u{type_.bits}" if type_.kind == "b" else type_.name

@@ -1,8 +1,8 @@
 """Print probes as TOML, in tables [map.*] and [probe.*], whatever format they were written in.
 
-Parsing the output gives the same model: maps, probes, registers in order, and the callback. Comments are lost. A
-register is declared in the first snippet that uses it, or earlier, so that registers keep their order. If a register's
-name has letters that PTX doesn't allow, which is possible in Python, it's renamed.
+Parsing the output results in the same model: maps, probes, registers in order, and the callback. Comments are lost. A
+register is declared in the first snippet that uses it, or earlier if needed to keep the registers in order. Python
+allows letters in a register's name that PTX doesn't; such registers are renamed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpt.ptx import tree
 from gpt.ptx.tokens import NAME
 
 _NAME = re.compile(NAME, re.ASCII)
-_REGISTER = re.compile(r"%(?:[\w$]|[^\x00-\x7f])+", re.ASCII)  # also with the letters that Python allows
+_REGISTER = re.compile(r"%(?:[\w$]|[^\x00-\x7f])+", re.ASCII)  # including the letters that Python allows
 _BARE = re.compile(r"[\w-]+", re.ASCII)
 _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def to_toml(file: ProbeFile) -> str:
-    """Return the probes of a file as TOML. Raises GptError if the text couldn't be read back, as it's too large."""
+    """Return the probes of a file as TOML. Raises GptError if it would be too large to read back."""
     text: str = toml.dumps(_tables(file), _Encoder())
     if len(text.encode()) > MAX_SOURCE:
         raise GptError(f"as TOML it would be larger than {MAX_SOURCE >> 20} MiB", file.path)
@@ -92,7 +92,7 @@ def _probe(probe: Probe) -> dict[str, Any]:
 
 
 def _position(position: Position) -> str:
-    is_word = position.kind == "opcode" and str(position) in RESERVED  # an opcode only after a point
+    is_word = position.kind == "opcode" and str(position) in RESERVED  # an opcode only if a dot precedes it
     return f".{position}" if is_word else str(position)
 
 
@@ -113,9 +113,7 @@ def _plain_names(file: ProbeFile) -> Mapping[str, str]:
 
 
 def _declarations(file: ProbeFile) -> list[list[Register]]:
-    """Assign each register to the snippet that declares it: the first that uses it, or an earlier one to keep the order
-    of registers.
-    """
+    """Assign each register to the snippet that declares it: the first that uses it, or earlier, to keep their order."""
     snippets = [snippet for probe in file.probes for _, snippet in probe.snippets]
     users: dict[str, int] = {}
     for number, snippet in enumerate(snippets):
@@ -138,14 +136,14 @@ def _initial(register: Register) -> str:
 
 
 def _lines(snippet: Snippet, names: Mapping[str, str]) -> list[str]:
-    """Write the statements of a snippet, with these names for registers."""
+    """Write the statements of a snippet, with these register names."""
     nodes = [line.node for line in snippet.lines]
     texts = [_save(node) if isinstance(node, Save) else str(node) for node in nodes]
     return [_REGISTER.sub(lambda found: names.get(found[0], found[0]), text) for text in texts] if names else texts
 
 
 def _save(save: Save) -> str:
-    """A whole record goes to a map by its name, a part of one to the map of the probe's name."""
+    """Write a SAVE: a whole record names its map, a part of one goes to the map with the probe's name."""
     is_whole = save.first == 0 and save.last
     if is_whole and _NAME.fullmatch(save.map):
         target = f" [{save.map}]"
@@ -168,7 +166,7 @@ class _Encoder(toml.TomlEncoder):  # type: ignore[misc]
         self.dump_funcs |= {str: _string, _Literal: _code, _Inline: self._inline}
 
     def dump_sections(self, o: Mapping[str, Any], sup: str) -> tuple[str, dict[str, Any]]:
-        """Return the values of a table, and the tables in it by their keys as they are written."""
+        """Return the values of a table, and the tables in it by their keys as written."""
         values = "".join(f"{_key(k)} = {self.dump_value(v)}\n" for k, v in o.items() if type(v) is not dict)
         return values, {_key(key): value for key, value in o.items() if type(value) is dict}
 
@@ -185,7 +183,7 @@ def _string(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Write a text of several lines verbatim, or with escapes if it contains `'''` or unprintable characters."""
+    """Write text of several lines verbatim, or with escapes if it contains `'''` or unprintable characters."""
     lines = text.split("\n")
     if len(lines) == 1:
         return _string(text)

@@ -1,8 +1,8 @@
 """Parse the text of a snippet, PTX with helpers and SAVE, into the statements of model.py.
 
-`SAVE.u64 {%a};` adds fields of that type to the record of its probe; `SAVE [MAP] {%a, %b};` makes a whole record.
-`SAVE ["MAP"]` may name any map. `.reg` declares registers that all probes of the file share; `= 0` gives one a first
-value.
+`SAVE.u64 {%a};` adds fields of that type to the record of its probe; `SAVE [MAP] {%a, %b};` writes a whole record.
+`SAVE ["MAP"]` can name any map. `.reg` declares registers that all probes of the file share; `= 0` sets the initial
+value of one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpt.ptx.scan import scan_statements
 from gpt.ptx.types import SIZES, integer
 
 _NAMED_SAVE = re.compile(r"(\bSAVE\s*\[[^\]\n]*\])\s*(?=\{)")
-MAX_TEXT = 1 << 16  # bytes of one snippet
-MAX_REGISTERS = 64  # in one declaration with a count
+MAX_TEXT = 1 << 16  # bytes per snippet
+MAX_REGISTERS = 64  # in a declaration with a count
 
 
 def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = True) -> tuple[Snippet, list[Register]]:
@@ -42,8 +42,8 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
             node, *more = _parse(module.source(statement), path, line, probe, is_text)
             if more:  # a label with its list
                 node = more[0]
-            checked = node.operands[-1:] if _is_save(node) else (node,)  # a map may have any name
-            if not all(str(part).isascii() for part in checked):  # a string; template.py counts on it
+            checked = node.operands[-1:] if _is_save(node) else (node,)  # a map can have any name
+            if not all(str(part).isascii() for part in checked):  # a string; template.py relies on it
                 raise MalformedError(
                     f"probe '{probe}': '{statement.head}' has a string that is not ASCII", f"{path}:{line}"
                 )

@@ -29,7 +29,7 @@ TOP = {
     "name",
     "version",
     "license",
-    "regs",  # number of shared registers, written by Neutrino's compiler; ignored, as the snippets show them
+    "regs",  # number of shared registers, from Neutrino's compiler; ignored, as the snippets show them
 }
 FIRST = {"position", "pos", "datamodel", "before", "after", "no_pred", "sample", "leader", "budget", "level"}
 PROBE = {"position", "pos", "level", "register", "before", "after", "no_pred", "sample"}
@@ -42,9 +42,10 @@ def parse_toml(source: str, path: str) -> ProbeFile:
 
 
 def parse_maps(source: str, path: str) -> tuple[tuple[Map, ...], str | None]:
-    """Return the maps of a probe file, and its callback: all that says what a result holds.
+    """Return the maps and the callback of a probe file, which are all that describes its results.
 
-    Code of the second generation is not looked at: compilers write some that ptxas refuses. Raises as `parse_toml`.
+    Second-generation code isn't parsed: compilers write some that ptxas rejects. Raises the same errors as
+    `parse_toml`.
     """
     return _parse(source, path, _TomlReader.read_maps)
 
@@ -56,7 +57,7 @@ def _parse(source: str, path: str, read: Callable[[_TomlReader], T]) -> T:
     source = source.replace("\r\n", "\n")
     try:
         tables = tomllib.loads(source)
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
         text, _, place = str(error).partition(" (at line ")
         line = place.partition(",")[0]
         where = f"{path}:{line}" if line.isdecimal() else path
@@ -65,12 +66,12 @@ def _parse(source: str, path: str, read: Callable[[_TomlReader], T]) -> T:
         raise MalformedError("TOML: nested too deep", path) from None
     try:
         return read(_TomlReader(source, path, tables))
-    except GptError as error:  # it may quote a text of many lines
+    except GptError as error:  # it may quote text of many lines
         raise type(error)(printable(error.fact), error.where) from error
 
 
 class _TomlReader:
-    """One file being read. `where` makes a location of a table's or key's dotted name."""
+    """One file being read. `where` turns the dotted name of a table or key into a location."""
 
     def __init__(self, source: str, path: str, tables: dict[str, Any]) -> None:
         self.source, self.path, self.tables = source, path, tables
@@ -81,7 +82,7 @@ class _TomlReader:
         return f"{self.path}:{self.line(*names)}"
 
     def line(self, *names: str) -> int:
-        """Return the line of a key, or of the nearest table around it."""
+        """Return the line of a key, or of the nearest table that contains it."""
         while names:
             if found := self.lines.get(".".join(names)):
                 return found[0]
@@ -147,7 +148,7 @@ class _TomlReader:
         return maps, probes
 
     def datamodel(self, name: str, text: Any, dynamic: bool | None) -> tuple[str, int, int | None]:
-        """Return level, bytes and capacity of `warp:16`, `thread:8:128`, `thread:16:count`."""
+        """Return the level, bytes and capacity from `warp:16`, `thread:8:128` or `thread:16:count`."""
         where = self.where(name, "datamodel")
         parts = text.split(":") if isinstance(text, str) else [""]
         level, *rest = (part.strip() for part in parts)
@@ -162,7 +163,7 @@ class _TomlReader:
         return level, size, capacity
 
     def own_map(self, probe: Probe, table: dict[str, Any], size: int, capacity: int | None) -> tuple[Probe, Map]:
-        """The map of a probe of the first generation: fields in the order of its SAVEs, which get their numbers."""
+        """Make a first-generation probe's map. Its fields are in the order of the SAVEs, which get their numbers."""
         fields: list[tuple[str, str]] = []
         total = sum(len(save.values) for _, snippet in probe.snippets for save in snippet.saves)
 
@@ -254,7 +255,7 @@ class _TomlReader:
         return make_map(name, what, where, fields, level=level, size=size, capacity=capacity, **options)
 
     def fields(self, what: str, given: Any, where: str) -> list[tuple[str, str]]:
-        """Named types of `{a = "u64"}`, `{a = ["u64", 0]}`, `["u64", "u32"]`, `[["a", "u64"]]`, `[{name=, type=}]`."""
+        """Return named types: `{a = "u64"}`, `{a = ["u64", 0]}`, `["u64"]`, `[["a", "u64"]]`, `[{name=, type=}]`."""
         found: list[tuple[str, str]] = []
         items = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else ()
         for key, value in items:
@@ -274,7 +275,7 @@ class _TomlReader:
         return found
 
     def counted(self, name: str, given: Any) -> None:
-        """Parse `register` of the second generation: types, or a count, which is ignored as the snippets show it."""
+        """Parse `register` of the second generation: types, or a count, which is ignored, as the snippets show it."""
         where = self.where("probe", name, "register")
         if given is None or isinstance(given, int | list):
             return
@@ -343,7 +344,7 @@ def _holds_tables(value: Any) -> bool:
 
 
 def _with_saves(probe: Probe, change: Callable[[Save, int], Save]) -> Probe:
-    """Return the probe with its SAVEs changed, each by itself and the line where it is."""
+    """Return the probe with each SAVE replaced by `change(save, line)`."""
 
     def changed(snippet: Snippet | None) -> Snippet | None:
         return snippet and Snippet(

@@ -1,4 +1,4 @@
-"""Find the lines of tables, keys and multi-line strings in a TOML file: messages need them, tomllib lacks them."""
+"""Find the lines of tables, keys and multi-line strings in a TOML file: messages need them, and tomllib drops them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _HEADER = compiled(r"[\[\]\s\"']")
 
 
 def lines_of(source: str) -> dict[str, tuple[int, bool]]:
-    """The line of each table (`probe.count`) and key (`probe.count.before`); of a text, the line that it begins on.
+    """Return the line of each table (`probe.count`) and key (`probe.count.before`); for text, its first line.
 
-    With it, whether the key has a text of several lines, each a line of the file.
+    The flag says whether a key's value is a multi-line string, whose lines are lines of the file.
     """
     found: dict[str, tuple[int, bool]] = {}
     table, line, at = "", 1, 0

@@ -1,15 +1,16 @@
 """A probe's code at a place, lowered to a PTX function that ptxas compiles on its own.
 
-A function is a window into machine code: by ptxas's calling convention it gets a structure of up to 48 bytes in R4 to
-R15 and returns one from R4 on, and at its RET it has waited for all that it started. So the body of a probe becomes
+A function gives access to machine code: by ptxas's calling convention it takes a structure of up to 48 bytes in R4 to
+R15 and returns one from R4 on, and at its RET it has waited for everything that it started. So the body of a probe
+becomes
 
-    .func (.param .b8 out[4]) body (.param .b8 in[12])      values that outlive it, then what it's only given
+    .func (.param .b8 out[4]) body (.param .b8 in[12])      values that outlive it, then inputs
 
 whose words do the probe's work once their registers are renamed. Values that probes share and keep from one place to
-another (`kept`) come first and are all returned, so that each has one register on the way in and on the way out. Then
-come addresses of maps and values of the site, which are only given.
+another (`kept`) come first and are all returned, so that each is in the same register on entry and on return. After
+them come addresses of maps and values of the site, which are only inputs.
 
-Everything that a place computes again is in its body; nothing is computed at the kernel's entry on behalf of others.
+A body computes everything that its place needs; nothing is computed at the kernel's entry on its behalf.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from gpt.probe.sass.function import GUARD, ONCE, SIZE, UNITS
 from gpt.ptx.types import SIZES
 
 MOST = 48  # a function takes this many bytes in registers
-FIRST = 4  # the register with the first bytes
-_COMPUTED = {  # values of a site that code has to find out
+FIRST = 4  # the register that holds the first bytes
+_COMPUTED = {  # values of a site that take code to compute
     ONCE: f""".reg .pred {ONCE};
 {{ .reg .b32 %mask, %below; activemask.b32 %mask; mov.u32 %below, %lanemask_lt;
 and.b32 %mask, %mask, %below; setp.eq.u32 {ONCE}, %mask, 0; }}""",
@@ -38,9 +39,9 @@ and.b32 %mask, %mask, %below; setp.eq.u32 {ONCE}, %mask, 0; }}""",
 
 @dataclass(frozen=True)
 class Member:
-    """A value that a body takes: its register in PTX, its type there, and its place among R4 and up.
+    """A value that a body takes: its PTX register, its type, and its position among R4 and up.
 
-    `kind` says what it is: kept, map or site; `name` which one.
+    `kind` is kept, map or site; `name` identifies the value.
     """
 
     kind: str
@@ -57,14 +58,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Body:
-    """The text of a function but for its name, and the values that it takes."""
+    """A function's text except its name, and the values that it takes."""
 
     text: str
     members: tuple[Member, ...]
 
     @property
     def kept(self) -> list[Member]:
-        """Values that outlive it."""
+        """The values that outlive it."""
         return [member for member in self.members if member.kind == "kept"]
 
 
@@ -123,7 +124,7 @@ def lower(
 
 
 def _names(text: str, name: str) -> bool:
-    """Return whether a text has a register's name, and not only the beginning of another's."""
+    """Return whether the text contains a register's name as a whole word."""
     at = text.find(name)
     while at >= 0:
         end = at + len(name)
@@ -138,7 +139,7 @@ def _moved(type_: str) -> str:
 
 
 def _place(members: list[Member]) -> list[Member]:
-    """Assign registers: to returned values first, and to pairs before single ones."""
+    """Assign registers: to returned values first, and to pairs before single registers."""
     order = sorted(members, key=lambda one: (one.kind != "kept", -one.count, one.register))
     found: list[Member] = []
     at = 0
@@ -192,7 +193,7 @@ def _function(members: list[Member], lines: list[str]) -> str:
 
 
 def make_initial(names: Names, file: int, name: str) -> Body:
-    """Return the body that sets a register that's kept to its initial value, or to 0."""
+    """Return the body that sets a kept register to its initial value, or to 0."""
     type_, register, value = names.types[name], names.names[name], names.initial.get(name, "0")
     placed = _place([Member("kept", f"{file}:{name}", register, type_)])
     line = f"setp.ne.u32 {register}, {value}, 0;" if type_ == "pred" else f"mov.{_moved(type_)} {register}, {value};"
@@ -202,5 +203,5 @@ def make_initial(names: Names, file: int, name: str) -> Body:
 
 
 def is_guarded(body: Body) -> bool:
-    """Return whether it asks for the site's guard."""
+    """Return whether the body needs the site's guard."""
     return any(member.name == GUARD for member in body.members)

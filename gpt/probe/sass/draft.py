@@ -1,4 +1,4 @@
-"""A trampoline in the making: its words and parts, and what's in flight and pending at its end (trampoline.py)."""
+"""A trampoline under construction: its words and parts, and what's in flight and pending at its end (trampoline.py)."""
 
 from __future__ import annotations
 
@@ -25,29 +25,27 @@ from gpt.sass.words import (
 from gpt.sass.woven import Inserted, Moved, Snippet
 
 LONG = 15  # the longest stall
-_HINTED = 11  # the longest with the scheduler's hint
+_HINTED = 11  # the longest stall with the scheduler's hint
 _CONTROL = ((1 << 21) - 1) << 105
 
 
 @dataclass
 class Draft:
-    """The words so far. `pending` are results of fixed latency: registers, cycles until they're there, and whether
-    they're ours.
-    """
+    """The words so far. `pending` are results of fixed latency: registers, cycles left, and whether they're ours."""
 
     table: Table
     start: int
-    own: int  # registers that hold what the kernel left there
+    own: int  # registers that hold the kernel's values
     pending: list[tuple[int, int, bool]]
     words: list[int] = field(default_factory=list)
     parts: list[Inserted | Moved] = field(default_factory=list)
-    waits: int = 0  # our own barriers that the next word has to wait for
+    waits: int = 0  # our own barriers that the next word must wait for
     reads: int = 0  # the site's registers that snippets read
     saved: int = 0
 
     @property
     def at(self) -> int:
-        """The place of the next word."""
+        """The index of the next word."""
         return self.start + len(self.words)
 
     def glue(self, words: list[int], flight: InFlight) -> None:
@@ -100,7 +98,7 @@ class Draft:
         )
 
     def move(self, one: Instruction, is_guarded_exit: bool) -> None:
-        """Add an instruction of the kernel."""
+        """Add an instruction from the kernel."""
         word = with_control(one.word, one.control._replace(reuse=0))
         self._settle([one.masks.reads | one.masks.writes], [one.control.stall], is_moved=True)
         if one.name == "BRA" and one.entry.target:
@@ -116,7 +114,7 @@ class Draft:
         self._age([(one.entry, one.masks.writes, one.control.stall)], False)
 
     def end(self, to: int) -> None:
-        """Go back to the kernel."""
+        """Branch back to the kernel."""
         while any(is_ours and cycles > BRANCH_CYCLES for _, cycles, is_ours in self.pending):
             self.pause()
         self.words.append(make_branch(self.at, to, "split") | 5 << 105 | 7 << 110 | 7 << 113)
@@ -134,7 +132,7 @@ class Draft:
         self.pending = [(mask, left - LONG, ours) for mask, left, ours in self.pending if left > LONG]
 
     def wait(self, index: int, mask: int) -> None:
-        """Let a word wait for barriers."""
+        """Make a word wait for barriers."""
         control = control_of(self.words[index])
         self.words[index] = with_control(self.words[index], control._replace(wait=control.wait | mask))
         if mask and index:  # a barrier takes a moment to show that something is in flight
@@ -143,7 +141,7 @@ class Draft:
                 self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=2))
 
     def _settle(self, named: list[int], stalls: list[int], is_moved: bool = False) -> None:
-        """Wait until results of fixed latency are there for a part's words; ptxas has done so between the kernel's."""
+        """Wait until a part's words can read results of fixed latency, as ptxas has done between the kernel's own."""
         need = passed = 0
         for mask, stall in zip(named, stalls, strict=True):
             for pending, left, is_ours in self.pending:
@@ -155,7 +153,7 @@ class Draft:
             need -= LONG
 
     def _age(self, done: list[tuple[Opcode, int, int]], is_ours: bool) -> None:
-        """Note what's pending after words."""
+        """Update what's pending after these words."""
         for entry, written, stall in done:
             pending = [(mask & ~written, left - stall, ours) for mask, left, ours in self.pending if left > stall]
             pending += [(mask, cycles - stall, is_ours) for mask, cycles in iter_safe(entry, written) if cycles > stall]
@@ -163,7 +161,7 @@ class Draft:
 
 
 def with_change(word: int, stall: int | None = None, **values: int) -> int:
-    """Return a word with another stall, or other barriers."""
+    """Return a word with another stall or other barriers."""
     control = control_of(word)._replace(**values)  # type: ignore[arg-type]
     if stall is not None:
         control = control._replace(stall=stall, hint=control.hint and stall <= _HINTED)
@@ -171,7 +169,7 @@ def with_change(word: int, stall: int | None = None, **values: int) -> int:
 
 
 def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
-    """Return a word with other registers."""
+    """Return a word with its registers renamed."""
     new = word
     for operand, low, none, turn, number, count in table.fields(word):
         if count and (number != none or operand.file == "B"):

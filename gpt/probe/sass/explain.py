@@ -1,9 +1,9 @@
-"""Explain a cubin: for each kernel its sites, what a probe would see there, the registers that are free, and what
-would be left alone and why.
+"""Explain a cubin: for each kernel, its sites, what a probe would see there, which registers are free, and what would
+be left alone and why.
 
-The result is an answer (gpt-stream(5)). A kernel has a row of its own, without an instruction, and below it one for
-each site. The kernel's row has the smallest number of free registers of any site, and why the whole kernel would be
-left alone; a site's row says why that place would be.
+The result is an answer (gpt-stream(5)). Each kernel has its own row, without an instruction, followed by one per site.
+The kernel's row has the smallest number of free registers of any site, and the reason if the whole kernel would be left
+alone; a site's row has the reason if that place would be.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpt.stream.packed import Packer
 from gpt.stream.reasons import TABLE, Reason
 
 EXIT = "exit"
-PLACES = {  # why a place is left alone; gpt/stream/reasons.py has the codes of kernels
+PLACES = {  # why a place is left alone; codes for whole kernels are in gpt/stream/reasons.py
     "no_face": "no PTX instruction is known as which a probe could see it",
     "never_runs": "nothing leads to it",
     "few_registers": "fewer registers are free than --registers asks for",
@@ -51,7 +51,7 @@ _COLUMNS: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 @dataclass
 class Row:
-    """A kernel, or one of its sites; each part is a column of the answer."""
+    """A kernel or one of its sites; each field is a column of the answer."""
 
     kernel: str
     instruction: str | None = None
@@ -72,13 +72,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The request: explain the sites of these probes, or all sites without any. A probe needs some `registers`."""
+    """The request: explain the sites of these probes, or all sites without any. A probe needs `registers`."""
 
     files: Sequence[ProbeFile] = ()
     registers: int = 0
 
     def find_probes(self, face: str) -> list[str]:
-        """Return the probes that go to a site, as FILE.PROBE."""
+        """Return the probes that match a site, as FILE.PROBE."""
         return [
             f"{Path(file.path).stem}.{probe.name}"
             for file in self.files
@@ -88,13 +88,13 @@ class Wanted:
 
     @property
     def looks_for_instructions(self) -> bool:
-        """True if a probe goes to instructions. Then an instruction without a face matters."""
+        """True if a probe matches instructions, so that an instruction without a face matters."""
         positions = [position for file in self.files for probe in file.probes for position in probe.positions]
         return not self.files or any(position.kind == "opcode" for position in positions)
 
 
 def _goes(probe: Probe, position: Position, face: str) -> bool:
-    """Return whether a probe has something to do at a site: a kernel's begin runs `before`, its ends run `after`."""
+    """Return whether a probe does anything at a site: a kernel's entry runs `before`, its exits run `after`."""
     if position.kind == "kernel":
         snippet = {ENTRY: probe.before, EXIT: probe.after}.get(face)
         return snippet is not None
@@ -112,7 +112,7 @@ def explain_cubin(cubin: CubinEditor, arch: str, names: Sequence[str], wanted: W
 
 
 def _find_table(arch: str) -> Table | Reason:
-    """Return the table of an architecture, or why kernels for it are left alone."""
+    """Return the table of an architecture, or the reason why kernels for it are left alone."""
     try:
         found = arch_of(arch)
     except GptError:
@@ -145,7 +145,7 @@ def _explain_kernel(cubin: CubinEditor, name: str, table: Table, wanted: Wanted)
 
 
 def _explain_site(kernel: str, site: Site, wanted: Wanted) -> Row | None:
-    """Return the row of a site; None if no probe goes there."""
+    """Return the row of a site, or None if no probe matches it."""
     probes = wanted.find_probes(site.face)
     if wanted.files and not probes and (site.face or not wanted.looks_for_instructions):
         return None
@@ -162,12 +162,12 @@ def _explain_site(kernel: str, site: Site, wanted: Wanted) -> Row | None:
 
 
 def leave_alone(name: str, reason: Reason | None) -> Row:
-    """Return the row of a kernel, with the reason why it's left alone, if it is."""
+    """Return a kernel's row, with the reason if it's left alone."""
     return Row(name, code=reason.code, detail=reason.detail or None) if reason else Row(name)
 
 
 def make_answer(name: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the answer with these rows. Raises MalformedError if it's too large for a record."""
+    """Return the answer that contains these rows. Raises MalformedError if it's too large for a record."""
     packer = Packer({"name": name, "type": type_, "offset": 0, **more} for name, type_, more in _COLUMNS)
     counts: Counter[tuple[str, bool]] = Counter()
     for row in rows:

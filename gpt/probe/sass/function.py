@@ -1,13 +1,13 @@
-"""The code of a cubin's kernel as a function of the program: what a probe sees at each instruction.
+"""A cubin's kernel as a function of the program: what a probe sees at each instruction.
 
-gpt/sass/faces.py says which PTX instruction an instruction is shown as. Here that gets operands with names of their
-own, which say what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and
+gpt/sass/faces.py says which PTX instruction a machine instruction is presented as. This module gives that its operands,
+with names that say what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and
 offsets share a face, and a probe's code is compiled once for all of them. `find_source` says which of the site's
-registers a name stands for. Operands that machine code doesn't have in registers have names, but no source, and a
-probe that reads them is left out there.
+registers a name stands for. Operands that aren't in registers have names, but no source, and a probe that reads them is
+left out there.
 
-A section holds the kernel and the functions that it calls; here they're one function, whose exits are all its EXITs. It
-has no labels and no lines of source code.
+A section holds the kernel and the functions that it calls; they're treated as one function, whose exits are all its
+EXITs. It has no labels and no source lines.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ RZ, URZ = 255, 63
 _HAS_UNIFORM = 91  # a bit of accesses to shared memory
 GUARD, ADDRESS = "%guard", "%addr"
 ONCE = "%once"  # true in the lowest lane
-SIZE, UNITS = "%size", "%units"  # bytes of a bulk copy; its size as machine code has it
+SIZE, UNITS = "%size", "%units"  # bytes of a bulk copy; its size as encoded in machine code
 UNIFORM_GUARD = "%uguard"  # a predicate that no lane has
 _VECTOR = re.compile(r"\.v([24])\.")
 _WIDE = re.compile(r"\.[busf]64$")
-_RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # positions of the register fields in memory instructions
+_RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # bit positions of the register fields in memory instructions
 
 
 class Source(NamedTuple):
-    """A value of a face, in one or two registers from `register` on, to which a uniform register may be added."""
+    """The source of a face's operand: one or two registers from `register` on, perhaps plus a uniform one."""
 
     register: int
     width: int
@@ -50,7 +50,7 @@ class Source(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """An instruction; without a face, or if nothing leads to it, of the kind `other`. `width` is a copy's bytes."""
+    """An instruction; of kind `other` if it has no face or is unreachable. `width` is the size of a copy in bytes."""
 
     kind: str
     head: str
@@ -65,7 +65,7 @@ class SassFunction(Function):
     """A kernel's section."""
 
     def __init__(self, kernel: Kernel, files: Iterable[ProbeFile]) -> None:
-        """`files` are the probes whose places are looked for."""
+        """Find the places of the probes in `files`."""
         self.sass = kernel
         statements = [_OTHER] * len(kernel.code)
         found = kernel.code.find(_find_names(files))
@@ -88,7 +88,7 @@ class SassFunction(Function):
 
 
 def _find_names(files: Iterable[ProbeFile]) -> set[str]:
-    """Return the names of instructions that probes may go to."""
+    """Return the names of the instructions that probes may match."""
     found = {"EXIT"}
     for position in (position for file in files for probe in file.probes for position in probe.positions):
         if position.kind == "opcode":
@@ -187,7 +187,7 @@ def _shape(head: str) -> tuple[list[str], list[str], bool]:
 
 
 def find_source(one: Instruction, head: str, name: str) -> Source | None:
-    """Return the registers that hold a value of the face of an instruction; None if it's in none."""
+    """Return the registers that hold an operand of an instruction's face, or None if it isn't in registers."""
     opcode = head.partition(".")[0]
     if one.name in UNIFORM:
         return Source(RZ, 1, bits(one.word, 64, 6)) if name == UNITS and ".tensor" not in head else None
@@ -212,7 +212,7 @@ def find_source(one: Instruction, head: str, name: str) -> Source | None:
 
 
 def _find_uniform(one: Instruction) -> int | None:
-    """Return the uniform register that an instruction reads; None if it's URZ, or not in its words."""
+    """Return the uniform register that an instruction reads, or None if it's URZ or not encoded."""
     for operand in one.entry.operands:
         if operand.file == "UR" and operand.low is not None and operand.reads.of(one.word) == 1:
             number = bits(one.word, operand.low, 6)
@@ -226,12 +226,12 @@ def find_offset(one: Instruction) -> int:
 
 
 def _operands(one: Instruction) -> list[tuple[int, int]]:
-    """Return the general registers that an instruction reads: the bit of the number, and how many."""
+    """Return the general registers that an instruction reads, each as the bit position of its number and a count."""
     return [(o.low, o.reads.of(one.word)) for o in one.entry.operands if o.file == "R" and o.low is not None]
 
 
 def find_obstacle(kernel: Kernel, index: int) -> str | None:
-    """Return why an instruction can't be moved into a trampoline, in words that follow 'an instruction'."""
+    """Return why an instruction can't be moved to a trampoline, phrased to follow 'an instruction'."""
     one = kernel.code[index]
     if one.name in UNMOVABLE:
         return f"{one.name}, which can't be moved"

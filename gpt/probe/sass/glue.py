@@ -1,7 +1,7 @@
-"""Single instructions that a weaver puts around snippets: to copy, save, load and wait.
+"""Encode the instructions that a weaver puts around snippets, to copy, save, load and wait.
 
-The encodings are copied from what ptxas makes of our own code (sm_90); tests/probe/sass/test_glue.py checks that the
-interpreter and nvdisasm read them alike. No instruction has a guard.
+The encodings are copied from ptxas's output for our own code (sm_90); tests/probe/sass/test_glue.py checks that the
+interpreter and nvdisasm agree on them. No instruction has a guard.
 """
 
 from __future__ import annotations
@@ -23,23 +23,33 @@ def set_to(to: int, value: int) -> int:
     return 0x802 | PLAIN | to << 16 | (value & 0xFFFFFFFF) << 32 | _ALL
 
 
+def save_uniform(to: int, uniform: int) -> int:
+    """IADD3 R, RZ, UR, RZ."""
+    return add_uniform(to, _RZ, uniform)
+
+
+def restore_uniform(uniform: int, source: int) -> int:
+    """R2UR UR, R."""
+    return 0x2CA | PLAIN | uniform << 16 | source << 24 | 0xE << 80
+
+
 def add(to: int, source: int, value: int) -> int:
-    """IADD3 R, R, value, RZ."""
+    """Encode IADD3 R, R, value, RZ."""
     return 0x810 | PLAIN | to << 16 | source << 24 | (value & 0xFFFFFFFF) << 32 | 0x7FFE0FF << 64
 
 
 def add_uniform(to: int, source: int, uniform: int) -> int:
-    """IADD3 R, R, UR, RZ."""
+    """Encode IADD3 R, R, UR, RZ."""
     return 0xC10 | PLAIN | to << 16 | source << 24 | uniform << 32 | 0xFFFE0FF << 64
 
 
 def add_wide(to: int, source: int, value: int) -> int:
-    """IMAD.WIDE R, R, value, R: `to` holds 1 before, and the 64-bit sum of `source` and the value after."""
+    """Encode IMAD.WIDE R, R, value, R: `to` holds 1 before, and the 64-bit sum of `source` and `value` after."""
     return 0x825 | PLAIN | to << 16 | to << 24 | (value & 0xFFFFFFFF) << 32 | source << 64 | 0x78E02 << 72
 
 
 def select(to: int, guard: Guard) -> int:
-    """SEL R, RZ, 1, P: 1 where the guard holds, else 0."""
+    """Encode SEL R, RZ, 1, P: 1 if the guard holds, else 0."""
     return 0x807 | PLAIN | to << 16 | _RZ << 24 | 1 << 32 | guard.predicate << 87 | (not guard.negated) << 90
 
 
@@ -64,10 +74,10 @@ def load_stack(to: int, offset: int) -> int:
 
 
 def save_predicates(to: int, mask: int) -> int:
-    """P2R R, PR, RZ, mask."""
+    """Encode P2R R, PR, RZ, mask."""
     return 0x803 | PLAIN | _RZ << 24 | mask << 32 | to << 16
 
 
 def restore_predicates(source: int, mask: int) -> int:
-    """R2P PR, R, mask."""
+    """Encode R2P PR, R, mask."""
     return 0x804 | PLAIN | mask << 32 | source << 24

@@ -1,16 +1,17 @@
 """Map a snippet's registers to the kernel's.
 
-A snippet may write a register that's free: dead, with nothing in flight for it (gpt/sass/sites.py). The file's count of
-registers is raised only where that costs nothing: up to 32, with which a multiprocessor still holds all its threads,
-and up to the next multiple of 8, since the hardware hands registers out in eights. Where too few are free, live ones
-are saved below the stack pointer (trampoline.py).
+A snippet can write a register that's free: dead, with nothing in flight for it (gpt/sass/sites.py). The kernel's
+register count is raised only where that's free: up to 32, with which a multiprocessor can still hold its maximum of
+threads, and up to the next multiple of 8, because the hardware allocates registers in eights. If too few are free, live
+ones are saved below the stack pointer (trampoline.py).
 
-Registers of a snippet that occur together in one operand, as a pair for 64 bits, move together and stay aligned. Those
-that are given (`fixed`) should be what they stand for: a value that's kept, an operand of the site. If that can't be,
-because the snippet overwrites it or its neighbours don't fit, another register gets a copy.
+A snippet's registers that occur together in one operand, such as a 64-bit pair, move together and stay aligned. A
+`fixed` register, which stands for a kept value or an operand of the site, should be assigned the kernel's register. If
+the snippet overwrites that one, or its neighbours don't fit, another register gets a copy.
 
-Uniform registers, uniform predicates and convergence barriers are taken only if the kernel never names them, for other
-lanes of the warp may be anywhere (docs/sass-rules.md).
+Uniform predicates and convergence barriers are used only if the kernel never names them, because other lanes of the
+warp may be anywhere (docs/sass-rules.md). So are uniform registers; if there are too few, some that the kernel names
+are kept in general registers while the snippet runs.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from gpt.probe.sass.snippets import Compiled, Unit
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS
 
-STEP = 8  # registers are handed out in eights
-FULL = 32  # registers with which a multiprocessor still holds as many threads as it can, 2,048
-RESERVED = 2  # part of the count, but kept by the hardware
+STEP = 8  # registers are allocated in eights
+FULL = 32  # registers with which a multiprocessor still holds its maximum of threads, 2,048
+RESERVED = 2  # part of the count, but reserved by the hardware
 HIGHEST = 253  # usable registers at most
 NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
 
 
 class NothingToSpareError(CannotProbe):
-    """The kernel names too many registers of a file, wherever its instructions stand and whatever they wait for."""
+    """The kernel names too many registers of a file; waiting or another place wouldn't help."""
 
 
 def usable(kernel: Kernel) -> int:
-    """Return how many registers a kernel may name at no cost. It gets no more if some of its warps give some back."""
+    """Return how many registers a kernel may name at no cost: no extra ones if some of its warps give any back."""
     if kernel.code.find({"USETMAXREG"}):
         return kernel.kept
     return min(HIGHEST, max(FULL, -(-(kernel.registers + RESERVED) // STEP) * STEP) - RESERVED)
@@ -42,7 +43,7 @@ def usable(kernel: Kernel) -> int:
 
 @dataclass
 class Room:
-    """The registers that a snippet may take at a place, as masks of all files: free ones and saveable ones."""
+    """The registers that a snippet may use at a place, as masks for all files: free ones and saveable ones."""
 
     free: int
     saveable: int
@@ -50,18 +51,19 @@ class Room:
 
 @dataclass
 class Choice:
-    """The registers for a snippet: `names` of each file, registers to be saved, and copies of `fixed` registers."""
+    """The registers chosen for a snippet: `names` for each file, registers to save, and copies of `fixed` registers."""
 
     names: dict[str, dict[int, int]]
     saves: list[int] = field(default_factory=list)
     copies: dict[int, int] = field(default_factory=dict)  # the snippet's register -> the chosen one
-    predicates: int = 0  # live registers, kept in `scratch` in the meantime
+    predicates: int = 0  # live ones, kept in `scratch` in the meantime
     scratch: int = 0
+    uniform: dict[int, int] = field(default_factory=dict)  # the kernel's, and the registers that keep them meanwhile
 
 
 def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: set[int], room: Room) -> Choice:
-    """Choose. `pairs` are registers of the snippet that have to stay beside the next one. `fixed` are the kernel's
-    registers for some of the snippet's, of which it may write `kept`. Raises CannotProbe.
+    """Choose registers. Each of `pairs` must stay next to the following register. `fixed` maps some of the snippet's
+    registers to the kernel's, of which the snippet may write those in `kept`. Raises CannotProbe.
     """
     choice = Choice({"R": {}})
     free = {number for number in range(HIGHEST) if room.free >> number & 1}
@@ -83,13 +85,16 @@ def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: se
             free.discard(member + delta)
             room.saveable &= ~(1 << member + delta)
     for file in ("UR", "UP", "B"):
-        choice.names[file] = _take(compiled, file, room.free)
+        choice.names[file] = _take(compiled, file, room)
+    for number in choice.names["UR"].values():
+        if not room.free >> STARTS.UR + number & 1:
+            choice.uniform[number] = _take_scratch(choice, room, free)
     _take_predicates(compiled, choice, room, free)
     return choice
 
 
 def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int, free: set[int]) -> int | None:
-    """Return the distance at which all fixed registers of a unit are where they should be; None if there's none."""
+    """Return the offset that moves all fixed registers of a unit to where they should be, or None if there's none."""
     given = [member for member in unit.members if member in fixed]
     if not given:
         return None
@@ -104,7 +109,7 @@ def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int,
 
 
 def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
-    """Return the distance to registers that can be taken, and which have to be saved: as few as possible."""
+    """Return the offset to registers that can be used, and which of them must be saved: as few as possible."""
     best: tuple[int, list[int]] | None = None
     first, last = unit.members[0], unit.members[-1]
     for delta in range(-(first // unit.align) * unit.align, HIGHEST - last, unit.align):
@@ -120,20 +125,22 @@ def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
     return best
 
 
-def _take(compiled: Compiled, file: str, free: int) -> dict[int, int]:
-    """Take registers of another file that the kernel never names; pairs first."""
+def _take(compiled: Compiled, file: str, room: Room) -> dict[int, int]:
+    """Assign registers of another file, pairs first: free ones, or else as few as possible that must be saved."""
     groups = compiled.find_groups(file)
     names: dict[int, int] = {}
     if not groups:
         return names
     start: int = getattr(STARTS, file)
-    spare = {number for number in range(NO_NUMBER[file]) if free >> start + number & 1}
-    order = sorted(spare, reverse=file == "B")
+    numbers = range(NO_NUMBER[file])
+    spare = {number for number in numbers if (room.free | room.saveable) >> start + number & 1}
+    order = sorted(spare, key=lambda number: -number if file == "B" else number)
     for group in sorted(groups, key=len, reverse=True):
         step = len(group)
-        base = next((b for b in order if b % step == 0 and all(b + k in spare for k in range(step))), None)
-        if base is None:
+        bases = [b for b in order if b % step == 0 and all(b + k in spare for k in range(step))]
+        if not bases:
             raise NothingToSpareError(f"is in a kernel that has no {file} to spare")
+        base = min(bases, key=lambda b: sum(not room.free >> start + b + k & 1 for k in range(step)))
         names |= {number: base + k for k, number in enumerate(group)}
         spare -= {base + k for k in range(step)}
         order = [number for number in order if number in spare]
@@ -141,7 +148,7 @@ def _take(compiled: Compiled, file: str, free: int) -> dict[int, int]:
 
 
 def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[int]) -> None:
-    """Take free predicates, or have live ones kept in a register in the meantime."""
+    """Assign free predicates; if there are too few, keep live ones in a register in the meantime."""
     mask: int = compiled.named.P
     wanted = [number for number in range(7) if mask >> number & 1]
     spare = [number for number in range(7) if room.free >> STARTS.P + number & 1]
@@ -151,16 +158,17 @@ def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[i
         if len(spare) < len(wanted):
             raise CannotProbe("has too few free predicates around it")
         choice.predicates = sum(1 << number for number in spare[: len(wanted)] if number in late)
-        choice.scratch, saves = _scratch(free, room)
-        choice.saves += saves
+        choice.scratch = _take_scratch(choice, room, free)
     choice.names["P"] = dict(zip(wanted, spare, strict=False))
 
 
-def _scratch(free: set[int], room: Room) -> tuple[int, list[int]]:
+def _take_scratch(choice: Choice, room: Room, free: set[int]) -> int:
+    """Take a register that keeps something while the snippet runs."""
     if free:
         found = min(free)
         free.discard(found)
-        return found, []
-    delta, saves = _search(Unit((0,), 1), free, room.saveable)
-    room.saveable &= ~(1 << delta)
-    return delta, saves
+        return found
+    found, saves = _search(Unit((0,), 1), free, room.saveable)
+    room.saveable &= ~(1 << found)
+    choice.saves += saves
+    return found

@@ -1,13 +1,13 @@
 """Compile bodies (body.py) with ptxas, and find out what the resulting words need.
 
-All bodies of a kernel that aren't known yet are compiled by one call, each as a function of its own. The words up to
-the last RET are the snippet: the RET itself is left out, so the next word takes over its waits.
-waits.py adds what a function leaves to its caller.
+All bodies of a kernel that aren't cached are compiled in one run, each as its own function. The words up to the last
+RET are the snippet. The RET itself is left out, so the next word takes over its waits. waits.py adds the waits that a
+function leaves to its caller.
 
-Compiled words are kept in memory and in the user's cache, under a digest of their text. They aren't shipped with the
-package. A text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves idle,
-and on each word that the lowering writes. A shipped set would miss whenever one of these changed, and nobody would
-notice but by the time it takes: a run of ptxas for all of a kernel's bodies, once for each new face.
+Compiled words are cached in memory and in the user's cache, under a digest of their text. They aren't shipped with the
+package. The text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves
+idle, and on everything that lowering writes. A shipped set would miss whenever one of these changed, and nobody would
+notice except by the time it takes: one run of ptxas for all of a kernel's bodies, once per new face.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import control_of, dump_words, opcode_of, parse_words, with_bits
 from gpt.sass.woven import Snippet
 
-FORMAT = b"7"  # version of the cache's contents
+FORMAT = b"7"  # version of the cache format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
 RET, UMOV, URZ = "RET", 0x882, 63
-CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: bytes of the program's constants
+CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: size of the program's constants in bytes
 _GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
 _GUARDABLE = {"IADD3", "VIADD", "IMAD", "MOV", "LOP3", "SHF", "SEL", "CS2R", "LEA", "IABS", "NOP"}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """General registers that have to keep their distances, moved by multiples of `align`."""
+    """General registers that keep their distances, and are moved by multiples of `align`."""
 
     members: tuple[int, ...]
     align: int
@@ -60,9 +60,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A body's words, and the barriers that have to be awaited behind them. `sized` are words with the size of
-    the program's constants.
-    """
+    """A body's words, and the barriers to await after them. `sized` words hold the size of the program's constants."""
 
     snippet: Snippet
     table: Table
@@ -94,11 +92,11 @@ class Compiled:
 
     @cached_property
     def takes_guard(self) -> bool:
-        """True if each of its words may get the site's guard: they compute, and have none."""
+        """True if each of its words can take the site's guard: they only compute, and have no guard."""
         return all(one.name in _GUARDABLE and one.guard.always and not one.writes.P for one in self.code)
 
     def find_units(self, pairs: list[int]) -> list[Unit]:
-        """Return the general registers in units. Each of `pairs` stays beside the next one."""
+        """Return the general registers grouped into units. Each of `pairs` stays next to the following register."""
         key = tuple(pairs)
         found = self._units.get(key)
         if found is None:
@@ -106,7 +104,7 @@ class Compiled:
         return found
 
     def find_groups(self, file: str) -> list[tuple[int, ...]]:
-        """Return the registers of another file; a pair of one operand stays together."""
+        """Return the registers of another file in groups: a pair in one operand stays together."""
         found = self._groups.get(file)
         if found is None:
             found = self._groups[file] = self._find_groups(file)
@@ -135,7 +133,7 @@ class Compiler:
         self._known: dict[str, Compiled | str] = {}
 
     def compile(self, texts: list[str]) -> None:
-        """Make sure that these are compiled. Raises GptError if ptxas can't, MissingError if there's none."""
+        """Make sure that these are compiled. Raises GptError if ptxas fails, MissingError if it isn't installed."""
         missing: dict[str, str] = {}
         for text in dict.fromkeys(texts):
             if text not in self._known:
@@ -151,7 +149,7 @@ class Compiler:
             self._cache.put(key, _dump(found))
 
     def find(self, text: str) -> Compiled:
-        """Return the compiled text. Raises CannotProbe if it can't be a snippet."""
+        """Return the compiled text. Raises CannotProbe if it can't serve as a snippet."""
         found = self._known[text]
         if isinstance(found, str):
             raise CannotProbe(found)
@@ -217,7 +215,7 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
 
 
 def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int, ...] | str:
-    """Return the words that hold the size of constant bank 0; other relocations can't be in a snippet."""
+    """Return the words that hold the size of constant bank 0; a snippet can't have other relocations."""
     found = []
     for number, header in enumerate(cubin.sections):
         if header["type"] != SHT_RELA or header["info"] != section:
@@ -234,7 +232,7 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
 
 
 def with_size(compiled: Compiled, size: int) -> Compiled:
-    """Return the snippet with the size of a program's constants: their copy isn't global memory."""
+    """Return the snippet with the size of a program's constants filled in: their copy isn't global memory."""
     if not compiled.sized:
         return compiled
     words = list(compiled.snippet.words)
@@ -251,7 +249,7 @@ def _dump(found: Compiled | str) -> bytes:
 
 
 def _find_units(words: tuple[int, ...], table: Table, named: int, pairs: list[int]) -> list[Unit]:
-    """Join registers that occur in one operand of several."""
+    """Group registers that occur in the same operand."""
     runs = [(first, 2) for first in pairs if named >> first & 3]
     for word in words:
         for operand in table.opcode(word).operands:

@@ -1,10 +1,10 @@
-"""Find out whether a kernel leaves alone what's below its stack pointer, so that probes can keep values there.
+"""Find out whether a kernel leaves the memory below its stack pointer alone, so that probes can keep values there.
 
-A kernel loads R1 at its entry. If it has a frame of its own, it lowers R1 once, in the first block. ptxas addresses the
-stack upwards from there, so what's below is free, and stays so as long as nothing called lowers R1 further: functions
-in its own section don't if no other instruction writes R1. Code outside may, if it returns (gpt/sass/kernels.py).
+A kernel loads R1 at its entry. If it has a frame, it lowers R1 once, in the first block. ptxas addresses the stack
+upwards from there, so everything below is free as long as no called code lowers R1 further. Functions in the kernel's
+own section don't if no other instruction writes R1. Code outside may, if it returns (gpt/sass/kernels.py).
 
-Values stay where they are if R1 changes, so a slot's offset differs in front of the instruction that lowers R1.
+Values stay where they are when R1 changes, so a slot's offset is different before the instruction that lowers R1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STACK_POINTER = 1
 
 
 class Frame(NamedTuple):
-    """The bytes by which a kernel lowers the stack pointer, and the instruction that does; -1 if none does."""
+    """The bytes by which a kernel lowers the stack pointer, and the index of the instruction that does so, or -1."""
 
     size: int
     lowered: int
@@ -46,10 +46,10 @@ def find_frame(kernel: Kernel) -> Frame:
 
 
 def announce_stack_pointer(kernel: Kernel) -> Kernel:
-    """Return a kernel whose first instruction, which loads the stack pointer, has a barrier.
+    """Return the kernel with a barrier on its first instruction, which loads the stack pointer.
 
-    ptxas leaves it out if the kernel doesn't use the pointer. We take the barrier that the first block waits for first:
-    it does so soon, for values it loads at its beginning, and later places needn't wait again.
+    ptxas leaves the barrier out if the kernel doesn't use the pointer. We take the barrier that the first block waits
+    for first: that wait comes soon, for values loaded at the beginning, and later places needn't wait again.
     """
     code = kernel.code
     first = code[0]
@@ -57,6 +57,6 @@ def announce_stack_pointer(kernel: Kernel) -> Kernel:
         return kernel
     waits = [wait for wait in code.controls.waits[1 : kernel.graph.blocks[0].end] if wait]
     barrier = (waits[0] & -waits[0]).bit_length() - 1 if waits else 0
-    stall = max(2, first.control.stall)  # a barrier takes a moment to show that something is in flight
+    stall = max(2, first.control.stall)  # it takes a moment until a barrier shows that something is in flight
     word = with_control(first.word, first.control._replace(write_barrier=barrier, stall=stall))
     return kernel.with_controls({0: word})

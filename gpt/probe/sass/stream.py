@@ -1,4 +1,4 @@
-"""Explain the cubins of a stream: an answer behind each element that carries its bytes. Every record passes."""
+"""Explain the cubins of a stream: after each element that carries its bytes, insert an answer. Every record passes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Records = Iterator[dict[str, Any]]
 
 
 class Explaining:
-    """One run. Kernels whose name has no part of `keep`, or one of `drop`, are left out."""
+    """One run. `keep` and `drop` select kernels by parts of their names."""
 
     def __init__(self, stage: Stage, wanted: Wanted, keep: list[str], drop: list[str]) -> None:
         self._stage, self._wanted = stage, wanted
         self._keep, self._drop = keep, drop
         self._idle = dict.fromkeys(keep)  # parts of -k that match no name so far
         self._build_ids: dict[str, str] = {}  # by library
-        self._elements = self._with_bytes = self._explained = 0  # cubins of the segment, and kernels
-        self._names: list[str] = []  # some of the kernels that are left out
+        self._elements = self._with_bytes = self._explained = 0  # cubins in the segment, and kernels
+        self._names: list[str] = []  # some of the excluded kernels
         self._warned = False
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """Yield a record, and the answer behind an element."""
+        """Yield a record; after an element, also its answer."""
         if record["kind"] == "end":
             yield from self._report()
         yield record
@@ -78,7 +78,7 @@ class Explaining:
         return kept and not any(part in name for part in self._drop)
 
     def _report(self) -> Records:
-        """Yield what to say of a segment: that there was nothing to explain, and options that matched nothing."""
+        """Yield the warnings for a segment: nothing to explain, or options that matched nothing."""
         if not self._elements:
             return
         if not self._with_bytes:

@@ -7,7 +7,7 @@
                                          the instruction of k
                                          BRA k+1
 
-The hardware checks nothing, so each seam between these parts keeps four rules (docs/sass-rules.md):
+The hardware checks nothing, so each seam between these parts obeys four rules (docs/sass-rules.md):
 
 - The first word awaits the same barriers as the moved instruction, and at an exit all of them. Then operands are
   there, and the registers in `Room.free` are free.
@@ -48,13 +48,13 @@ _R = (1 << 255) - 1
 
 @dataclass(frozen=True)
 class Given:
-    """A value for a register of a snippet. `kind`: kept (`slot` is its place below the stack pointer, or it has a
+    """A value for a register of a snippet. `kind` is kept (`slot` is its place below the stack pointer, unless it has a
     register), parameter (`value` is its offset in the constant bank), guard, zero, or operand (plus `value`, plus the
     uniform register).
     """
 
     kind: str
-    at: int  # the snippet's register, the first of two if it has `count` 2
+    at: int  # the snippet's register, the first of two if `count` is 2
     count: int
     register: int | None = None
     slot: int | None = None
@@ -64,13 +64,13 @@ class Given:
 
     @property
     def is_computed(self) -> bool:
-        """True if an operand isn't just in its register."""
+        """True if code is needed to compute an operand; False if it's in its register."""
         return self.kind == "operand" and (bool(self.value) or self.uniform is not None)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A snippet to be put at a place."""
+    """A snippet to insert at a place."""
 
     compiled: Compiled
     given: tuple[Given, ...]
@@ -78,14 +78,15 @@ class Piece:
 
     @property
     def pairs(self) -> list[int]:
-        """The first registers of values of 64 bits that a single instruction puts there."""
+        """The first registers of 64-bit values that a single instruction passes."""
         return [one.at for one in self.given if one.count == 2 and one.kind != "kept"]
 
 
 class Splicer:
     """Collects the words and trampolines of one kernel.
 
-    `kept` are registers that hold probes' values throughout, `slots` the bytes below the stack pointer that do.
+    `kept` are the registers that hold probes' values throughout; `slots` is the number of bytes below the stack pointer
+    that do.
     """
 
     def __init__(self, kernel: Kernel, kept: int, slots: int, frame: Frame) -> None:
@@ -102,7 +103,7 @@ class Splicer:
         self._limit = (1 << usable(kernel)) - 1
 
     def add(self, index: int, before: list[Piece], after: list[Piece]) -> None:
-        """Make the trampoline of a place. Raises CannotProbe; then nothing has changed."""
+        """Make the trampoline for a place. If it raises CannotProbe, nothing has changed."""
         kernel = self.kernel
         one, flight = kernel.code[index], kernel.flight[index]
         assert flight is not None
@@ -144,7 +145,7 @@ class Splicer:
         draft.insert(compiled.snippet, names, flight, piece.guard)
         draft.waits |= compiled.wait
         if any(one.entry.target or one.name == "RET" for one in compiled.code):
-            draft.pause()  # jumps make ways on which less time passes
+            draft.pause()  # after a jump, less time may have passed
         for given in piece.given:
             if given.kind != "kept":
                 continue
@@ -161,7 +162,7 @@ class Splicer:
         self._restore(draft, choice, flight)
 
     def _choose(self, draft: Draft, piece: Piece, index: int, flight: InFlight, live: int, needed: int) -> Choice:
-        """Choose registers; if too few are free because results are on their way, wait for those first."""
+        """Choose registers; if too few are free because results are in flight, wait for those first."""
         fixed, written = self._fixed(piece)
         while True:
             late = 0
@@ -172,6 +173,7 @@ class Splicer:
             free = ~(live | needed | busy | foreign) & (self._limit | ~_R)
             has_stack = index > max(0, self.lowered) and self.kernel.has_usual_entry
             saveable = live & ~busy & (_R | 127 << STARTS.P) if has_stack else 0
+            saveable |= self.kernel.steady & ~busy
             try:
                 return choose(piece.compiled, piece.pairs, fixed, written, Room(free, saveable))
             except CannotProbe:
@@ -195,7 +197,7 @@ class Splicer:
         return fixed, written
 
     def _direct(self, piece: Piece, choice: Choice) -> list[int]:
-        """Return the site's registers that the snippet reads itself."""
+        """Return the site's registers that the snippet reads directly."""
         inputs, names = piece.compiled.snippet.inputs.R, choice.names["R"]
         return [
             given.register + k
@@ -219,8 +221,14 @@ class Splicer:
         if choice.predicates:
             draft.glue([glue.save_predicates(choice.scratch, choice.predicates)], flight)
             draft.saved |= choice.predicates << STARTS.P
+        if choice.uniform:
+            draft.glue([glue.save_uniform(to, uniform) for uniform, to in choice.uniform.items()], flight)
+            draft.saved |= sum(1 << STARTS.UR + uniform for uniform in choice.uniform)
 
     def _restore(self, draft: Draft, choice: Choice, flight: InFlight) -> None:
+        if choice.uniform:
+            draft.glue([glue.restore_uniform(uniform, to) for uniform, to in choice.uniform.items()], flight)
+            draft.own |= sum(1 << STARTS.UR + uniform for uniform in choice.uniform)
         if choice.predicates:
             draft.glue([glue.restore_predicates(choice.scratch, choice.predicates)], flight)
             draft.own |= choice.predicates << STARTS.P
@@ -234,15 +242,15 @@ class Splicer:
             draft.own |= sum(1 << register for register in choice.saves)
 
     def _place(self, number: int) -> int:
-        """Return where a saved register goes, from the stack pointer."""
+        """Return the offset of a saved register from the stack pointer."""
         return -self._slots - SLOT * (number + 1)
 
     def _slot(self, slot: int, index: int) -> int:
-        """Return where a kept value is, from the stack pointer at an instruction."""
+        """Return the offset of a kept value from the stack pointer at an instruction."""
         return slot - self._slots - (self.frame if index <= self.lowered else 0)
 
     def _give(self, draft: Draft, piece: Piece, choice: Choice, flight: InFlight, index: int) -> None:
-        """Put values where the snippet expects them."""
+        """Move values to where the snippet expects them."""
         inputs, names = piece.compiled.snippet.inputs.R, choice.names["R"]
         moves: list[int] = []
         for given in piece.given:
@@ -295,7 +303,7 @@ class Splicer:
         draft.glue([glue.add_wide(to, given.register, given.value)], flight)
 
     def _note_highest(self, draft: Draft) -> None:
-        """Note the highest register that parts of ours name."""
+        """Note the highest register that our own parts name."""
         for part in draft.parts:
             if isinstance(part, Inserted):
                 self.highest = max([self.highest, *part.names.get("R", {}).values()])

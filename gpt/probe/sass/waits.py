@@ -1,12 +1,14 @@
-"""Lengthen stalls of what ptxas compiled for a snippet, and add waits that a function leaves to its caller.
+"""Lengthen stalls in the code that ptxas compiled for a snippet, and add the waits that a function leaves to its
+caller.
 
-ptxas knows that a caller may overwrite its arguments only after the return, so it lets the RET wait until loads have
-arrived, but not until stores have read their operands. A trampoline goes on to code that may overwrite them. So a store
-that nothing announces gets a scoreboard. A result is awaited by its own scoreboard, whatever else ptxas has awaited.
+ptxas knows that a caller can overwrite its arguments only after the return. So it makes the RET wait until loads have
+arrived, but not until stores have read their operands. A trampoline continues with code that may overwrite these
+operands, so a store without a scoreboard gets one. Each result is awaited by its own scoreboard, whatever else ptxas
+has awaited.
 
-ptxas 13.0 may leave 3 cycles from IMAD.WIDE to an IADD3 or LOP3 that reads its lower half; they need 5
-(docs/sass-rules.md). Most of the time an R2UR stands between, which may take longer than its stall says. Nobody has
-measured that, so stalls have to be enough by themselves.
+ptxas 13.0 may leave 3 cycles between an IMAD.WIDE and an IADD3 or LOP3 that reads its lower half; 5 are needed
+(docs/sass-rules.md). An R2UR usually stands between them, and may take longer than its stall says. Nobody has measured
+that, so the stalls alone have to be enough.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from gpt.sass.words import BARRIERS, NO_BARRIER, PT, control_of, dump_words, wit
 SHORTEST = 2  # cycles until a barrier shows that something is in flight
 _END = 0x94D | PT << 12 | 7 << 110 | 7 << 113 | PT << 87  # EXIT
 
-UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # the unit of instructions that share one; others have one each
+UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # units shared by several instructions; the others have their own
 
 
 def announce(words: list[int], table: Table) -> tuple[list[int], int]:
-    """Let each store that nothing announces have a scoreboard; return the words, and the barriers to wait for.
+    """Give each store without a scoreboard one; return the words, and the barriers to wait for.
 
-    ptxas leaves one of several S2URs without a barrier, too, as their results come in order: it gets the next one's. So
-    does a POPC before an FLO.
+    ptxas may also leave an S2UR without a barrier if another one follows, as their results arrive in order: it gets the
+    next one's. The same goes for a POPC before an FLO.
     """
     words = _announce_results(words, table)
     used = 0
@@ -52,7 +54,7 @@ def announce(words: list[int], table: Table) -> tuple[list[int], int]:
 
 
 def _announce_results(words: list[int], table: Table) -> list[int]:
-    """Give each result of variable latency that nothing announces the barrier of the next of the same unit."""
+    """Give each result of variable latency without a barrier the barrier of the next result from the same unit."""
     found = list(words)
     following: dict[str, int] = {}
     for index in range(len(words) - 1, -1, -1):
@@ -69,8 +71,8 @@ def _announce_results(words: list[int], table: Table) -> list[int]:
 
 
 def await_reads(words: list[int], table: Table) -> list[int]:
-    """Let each word that overwrites an operand wait until it's been read. ptxas knows units that read at once."""
-    reading = [0] * 6  # by barrier; never cleared, as a jump may go past the word that waits
+    """Make each word that overwrites an operand wait until it's been read. ptxas knows which units read at once."""
+    reading = [0] * 6  # by barrier; never cleared, as a jump may skip the word that waits
     found = []
     for word in words:
         control, entry, masks = control_of(word), table.opcode(word), table.decoder(word).masks(word)
@@ -83,10 +85,10 @@ def await_reads(words: list[int], table: Table) -> list[int]:
 
 
 def await_results(words: list[int], table: Table) -> list[int]:
-    """Let each word that uses a result wait for its barrier.
+    """Make each word that uses a result wait for its barrier.
 
-    ptxas leaves that out where a later result from the same unit has been awaited: results of POPC and FLO, for
-    example, arrive in order. Nobody has measured that.
+    ptxas leaves that out if a later result from the same unit has been awaited: results of POPC and FLO, for example,
+    arrive in order. Nobody has measured that.
     """
     code = Code(dump_words([*words, _END]), table)
     found = list(words)
@@ -104,11 +106,11 @@ def await_results(words: list[int], table: Table) -> list[int]:
 
 
 def space(words: list[int], table: Table) -> list[int]:
-    """Let stalls, of up to 15 cycles, be enough for results of IMAD.WIDE, and for any of fixed latency that are read
-    behind an R2UR.
+    """Lengthen stalls (of up to 15 cycles) until they're enough for results of IMAD.WIDE, and for all results of fixed
+    latency that are read after an R2UR.
     """
     found: list[int] = []
-    pending: list[tuple[int, int, bool]] = []  # registers, cycles until they're there, whether the stalls may be short
+    pending: list[tuple[int, int, bool]] = []  # registers, cycles until they're ready, whether the stalls may be short
     for word in words:
         masks, entry = table.decoder(word).masks(word), table.opcode(word)
         missing = max((left for mask, left, is_short in pending if is_short and mask & masks.reads), default=0)

@@ -1,20 +1,20 @@
 """Weave probes into one kernel of a cubin, and prove the result.
 
 The plan and the probes' bodies are the same for every instruction set (gpt/probe/plan, gpt/probe/lower). ptxas compiles
-a body as a function (body.py, snippets.py), and a trampoline holds its words at each place (trampoline.py). Each map
-adds a parameter with its buffer's address behind the kernel's own.
+a body as a function (body.py, snippets.py), and a trampoline at each place holds its words (trampoline.py). Each map
+adds a parameter for its buffer's address after the kernel's own.
 
-What probes keep from one place to another goes, in this order,
+Values that probes keep from one place to another go, in this order of preference,
 
 - into a register that the kernel never names, if there's one below the next multiple of 8 (registers.py);
 - below the stack pointer, where it's loaded and stored at each place (stack.py).
 
-A register that every place sees with the same constant isn't kept: it's set where it's read.
+A register that holds the same constant at every place isn't kept: it's set where it's read.
 
-The cubin will be loaded a second time, but its kernel has to use the variables of the first (cubin_variables.py).
+The cubin is loaded a second time, but its kernel has to use the variables of the first copy (cubin_variables.py).
 
-An entry and its exits are woven together or not at all. Other places that can't be woven are left out and counted. In
-the end `gpt/sass/check.py` has to prove the kernel; if it doesn't, the kernel is left alone.
+A kernel's entry and exits are woven together or not at all. Other places that can't be woven are left out and counted.
+In the end `gpt/sass/check.py` has to prove the kernel; if it can't, the kernel is left alone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def weave(
 ) -> Woven:
     """Weave the probes of `files` into a kernel. Raises LeftAlone, and GptError if ptxas fails.
 
-    An editor of the cubin stays as it is; several kernels can share one.
+    The cubin's editor isn't modified, so several kernels can share one.
     """
     if not arch_of(arch).proven:
         raise LeftAlone("not_proven", arch, kernel)
@@ -94,7 +94,7 @@ def weave(
 
 
 class _Lowered(NamedTuple):
-    """A snippet's body; `bare` is what it would be without the site's guard."""
+    """A snippet's body; `bare` is the body without the site's guard."""
 
     body: Body
     kept: set[str]
@@ -112,7 +112,7 @@ class _Weaver:
         self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
         self.plain = KernelEditor(original, name)
         self.count = count
-        self.is_final = False  # waiting for the kernel's stores wouldn't make room either
+        self.is_final = False  # even waiting for the kernel's stores wouldn't make room
         if self.plain.is_tile:
             raise LeftAlone("tile_kernel", "", name)
         if not self.original.kernel.has_usual_entry:
@@ -121,9 +121,7 @@ class _Weaver:
         self.amended = frozenset({0} if self.kernel is not self.original.kernel else ())
 
     def amend(self) -> bool:
-        """Let stores that nothing announces have a scoreboard, so that an exit can wait for their registers; return
-        whether there are any.
-        """
+        """Give each store without a scoreboard one, so that an exit can wait for it; return whether there are any."""
         code = self.kernel.code
         waits = [sum(wait >> barrier & 1 for wait in code.controls.waits) for barrier in range(6)]
         rarely = min(range(6), key=lambda barrier: waits[barrier])
@@ -139,7 +137,7 @@ class _Weaver:
         return bool(changed)
 
     def run(self) -> Woven:
-        """Weave, and prove it."""
+        """Weave, and prove the result."""
         self.function = SassFunction(self.kernel, self.files)
         self.plan = Plan(self.name, [self.function], self.files, PREFIX, self.count)
         splicer = self.plan.settle(self.lower_all)
@@ -210,7 +208,7 @@ class _Weaver:
             return str(error)
 
     def _misfit(self, use: PlacedSnippet, text: str) -> None:
-        """Leave a place out, or the kernel if it's the entry or an exit."""
+        """Leave a place out, or the whole kernel if it's the entry or an exit."""
         if use.place.kind in ("entry", "exit", "leave"):
             raise LeftAlone("no_registers", f"its entry or an exit {text}", self.name)
         self.plan.note(use, text)
@@ -259,7 +257,7 @@ class _Weaver:
         return splicer
 
     def _begin(self, uses: list[tuple[PlacedSnippet, _Lowered]], kept: dict[str, Kept]) -> list[Piece]:
-        """Return code that sets what's kept and the entry's snippets don't set."""
+        """Return code that sets the kept values that the entry's snippets don't set."""
         written = {
             f"{use.file}:{name}" for use, _ in uses for line in use.snippet.lines for name in written_by(line.node)
         }
@@ -274,7 +272,7 @@ class _Weaver:
         return pieces
 
     def _piece(self, use: PlacedSnippet, one: _Lowered, kept: dict[str, Kept]) -> Piece:
-        """Return the piece for a place. Raises CannotProbe."""
+        """Return the piece to insert at a place. Raises CannotProbe."""
         body, guard = one.body, None
         if one.bare and self.compiler.find(one.bare.text).takes_guard:
             body, guard = one.bare, self.kernel.code[use.site.first].guard
@@ -297,7 +295,7 @@ class _Weaver:
     # The file
 
     def edit(self, splicer: Splicer) -> Declaration:
-        """Put the words into the cubin, and what the file says of them."""
+        """Put the words into the cubin, and update what the file says about them."""
         editor, before = self.editor, len(self.kernel.code)
         editor.append(dump_words(splicer.words[before:]))
         editor.write(0, dump_words(splicer.words[:before]))
@@ -314,7 +312,7 @@ class _Weaver:
         return Declaration(tuple(splicer.trampolines), self.amended, Registers(R=self.kept), count, splicer.stack)
 
     def share_variables(self) -> tuple[list[Freed], list[SharedVariable]]:
-        """Make the kernel use its module's variables; return the places for their addresses, and those to copy."""
+        """Make the kernel use its module's variables; return the places for their addresses, and variables to copy."""
         kernel = self.original.kernel
         banks = {bits(word, 54, 5) for word in kernel.code.words}  # and parts of other operands, which does no harm
         if kernel.graph.calls_out:
@@ -331,7 +329,7 @@ class _Weaver:
         ]
 
     def _locate(self, freed: list[Freed]) -> list[SharedVariable]:
-        """Return the variables whose addresses the loader adds; the sections are where `build` put them."""
+        """Return the variables whose addresses the loader fills in; their sections are where `build` put them."""
         start = self.cubin.sections["offset"]
         return [
             SharedVariable(one.variable.name, "global", one.variable.size, int(start[one.section]) + one.offset, None)

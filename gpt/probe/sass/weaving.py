@@ -1,10 +1,9 @@
-"""Weave the cubins of a stream: an element with the bytes of a cubin becomes a `cubin` for each of its kernels.
+"""Weave the cubins of a stream: replace each element that carries a cubin by one `cubin` per kernel.
 
-Each of these has no other kernel in it, unless it can't be cut.
+Each of them contains only that kernel, unless it can't be cut out.
 
-gpt-hook names the kernels that it wants in `only`, and gets a `refused` for each that is left alone. Elsewhere the
-kernels without probes follow in one more `cubin`, as modules of PTX do. Elements without bytes, or of other types,
-pass.
+gpt-hook names the kernels that it wants in `only`, and gets a `refused` for each one left alone. Otherwise the kernels
+without probes follow in one more `cubin`, as in modules of PTX. Elements without bytes, or of other types, pass.
 """
 
 from __future__ import annotations
@@ -29,19 +28,21 @@ from gpt.stream import records
 from gpt.stream.reasons import Reason
 
 Records = Iterator[dict[str, Any]]
-FIRST = 1 << 31  # number of modules and maps: gpt-ptx-probe in the same line begins with 0
-WHOLE = {CLOSED, "not_proven", "no_table"}  # reasons that hold for all kernels of an image
+FIRST = 1 << 31  # ids of modules and maps: gpt-ptx-probe in the same pipeline begins with 0
+WHOLE = {CLOSED, "not_proven", "no_table"}  # reasons that apply to all kernels of an image
 
 
 class _Cubin:
-    """An element with bytes, and why its kernels are left alone, if all are."""
+    """An element with bytes, and why its kernels are left alone if all of them are."""
 
     def __init__(self, data: bytes, arch: str, reason: Reason | None) -> None:
         self.data, self.arch, self.reason = data, arch, reason
         self.names = [raw.decode("utf-8", "surrogateescape") for raw in CubinEditor(data).kernels]
 
     def cut_to(self, kernel: str) -> bytes:
-        """Return a cubin with this kernel alone, or all of it if that isn't safe: it's loaded for this kernel only."""
+        """Return a cubin that contains only this kernel, or all of it if cutting isn't safe: it's loaded for this
+        kernel only.
+        """
         try:
             return drop_kernels(self.data, set(self.names) - {kernel}) if len(self.names) > 1 else self.data
         except KeptWhole:
@@ -50,7 +51,7 @@ class _Cubin:
 
 class SassWeaving(Weaving[_Cubin]):
     """Weaves the probes into the kernels of `element` records. `count` is an option of `weave`; with `original`, each
-    cubin with probes comes with the code without.
+    woven cubin comes with the code without probes.
     """
 
     kind = "element"
@@ -60,8 +61,8 @@ class SassWeaving(Weaving[_Cubin]):
         self.count, self._original = count, original
         self._modules = self._maps = FIRST
         self._build_ids: dict[str, str] = {}  # by library
-        self._asked: int | None = None  # the module record that asks
-        self._limit: int | None = None  # the registers that it allows
+        self._asked: int | None = None  # the module record that makes the request
+        self._limit: int | None = None  # the register limit that it sets
         self._compilers: dict[str, Compiler] = {}
 
     def handle(self, record: dict[str, Any]) -> Records:
@@ -93,7 +94,7 @@ class SassWeaving(Weaving[_Cubin]):
         return cubin
 
     def read(self, data: bytes, name: str) -> _Cubin:
-        """Read a cubin of which nothing else is known."""
+        """Read a cubin without further information."""
         return _Cubin(data, "", Reason("no_table"))
 
     def kernels(self, module: _Cubin) -> list[str]:
@@ -114,7 +115,7 @@ class SassWeaving(Weaving[_Cubin]):
         return woven
 
     def prune(self, module: _Cubin, kernels: list[str]) -> bytes:
-        """Return the cubin: kernels without probes stay where they are."""
+        """Return the cubin unchanged: kernels without probes stay where they are."""
         return module.data
 
     def _records(self, record: dict[str, Any], woven: Woven) -> Records:

@@ -1,1 +1,1 @@
-"""Make the tables of gpt/sass by experiment, with ptxas and nvdisasm."""
+"""Make the tables in gpt/sass by experiment, with ptxas and nvdisasm."""

@@ -3,7 +3,7 @@
     python -m gpt.sass.derive sm_90            # writes gpt/sass/tables/sm_90.txt
     python -m gpt.sass.derive --check sm_90    # exit status 1, and the differences, if it would change
 
-Without names it does every architecture that has facts in gpt/sass/arch.py and that the installed ptxas knows.
+Without names, it does every architecture that has facts in gpt/sass/arch.py and that the installed ptxas supports.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gpt.sass.derive.table import derive_table
 from gpt.sass.tables import dump_table
 
 TABLES = Path(__file__).parents[1] / "tables"
-# Instructions that only some GPUs of a number have: their targets, whose code has all the others too.
+# Some instructions exist only on some GPUs with the same number; the code of these targets has all the others too.
 COMPILED_AS = {"sm_90": "sm_90a", "sm_100": "sm_100a", "sm_120": "sm_120a"}
 
 
 def find_tools(arch: str) -> tuple[str, str, str]:
     """Return ptxas, nvdisasm and their versions, for the table's title. Raises MissingError.
 
-    The wheels are preferred to what's on PATH: their versions are pinned, and they made the committed tables.
+    The wheels take precedence over PATH: their versions are pinned, and the committed tables were made with them.
     """
     given = os.environ.get("GPT_PTXAS")
     wheels = [path for place in _wheels() for path in sorted(place.glob("cu[0-9]*/bin/ptxas"), reverse=True)]
@@ -56,7 +56,7 @@ def _wheels() -> list[Path]:
 
 
 def derive(arch: str) -> tuple[str, list[str]]:
-    """Return the text of an architecture's table, and what of it couldn't be explained."""
+    """Return the text of an architecture's table, and what couldn't be explained."""
     target = COMPILED_AS.get(arch, arch)
     table, found = derive_table(target, *find_tools(target))
     left = {f"{one.word:032x} {one.text}: {one.registers}" for one in found.unexplained}

@@ -1,4 +1,4 @@
-"""Look up the facts of gpt/sass/arch.py in what ptxas makes of a kernel that copies a number."""
+"""Look up the facts for gpt/sass/arch.py in a kernel that copies a number, as ptxas compiles it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AGAIN:
 
 
 def find_facts(name: str, ptxas: str, nvdisasm: str) -> SassArch:
-    """Return the facts of an architecture. Whether it was proven on hardware isn't looked up here."""
+    """Return the facts of an architecture. Whether it was proven on hardware can't be looked up here."""
     cubin = compile_ptx(ptxas, name, COPY)
     oracle = Oracle(nvdisasm, name, cubin[:64])
     words = list(iter_code(cubin))
@@ -48,7 +48,7 @@ def find_facts(name: str, ptxas: str, nvdisasm: str) -> SassArch:
 
 
 def _branch(words: list[int], texts: list[str]) -> str:
-    """Return the form of distance that fits all branches of the kernel; the last one jumps to itself."""
+    """Return the form of distance that fits all branches of the kernel; the last branch jumps to itself."""
     branches = [
         (word, int(found[1], 16))
         for word, text in zip(words, texts, strict=True)

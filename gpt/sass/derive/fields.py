@@ -1,13 +1,12 @@
 """Find the operands of an instruction word by flipping one bit at a time.
 
-If bit 18 is bit 2 of a register number, flipping it makes nvdisasm print `R8` for `R12`, or the other way around. The
+If bit 18 is bit 2 of a register number, flipping it makes nvdisasm print `R8` instead of `R12`, or vice versa. The
 difference is 4, or 1 << 2, so the number begins two bits lower, at bit 16. This assumes nothing about where fields are.
 
-A field may be there in some forms of an instruction and not in others; `find_fields` returns all that were seen in any
-of the words.
+Some forms of an instruction have fields that others don't; `find_fields` returns all fields seen in any of the words.
 
-For sm_80 to sm_89 nvdisasm leaves the descriptor of global memory out of the text (`LDG.E R5, [R2.64]`), but lists its
-registers. `find_hidden` looks at those in the same way: it's slower, so only opcodes with such registers go there.
+For sm_80 to sm_89, nvdisasm leaves the descriptor of global memory out of the text (`LDG.E R5, [R2.64]`), but lists its
+registers. `find_hidden` examines those in the same way. It's slower, so it's used only for opcodes with such registers.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from gpt.sass.derive.oracle import Oracle
 
 FIRST, LAST = 12, 104  # bits between opcode and control
 
-# The mnemonic may look like a register: R2UR
+# The mnemonic may look like a register: R2UR.
 _PARTS = re.compile(r"(@!?U?P\w+)? *\S+(.*)")
 _REGISTER = re.compile(r"(?<![\w.])!?(UR|UP|R|P|B)(Z|T|\d+)\b")
 
 
 class Field(NamedTuple):
-    """A register number in a word: register file, lowest bit, bits."""
+    """A register number in a word: the register file, the lowest bit, and how many bits."""
 
     file: str
     low: int
     width: int
-    inverted: bool = False  # the bits stand for the number of their complement
+    inverted: bool = False  # the bits hold the number's complement
 
     @property
     def flip(self) -> int:
@@ -39,7 +38,7 @@ class Field(NamedTuple):
         return self.none if self.inverted else 0
 
     def number(self, word: int) -> int:
-        """Return the number in a word."""
+        """Return the register number in a word."""
         return (word >> self.low & self.none) ^ self.flip
 
     @property
@@ -49,7 +48,7 @@ class Field(NamedTuple):
 
     @property
     def mask(self) -> int:
-        """The bits that it takes in the word."""
+        """The bits of the word that it occupies."""
         return self.none << self.low
 
 
@@ -65,7 +64,7 @@ def registers_of(text: str, sizes: dict[str, int]) -> list[tuple[str, int]]:
 
 
 def find_fields(oracle: Oracle, words: Sequence[int], sizes: dict[str, int]) -> list[Field]:
-    """Return the operand fields of words with one opcode. `sizes` has the bits of a register number of each file."""
+    """Return the operand fields of words with one opcode. `sizes` has the bits of each file's register numbers."""
     votes: set[tuple[str, int, int]] = set()  # file, lowest bit of the number, which of its bits
     straight: dict[tuple[str, int], list[int]] = {}  # how often setting a bit makes the number larger, or smaller
     legal: set[int] = set()
@@ -82,7 +81,7 @@ def find_fields(oracle: Oracle, words: Sequence[int], sizes: dict[str, int]) -> 
     for file, low in sorted({vote[:2] for vote in votes}, key=lambda vote: (vote[1], vote[0])):
         places = [(file, low, place) in votes for place in range(sizes[file])]
         refused = [low + place not in legal for place in range(sizes[file])]
-        # One bit may be missing. Bits that are always refused count: a number may have to be a multiple of 8.
+        # One bit may be missing. Bits that are always rejected count: a number may have to be a multiple of 8.
         if low >= FIRST and sum(places) > sizes[file] // 2 and sum(map(max, places, refused)) >= sizes[file] - 1:
             wrong, right = straight[file, low]
             fields.append(Field(file, low, sizes[file], wrong > right))
@@ -92,7 +91,7 @@ def find_fields(oracle: Oracle, words: Sequence[int], sizes: dict[str, int]) -> 
 def _moved(
     before: list[tuple[str, int]], after: list[tuple[str, int]], sizes: dict[str, int]
 ) -> Iterator[tuple[str, int, bool]]:
-    """Yield the file of a register that another one replaces, the bit that differs, and whether the number grew."""
+    """Yield each register that another one replaces: its file, the bit that differs, and whether the number grew."""
     if len(before) == len(after):
         changed = {(old, new) for old, new in zip(before, after, strict=True) if old != new}  # it may be printed twice
         if len(changed) != 1:
@@ -100,7 +99,7 @@ def _moved(
         (file, old), (other, new) = changed.pop()
         if file != other:
             return
-    else:  # an operand that isn't printed if it's no register
+    else:  # an operand that isn't printed unless it's a register
         more, fewer = sorted((before, after), key=len, reverse=True)
         if len(more) != len(fewer) + 1:
             return
@@ -116,7 +115,7 @@ def _moved(
 
 
 def find_hidden(oracle: Oracle, words: Sequence[int], sizes: dict[str, int], known: Sequence[Field]) -> list[Field]:
-    """Return fields that only the lists of registers show."""
+    """Return the fields that show only in the lists of registers."""
     votes: set[tuple[str, int, int]] = set()
     operands = sum({field.low: field.mask for field in known}.values())
     for word in words:
@@ -129,7 +128,8 @@ def find_hidden(oracle: Oracle, words: Sequence[int], sizes: dict[str, int], kno
                 for file in {*old, *new}:
                     gone, come = old.get(file, 0) & ~new.get(file, 0), new.get(file, 0) & ~old.get(file, 0)
                     if gone and gone.bit_count() == come.bit_count():
-                        # n registers moved by s: min(n, s) are gone, and the first gone and come are max(n, s) apart.
+                        # If n registers move by s, min(n, s) of them are gone, and the first of the old and new ones
+                        # are max(n, s) apart.
                         apart = abs(come.bit_length() - gone.bit_length())
                         for step in {apart, gone.bit_count()}:
                             if step & step - 1 == 0:

@@ -1,12 +1,12 @@
-"""Test kernels that make ptxas use as many forms of instructions as possible: PTX, made from `kernels/`.
+"""Generate test kernels that make ptxas use as many instruction forms as possible: PTX, made from `kernels/`.
 
-`lines.txt` has a PTX instruction a line, with letters for operands. A kernel holds a few of them: each source is loaded
-from memory, so that it's in a register of its own, and each result is stored, so that nothing is left out. ptxas
-chooses another form of an instruction if a source is the same for the whole warp, or a constant: the line says which
-of these to make as well. Files `*.ptx` hold kernels that don't fit a line (calls, loops, warp groups), each with the
-architectures it's for in its first line.
+`lines.txt` has one PTX instruction per line, with letters for operands. A kernel contains a few of them: each source is
+loaded from memory, so that it's in its own register, and each result is stored, so that nothing is optimized away.
+ptxas chooses another form if a source is uniform across the warp, or a constant; the line says which of these forms to
+generate as well. Files `*.ptx` contain kernels that don't fit on a line (calls, loops, warp groups), each with its
+architectures on the first line.
 
-Lines that ptxas refuses are left out, so the table may lack what only they would show; `compile_kernels` returns them.
+Lines that ptxas rejects are left out, so the table may lack what only they would show; `compile_kernels` returns them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpt.base.arch import parse_arch
 from gpt.base.errors import GptError
 from gpt.base.scratch import scratch_folder
 
-LINES = 12  # instructions of a kernel
+LINES = 12  # instructions per kernel
 TYPES = {"r": "b32", "d": "b64", "f": "f32", "g": "f64", "h": "b16", "q": "b128"}
 _LETTER = re.compile(r"(?<![\w%.])([rdfghpqRDFGHPQASCL])(?![\w.])")
 _SOURCE = re.compile(r"(?<![\w%.])([rdfgp])(?![\w.])")
@@ -32,14 +32,14 @@ CONSTANTS = {"r": "21", "d": "0x123456789", "f": "0f40490fdb", "g": "0d400921fb5
 
 @dataclass
 class Variation:
-    """A line of lines.txt with its sources: for each, a letter, `u` before it if it's a parameter, or a constant."""
+    """A line of lines.txt with its sources, each a letter, preceded by `u` if it's a parameter, or a constant."""
 
     text: str
     sources: list[str] = field(default_factory=list)
 
 
 def iter_variations(arch: str) -> Iterator[str]:
-    """Yield the instructions of lines.txt for an architecture, sources marked: `r`, `u:r` or `i:r`."""
+    """Yield the instructions of lines.txt for an architecture, with their sources marked `r`, `u:r` or `i:r`."""
     for line in files("gpt.sass.derive").joinpath("kernels", "lines.txt").read_text("utf-8").splitlines():
         found = _LINE.fullmatch(line)
         if not found or (found[1] and parse_arch(found[1]) > parse_arch(arch)):
@@ -129,7 +129,7 @@ class Kernel:
 
 
 def iter_modules(arch: str) -> Iterator[tuple[str, str]]:
-    """Yield name and PTX of each module for an architecture, without its first lines (version and target)."""
+    """Yield the name and PTX of each module for an architecture, without its first lines (version and target)."""
     variations = list(iter_variations(arch))
     for start in range(0, len(variations), LINES):
         yield f"lines{start // LINES}", Kernel(f"lines{start // LINES}", variations[start : start + LINES]).text()
@@ -142,7 +142,7 @@ def iter_modules(arch: str) -> Iterator[tuple[str, str]]:
 
 
 def compile_ptx(ptxas: str, arch: str, text: str) -> bytes:
-    """Return the cubin of PTX without its first lines. Raises GptError with what ptxas says."""
+    """Compile PTX without its first lines, and return the cubin. Raises GptError with ptxas's message."""
     head = f".version 9.0\n.target {arch}\n.address_size 64\n.const .b32 c0[64];\n"
     with scratch_folder("gpt-derive-") as folder:
         folder.write("k.ptx", (head + text).encode())

@@ -1,13 +1,13 @@
 """Ask nvdisasm what an instruction word reads and writes.
 
-`nvdisasm -plr` prints a column for each register beside every instruction: `^` written, `v` read, `x` both, `:` live.
-It does so for cubins only, so this builds one: a section for each word, with the word and an EXIT, so that no word is
-unreachable or affects another. It isn't a cubin that a driver would load, but nvdisasm needs no more than its code.
+`nvdisasm -plr` prints a column per register beside every instruction: `^` written, `v` read, `x` both, `:` live. It
+does so only for cubins, so this builds one with a section per word, which contains the word and an EXIT, so that no
+word is unreachable or affects another. A driver wouldn't load that cubin, but nvdisasm needs no more than its code.
 
-`nvdisasm -b` takes bare words, and prints text only. It names the address of each word that it can't decode, and costs
-20 microseconds a word where `-plr` costs 500. So every word goes through `-b` first, and of those with the same text
-but for constants only one goes through `-plr`: `test_derive.py` checks on random words that this changes nothing.
-Starting nvdisasm takes half a second, so ask for thousands of words at once.
+`nvdisasm -b` takes bare words, and prints text only. It reports the address of each word that it can't decode, and
+costs 20 microseconds per word where `-plr` costs 500. So every word goes through `-b` first, and of words whose text
+differs only in constants, one goes through `-plr`; `test_derive.py` checks on random words that this changes nothing.
+nvdisasm takes half a second to start, so ask for thousands of words at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpt.sass.words import CONTROL, SIZE, dump_words
 
 EXIT = 0x000FEA0003800000_000000000000794D
 STALL = 0x000FE200 << 96 & CONTROL  # no barrier set, none awaited
-BATCH = 16000  # words for a run
+BATCH = 16000  # words per run
 FILES = {"GPR": "R", "UGPR": "UR", "PRED": "P", "UPRED": "UP"}
 
 _REFUSED = re.compile(r"at address 0x([0-9a-f]+)")
@@ -36,7 +36,7 @@ _WORD = re.compile(r"\s*/\* 0x[0-9a-f]{16} \*/")
 
 
 class Effect(NamedTuple):
-    """The text of a word, and bit masks of the registers that it writes and reads, for each register file."""
+    """The text of a word, and the registers that it writes and reads, as one bit mask per register file."""
 
     text: str
     writes: dict[str, int]
@@ -44,18 +44,18 @@ class Effect(NamedTuple):
 
 
 class Oracle:
-    """The nvdisasm of one architecture. Answers are kept."""
+    """nvdisasm for one architecture. Answers are cached."""
 
     def __init__(self, nvdisasm: str, arch: str, header: bytes) -> None:
-        """`header` is the first 64 bytes of any cubin of that architecture."""
+        """Prepare to run nvdisasm; `header` is the first 64 bytes of any cubin for that architecture."""
         self.command = nvdisasm
         self.arch = arch
         self._header = header
         self._texts: dict[int, str | None] = {}
-        self._known: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # by text, constants left out
+        self._known: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # by text without constants
 
     def texts(self, words: Sequence[int]) -> list[str | None]:
-        """Return the text of each word, None if it can't be decoded. The distance of a jump is from its own place."""
+        """Return the text of each word, None if it can't be decoded. A jump's distance is relative to its own place."""
         keys = [word & ~CONTROL | STALL for word in words]
         new = [key for key in dict.fromkeys(keys) if key not in self._texts]
         for start in range(0, len(new), BATCH):
@@ -70,15 +70,15 @@ class Oracle:
             if not refused:
                 if done.returncode:
                     raise GptError(f"fails: {done.stderr.strip()[:300]}", self.command)
-                for at, text in _RAW.findall(done.stdout):  # a few words are left out silently
+                for at, text in _RAW.findall(done.stdout):  # a few words are silently left out
                     self._texts[words[int(at, 16) // SIZE]] = _with_distance(text, int(at, 16))
                 return
             words = [word for index, word in enumerate(words) if index not in refused]
 
     def ask(self, words: Sequence[int], each: bool = False) -> list[Effect | None]:
-        """Return what each word does; None for a word that nvdisasm refuses. The control part doesn't matter.
+        """Return what each word does, or None if nvdisasm rejects it. The control part doesn't matter.
 
-        With `each`, words with the same text are listed one by one: a text may leave out an operand.
+        With `each`, words with the same text are listed individually: text may leave out an operand.
         """
         texts = self.texts(words)
         kinds = [
@@ -150,7 +150,7 @@ class Oracle:
 
 
 def _with_distance(text: str, place: int) -> str:
-    """Replace the target of a jump by its distance: `BRA 0x40` at 0x20 becomes `BRA .+0x20`."""
+    """Replace the target of a jump with its distance: `BRA 0x40` at 0x20 becomes `BRA .+0x20`."""
     found = _JUMP.fullmatch(text)
     if not found:
         return text
@@ -158,19 +158,19 @@ def _with_distance(text: str, place: int) -> str:
 
 
 def _kind(text: str) -> str:
-    """Return a text without its constants."""
+    """Return text without its constants."""
     return _CONSTANT.sub("#", text)
 
 
 def _leads_away(text: str) -> bool:
-    """Return True for a branch out of a section of two words, which nvdisasm's liveness analysis refuses."""
+    """Return True for a branch out of a section of two words, which nvdisasm's liveness analysis rejects."""
     found = _DISTANCE.search(text)
     return found is not None and "BRA" in text and int(found[1], 16) not in (0, SIZE)
 
 
 def _iter_effects(listing: str) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Yield writes and reads of the first word of each section of a listing."""
-    columns: list[tuple[str, int]] = []  # register file and column of its register 0, of this section
+    """Yield the writes and reads of the first word of each section in a listing."""
+    columns: list[tuple[str, int]] = []  # register file and column of its register 0, in this section
     rows = -1
     names: list[str] = []
     for line in listing.splitlines():

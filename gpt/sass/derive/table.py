@@ -1,10 +1,9 @@
 """Make the table of an architecture: compile the test kernels, and ask nvdisasm about every opcode in them.
 
-An opcode for which nvdisasm lists a register that no operand names is left out: better refused than wrong.
+An opcode for which nvdisasm lists a register that no operand names is left out: better rejected than wrong.
 
 Opcodes that differ only in the kind of an operand (a register, a constant, a uniform register: bits 9 to 11) are forms
-of one instruction. ptxas uses some of them only, so the others are tried as well, with the words of a form
-that's known.
+of one instruction. ptxas only uses some of them, so the others are tried as well, with the words of a known form.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from gpt.sass.words import (
     with_target,
 )
 
-SEEDS = 16  # words of an opcode that are measured
+SEEDS = 16  # words measured per opcode
 ROUNDS = 4
-SEEN = 3  # words of which every bit is turned
+SEEN = 3  # words in which every bit is flipped
 OTHER = 6  # words of a form that no test kernel has
 TURNS = (0, *(1 << bit for bit in range(FIRST, LAST + 1)))
-JUMPS = ("BRA", "CALL", "BSSY", "WARPSYNC", "JMP")  # the distance in their text is where they lead
+JUMPS = ("BRA", "CALL", "BSSY", "WARPSYNC", "JMP")  # their text has the target, not the distance
 
 _NAME = re.compile(r"(?:@!?U?P\w+ +)?(\w+)")
 _DISTANCE = re.compile(r"\.([-+]0x[0-9a-f]+)$")
@@ -75,7 +74,7 @@ class Derivation:
     def opcodes(self) -> dict[int, Opcode]:
         """Derive every opcode of the test kernels, and their other forms."""
         seeds = {number: _choose(words) for number, words in self.seeds.items()}
-        self._ask_texts(seeds)  # here and below: all at once, so that what follows finds them known
+        self._ask_texts(seeds)  # here and below, ask for everything at once, so that later steps find it cached
         seeds.update(self._other_forms(seeds))
         self._ask_texts(seeds)
         forms = {}
@@ -91,7 +90,7 @@ class Derivation:
         }
 
     def _measure(self, seeds: dict[int, list[int]]) -> dict[int, Samples]:
-        """Find the fields and widths of every opcode, in rounds: a form may have operands that none before had."""
+        """Find the fields and widths of every opcode, in rounds: a form may have operands that no earlier one had."""
         sizes = self.facts.register_bits
         turned = {number: words[:SEEN] for number, words in seeds.items()}
         hidden: dict[int, list[int]] = {}
@@ -110,7 +109,7 @@ class Derivation:
             for number in left:
                 words = _one_of_each(every[number].unexplained)
                 turned[number] = turned[number] + words
-                if turn:  # turning those bits didn't show the operand in the text
+                if turn:  # flipping those bits didn't show the operand in the text
                     hidden[number] = words
         return every
 
@@ -118,7 +117,7 @@ class Derivation:
         self.oracle.texts([word for some in words.values() for word in some])
 
     def _other_forms(self, seeds: dict[int, list[int]]) -> dict[int, list[int]]:
-        """Return words of opcodes that the test kernels have only in another form."""
+        """Return words for opcodes that the test kernels have only in another form."""
         names: dict[int, set[str]] = defaultdict(set)
         for number, words in seeds.items():
             names[number & 0x1FF].update(_name(text) for text in self.oracle.texts(words) if text)
@@ -144,7 +143,7 @@ class Derivation:
         return found
 
     def _aim(self, words: list[int]) -> tuple[list[int], str | None]:
-        """Find the form of the distance, and point jumps to the next instruction."""
+        """Find the form of the distance, and make jumps lead to the next instruction."""
         texts = [text or "" for text in self.oracle.texts(words)]
         found = [(word, text, _DISTANCE.search(text)) for word, text in zip(words, texts, strict=True)]
         jumps = [(word, text, int(distance[1], 16)) for word, text, distance in found if distance]
@@ -192,12 +191,12 @@ def _choose(words: list[int]) -> list[int]:
 
 
 def _variety(word: int) -> int:
-    """Count the different bytes in the usual places of registers."""
+    """Count the distinct bytes in the usual places of registers."""
     return len({word >> low & 0xFF for low in (16, 24, 32, 64)} - {0xFF, 0})
 
 
 def _with_others(number: int, fields: list[Field], every: Mapping[int, Samples]) -> list[Field]:
-    """Add predicates that another form of the instruction was seen to have."""
+    """Add predicates that were seen in another form of the instruction."""
     for other, samples in every.items():
         if other & 0x1FF == number & 0x1FF:
             taken = sum({field.low: field.mask for field in fields}.values())
@@ -215,7 +214,7 @@ def _name(text: str) -> str:
 
 
 def _predicate_masks(texts: list[str]) -> list[Operand]:
-    """Return the operand that is a mask of predicates. nvdisasm doesn't list those as written or read."""
+    """Return the operand that is a mask of predicates. nvdisasm doesn't list these as written or read."""
     found = next((found for text in texts if (found := _PREDICATES.search(text))), None)
     if not found:
         return []
@@ -226,9 +225,9 @@ def _predicate_masks(texts: list[str]) -> list[Operand]:
 
 
 def _barrier_operand(name: str, texts: list[str], low: int) -> Operand:
-    """Return the operand that is a convergence barrier: nvdisasm has no column for it.
+    """Return the operand that is a convergence barrier, for which nvdisasm has no column.
 
-    BSSY sets one and BSYNC reads it. BREAK takes lanes out of one; BMOV moves it to a register and may clear it then.
+    BSSY sets a barrier and BSYNC reads it. BREAK takes lanes out of one; BMOV moves it to a register and may clear it.
     """
     once = Count((), (1,))
     if name == "BSSY" or (name == "BMOV" and any(re.search(r"BMOV\S* B\d", text) for text in texts)):
@@ -237,6 +236,6 @@ def _barrier_operand(name: str, texts: list[str], low: int) -> Operand:
 
 
 def derive_table(arch: str, ptxas: str, nvdisasm: str, made_with: str) -> tuple[Table, Derivation]:
-    """Return the table of an architecture, and how it was found."""
+    """Return the table of an architecture, and the derivation that found it."""
     derivation = Derivation(arch, ptxas, nvdisasm)
     return Table(derivation.facts, made_with, derivation.opcodes()), derivation

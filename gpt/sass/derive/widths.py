@@ -1,12 +1,12 @@
-"""Find out how many registers each operand has, and which other bits of the word decide that.
+"""Find out how many registers each operand has, and which other bits of the word determine that.
 
-A word is measured with a number of its own in every field, far from the others, so that what nvdisasm lists from there
-on belongs to that field. Whether a field is there at all in this form of the instruction, the text says. What's listed
-and belongs to no field is an error: then the table would miss something.
+A word is measured with a different number in each field, far from the others, so that the registers that nvdisasm lists
+from there on belong to that field. The text says whether this form of the instruction has the field at all. A listed
+register that belongs to no field is an error, since the table would miss something.
 
-The bits that aren't operands are modifiers. `find_counts` looks for the modifiers that a number of registers depends on
-(the selectors), and asks for each of their values. It turns each modifier of a few words, and then tries random ones,
-so that a modifier that matters only beside another is found too.
+The bits that aren't operands are modifiers. `find_counts` looks for the modifiers that the number of registers depends
+on (the selectors), and asks for each of their values. It flips each modifier of a few words, and then tries random
+combinations, to find modifiers that matter only together with others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from gpt.sass.derive.fields import FIRST, LAST, Field, registers_of
 from gpt.sass.derive.oracle import Effect, Oracle
 from gpt.sass.tables import UNKNOWN, Count
 
-# Numbers for fields by their lowest bit. Their lower six bits, which uniform registers have, are apart as well, and
-# there's room for the 128 registers that a warp group reads at 64 and writes at 16. None is 0: nvdisasm lists no UR0.
+# Numbers for fields, by their lowest bit. Their lower six bits, which uniform registers have, are far apart as well,
+# and there's room for the 128 registers that a warp group reads at 64 and writes at 16. None is 0: nvdisasm doesn't
+# list UR0.
 SPREAD = {16: 16, 24: 40, 32: 72, 64: 120, 40: 96}
 MOST_SELECTORS = 9
-TURNED = 2  # words of each opcode of which every modifier is turned
-FEW = 5  # selectors of which every value is tried with several words
-TRIES = 24  # random words for each opcode
+TURNED = 2  # words per opcode in which every modifier is flipped
+FEW = 5  # up to this many selectors, every value is tried with several words
+TRIES = 24  # random words per opcode
 
 
 @dataclass
@@ -39,12 +40,12 @@ class Unexplained:
 
 @dataclass
 class Samples:
-    """Measured words of one opcode: modifiers to the registers written and read through each field."""
+    """Measured words of one opcode: the registers written and read through each field, by modifiers."""
 
     fields: list[Field]
-    sizes: dict[str, int]  # bits of a register number of each file
+    sizes: dict[str, int]  # bits of a register number, by register file
     call: bool
-    hidden: list[Field] = field(default_factory=list)  # the ones of `fields` that no text names
+    hidden: list[Field] = field(default_factory=list)  # fields in `fields` that no text names
     modifiers: int = 0  # mask of the bits that aren't operands
     known: dict[int, tuple[tuple[int, int], ...] | None] = field(default_factory=dict)
     unexplained: list[Unexplained] = field(default_factory=list)
@@ -71,7 +72,7 @@ class Samples:
         narrow = {one.low for one in self.fields if one.file == "UR"}  # nvdisasm lists none above UR63
         taken = 0
         word = key
-        # Numbers of registers first: another form may have a predicate in the same bits.
+        # Register numbers first: in another form, the same bits may be a predicate.
         for one in sorted(self.fields, key=lambda one: (one.width < 6, one.low)):
             if not one.mask & taken:
                 value = next(predicates) if one.width < 6 else SPREAD.get(one.low, one.low) & one.none
@@ -81,8 +82,8 @@ class Samples:
         return word
 
     def read(self, word: int, effect: Effect | None) -> tuple[tuple[int, int], ...] | None:
-        """Return registers written and read of each field, or None if nvdisasm refused the word."""
-        if effect is None or "???" in effect.text:  # a value without a name
+        """Return the registers written and read through each field, or None if nvdisasm rejected the word."""
+        if effect is None or "???" in effect.text:  # a modifier value without a name
             return None
         named = set(registers_of(effect.text, self.sizes))
         shape = []
@@ -91,11 +92,11 @@ class Samples:
             there = one in self.hidden or (one.file, number) in named
             writes, reads = (_run(listed.get(one.file, 0), number, one) if there else 0 for listed in effect[1:])
             shape.append((writes, reads))
-        if self.call:  # anything else listed is a guess about the function
+        if self.call:  # anything else that's listed is a guess about the called function
             return tuple((0, reads) for _, reads in shape)
         left = _left(effect, word, self.fields, shape)
         ours = {(one.file, one.number(word)) for one in self.fields}
-        for file, number in sorted(named):  # nvdisasm lists no UR0, but prints it
+        for file, number in sorted(named):  # nvdisasm doesn't list UR0, but prints it
             if (file, number) not in ours and number != (1 << self.sizes[file]) - 1:
                 left += f" names {file}{number}"
         if left:
@@ -104,7 +105,7 @@ class Samples:
 
 
 def _run(mask: int, number: int, one: Field) -> int:
-    """Return how many registers from a number on are in the mask."""
+    """Return how many consecutive registers from a number on are in the mask."""
     mask >>= number
     return min(1, mask & 1) if one.width < 6 else (~mask & mask + 1).bit_length() - 1
 
@@ -122,7 +123,7 @@ def _left(effect: Effect, word: int, fields: list[Field], shape: Sequence[Sequen
 
 
 def measure(oracle: Oracle, every: Iterable[Samples]) -> None:
-    """Ask for the queued words of all opcodes in one run."""
+    """Measure the queued words of all opcodes in one run."""
     asked = []
     for samples in every:
         new = [key for key in dict.fromkeys(samples.queue) if key not in samples.known]
@@ -160,7 +161,7 @@ def find_counts(oracle: Oracle, every: Sequence[tuple[Samples, Sequence[int]]]) 
 
 
 def counts_of(samples: Samples) -> list[tuple[Count, Count]]:
-    """Return writes and reads of each field, once they're measured."""
+    """Return the writes and reads of each field, once they're measured."""
     return [
         (
             _count(samples, _selectors(samples, index, 0), index, 0),
@@ -175,7 +176,7 @@ def _values(samples: Samples, index: int, role: int) -> dict[int, int]:
 
 
 def _selectors(samples: Samples, index: int, role: int) -> list[int]:
-    """Return as few bits as possible that decide one number of registers in all samples."""
+    """Return the fewest bits that determine the number of registers in all samples."""
     values = _values(samples, index, role)
     if len(set(values.values())) < 2:
         return []
@@ -186,7 +187,7 @@ def _selectors(samples: Samples, index: int, role: int) -> list[int]:
             break
         chosen.append(min(left, key=lambda bit: _conflicts([*chosen, bit], values)))
     seen = {bit for bit, one, other in samples.neighbours if values[one] != values[other]}
-    for bit in sorted(chosen, key=lambda bit: (bit in seen, -bit)):  # first drop bits never seen to matter
+    for bit in sorted(chosen, key=lambda bit: (bit in seen, -bit)):  # first drop bits that never seemed to matter
         fewer = [other for other in chosen if other != bit]
         if _decides(fewer, values):
             chosen = fewer
@@ -212,7 +213,7 @@ def _conflicts(bits: Sequence[int], values: dict[int, int]) -> int:
 
 
 def _missing(samples: Samples, seeds: Sequence[int], selectors: list[int], index: int, role: int) -> list[int]:
-    """Return three words each for values of the selectors that no sample has, or for all if they are few."""
+    """Return three words for each value of the selectors that no sample has, or for every value if there are few."""
     if len(selectors) > MOST_SELECTORS:
         return []
     have = _groups(selectors, _values(samples, index, role))

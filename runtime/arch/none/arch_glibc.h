@@ -1,2 +1,2 @@
-// Nothing: without older versions of glibc's symbols, a build runs with the glibc it was made with, and later
-// ones.
+// Nothing: without older versions of glibc's symbols, a build runs with the glibc that it was made with, and
+// later ones.

@@ -1,4 +1,4 @@
-// What the hook must know about a processor, where it knows nothing: C alone. No stub makes a frame
+// What the hook must know about a processor, if it knows nothing: plain C. No stub makes a frame
 // (hook/stub.c).
 
 #ifndef GPT_ARCH_HOOK_H

@@ -1,4 +1,4 @@
-// Like arch/x86_64/arch_math.h, with the C library's rounding modes. Each operation is a function of its own,
+// Like arch/x86_64/arch_math.h, with the C library's rounding modes. Each operation is a separate function,
 // so that nothing else is rounded that way. A result that rounds up to the smallest normal number is kept,
 // where hardware may return 0.
 

@@ -2,8 +2,8 @@
 // function's handlers.
 //
 // We take a row and store its `start` before the call, so that a call that never returns is visible. The rest
-// is filled in afterwards, `duration` last. The row is looked up again then, because callbacks, a fork or an
-// exception in between may have moved the thread to another chunk.
+// is filled in afterwards, `duration` last. The row is looked up again at that point, because callbacks, a
+// fork or an exception in between may have moved the thread to another chunk.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -30,8 +30,8 @@ static uint64_t read_argument(const struct frame *frame, uint8_t where) {
     return 0;
 }
 
-// Read only after the driver accepted the call: it may refuse one without looking at what `args[0]` points
-// to.
+// Read it only after the driver accepted the call, which it may reject without looking at what `args[0]`
+// points to.
 static void read_copy(struct row_memory *row, const struct frame *frame, bool deep) {
     const CUDA_MEMCPY3D *copy3 = (const void *)frame_arg(frame, 0);
     const CUDA_MEMCPY2D *copy2 = (const void *)frame_arg(frame, 0);
@@ -66,7 +66,7 @@ static void read_memory(struct row_memory *row, const struct frame *frame, const
     }
 }
 
-// The one place that knows the arguments of functions that launch.
+// This is the only place that knows the arguments of functions that launch.
 static struct launch decode_launch(const struct frame *frame, const struct slot *slot) {
     if (slot->special == SPECIAL_LAUNCH_EX) {
         CUlaunchConfig config;
@@ -124,9 +124,9 @@ static inline void read_launch(struct row_launch *row, const struct launch *laun
     row->cooperative = launch->cooperative;
 }
 
-// Return how many words of stack arguments to copy, an even number. For a function that we don't know, that's
-// the most it may have, except that we don't read into an unmapped next page: a coroutine may have called
-// from the top of its stack.
+// Return how many words of stack arguments to copy, an even number. For an unknown function, that's the most
+// it may have, except that we don't read past the page into an unmapped one: a coroutine may have called from
+// the top of its stack.
 static uint64_t stack_words(const struct frame *frame) {
     if (LIKELY(frame->slot->words < STACK_WORDS))
         return (uint64_t)frame->slot->words;

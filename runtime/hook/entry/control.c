@@ -1,9 +1,9 @@
 // The thread that serves gpt-hook ctl. It exists if the run was started with control. It starts once the
-// process has initialized the driver, which starts threads of its own, and sleeps until a request comes.
+// process has initialized the driver, which starts threads of its own, and sleeps until a request arrives.
 //
-// It has its own descriptor table: the program neither sees its socket nor closes it, the program's
-// descriptor numbers don't change, and children inherit nothing. It closes all the program's descriptors in
-// it except the trace open.
+// It has a separate descriptor table: the program neither sees its socket nor closes it, the program's
+// descriptor numbers don't change, and children inherit nothing. In that table it closes all of the program's
+// descriptors except the trace.
 
 #include <dirent.h>
 #include <errno.h>
@@ -110,7 +110,7 @@ static void tell(struct gpt_state *state) {
     state->bytes = stat(hook_live->path, &trace) ? 0 : (uint64_t)trace.st_size;
 }
 
-// The texts are kept, since they may be needed until the process ends.
+// Keep the texts, since they may be needed until the process ends.
 static const char *use_probes(const char *texts, size_t size) {
     const char *found[GPT_TEXTS], *at = size && !texts[size - 1] ? texts : NULL;
     if (!hook_probing || !hook_is_this_process())
@@ -158,7 +158,7 @@ static bool has_gone(int client) {
     return poll(&file, 1, 0) > 0 && file.revents & POLLHUP;
 }
 
-// Answers one order from the same user or root. Other users, and processes in a sandbox, learn nothing.
+// Answer one order from the same user or root. Other users, and processes in a sandbox, learn nothing.
 static void hear(int client) {
     static struct gpt_state state;
     static struct {
@@ -177,7 +177,7 @@ static void hear(int client) {
     send(client, &state, sizeof(state), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// The server, and connections that haven't sent their order yet, from the oldest on.
+// The server, and connections that haven't sent their order yet, oldest first.
 static struct pollfd polls[1 + MOST_CLIENTS];
 static nfds_t poll_count;
 
@@ -186,7 +186,7 @@ static void drop(nfds_t i) {
     memmove(&polls[i], &polls[i + 1], (--poll_count - i) * sizeof(*polls));
 }
 
-// Frees a connection when the program or the system is short of files or memory.
+// Free a connection when the program or the system runs out of files or memory.
 static void save_files(void) {
     if (poll_count > 1)
         drop(1);
@@ -194,7 +194,7 @@ static void save_files(void) {
         poll(NULL, 0, 50);
 }
 
-// Returns false if no more connections can come.
+// Accept a connection. Returns false if no more can come.
 static bool accept_one(void) {
     int client = accept4(polls[0].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (client < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
@@ -228,7 +228,8 @@ static void *serve(void *unused) {
                 save_files(); // or the limit of open files was lowered below their number
             continue;
         }
-        // Any process can connect to an abstract name and send nothing, so we never block on one connection.
+        // Any process can connect to an abstract name and send nothing, so we never block on a single
+        // connection.
         for (nfds_t i = 1; i < poll_count;)
             if (polls[i].revents)
                 hear(polls[i].fd), drop(i);

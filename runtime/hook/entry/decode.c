@@ -1,4 +1,4 @@
-// Our knowledge of the driver's functions. Functions in the table (table.h) have arguments worth recording,
+// What we know about the driver's functions. Functions in the table (table.h) have arguments worth recording,
 // or a handler. The type of other functions follows from the name, so functions that NVIDIA adds later are
 // recorded too.
 
@@ -20,7 +20,7 @@
 
 static const struct {
     const char *symbol, *name;
-    int8_t words; // words of arguments after the sixth
+    int8_t words; // argument words after the sixth
 } names[HOOK_NAMES] = {
 #define X(name, suffix, since, words) {#name #suffix, #name, words},
 #include "abi/driver.h"
@@ -28,7 +28,7 @@ static const struct {
 
 static handler *after_init;
 static _Atomic unsigned changes; // of what flags depend on: flags that were just computed may be stale
-static const char *calls = "all,-query"; // calls to record: words with commas between them
+static const char *calls = "all,-query"; // calls to record: words separated by commas
 
 void hook_decode_setup(handler *at_init) {
     after_init = at_init;
@@ -41,8 +41,8 @@ void hook_decode_setup(handler *at_init) {
 }
 
 // If two threads get here, one describes the slot and the other waits. The first may never finish: a forked
-// process has only one thread, and a signal handler may call what it interrupted. So the other waits only for
-// a while, and then writes the same values.
+// process has only one thread, and a signal handler may call the function that it interrupted. So the other
+// thread waits only for a while, and then writes the same values.
 void hook_describe_named(struct slot *slot) {
     if (__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))
         return;
@@ -76,7 +76,7 @@ static bool is_old(const char *name) {
     return known && known->v2;
 }
 
-// Functions whose work runs in a stream, and functions that wait for it.
+// Return the flags of functions whose work runs in a stream, and of functions that wait for it.
 static uint32_t gpu_flags(const struct slot *slot, const char *name) {
     const char *type = hook_type(slot);
     bool copy = (!strcmp(type, "memcpy") || !strcmp(type, "memset")) && slot->layout == LAYOUT_MEMORY;
@@ -86,8 +86,8 @@ static uint32_t gpu_flags(const struct slot *slot, const char *name) {
 }
 
 // Return the flags while calls are recorded (`on`) or not. When they aren't, only handlers run. Handlers of
-// launches, and late ones before anything was probed, have nothing to do then, so the stub jumps straight to
-// such a function.
+// launches, and late handlers before anything was probed, have nothing to do then, so the stub jumps straight
+// to such a function.
 static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     const struct driver_function *known = slot->known;
     bool launches = slot->layout == LAYOUT_LAUNCH, ordered = hook_probing && hook_order()->identity;
@@ -112,7 +112,7 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     uint32_t gpu = gpu_flags(slot, name);
     flags |= on && hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
     flags |= probed && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
-    // After a function that waits for the GPU, its results are there, and hook_leave reads them.
+    // After a function that waits for the GPU, its results are available, and hook_leave reads them.
     if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
         flags |= SLOT_LEAN;

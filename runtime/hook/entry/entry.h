@@ -1,4 +1,5 @@
-// How the program's calls get here: setup, interception, entry and exit of a call, control, child processes.
+// How the program's calls get here: setup, interception, entering and leaving a call, control, child
+// processes.
 
 #ifndef GPT_ENTRY_H
 #define GPT_ENTRY_H
@@ -19,7 +20,7 @@ void hook_switch(bool on);         // recording; one thread at a time
 
 // -- decode.c --------------------------------------------------------------
 
-// Everything known about each driver function.
+// What's known about each driver function.
 
 struct driver_function {
     const char *name; // without version and stream suffix
@@ -59,8 +60,8 @@ extern handler hook_on_get_proc_address;
 // -- libc.c ----------------------------------------------------------------
 
 // libc's versions of the functions that this library defines. They're looked up at setup, or earlier if a
-// sanitizer or another library calls one before. A later look-up could deadlock: dlsym takes a lock, which
-// the program may hold while it waits for the calling thread.
+// sanitizer or another library calls one first. Looking them up later could deadlock: dlsym takes a lock,
+// which the program may hold while it waits for the calling thread.
 
 extern void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
 extern int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);

@@ -6,9 +6,10 @@
 //   - cuGetProcAddress, itself found in one of these ways: its stub has a handler that replaces its results.
 //
 // One name can stand for several functions (versions, stream variants), so each pair of a name and a real
-// function has its own stub. cuGetExportTable, which leads to private tables, is left alone.
+// function has a separate stub. cuGetExportTable, which leads to private tables, is left alone.
 //
-// On a machine without a driver, a program must not find the stubs through dlsym and think that there is one.
+// On a machine without a driver, a program must not find the stubs through dlsym and conclude that there is
+// one.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -59,7 +60,7 @@ uint64_t hook_resolve_slot(struct slot *slot) {
 
 // dlsym
 
-// Find what RTLD_DEFAULT means to the caller, leaving out the stubs.
+// Find what RTLD_DEFAULT means for the caller, leaving out the stubs.
 static void *find_default(const char *name, const void *caller) {
     void *found = hook_real_dlsym(RTLD_DEFAULT, name); // in case the program defines it itself
     if (found && hook_is_stub(found))
@@ -102,7 +103,7 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
         void *next = hook_next_function(name);
         answer.value = next ? next : hook_real_dlsym(RTLD_NEXT, name);
     }
-    // The same holds for a library that asks the driver itself and passes the driver's functions on to the
+    // The same goes for a library that asks the driver itself and passes the driver's functions on to the
     // program.
     if (!answer.value || (in_library && hook_comes_after_us(&linked) && is_interposer(&linked, name)))
         return answer;
@@ -118,7 +119,7 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
 
 // -- Scopes ----------------------------------------------------------------
 //
-// Libraries that don't look for symbols in ours first.
+// Libraries that don't look for symbols in our library first.
 //
 // RTLD_DEEPBIND: a library finds the symbols of its dependencies before the program's, so it binds the
 // driver's functions and libc's dlsym directly. We replace the pointers that it calls them through. We do so
@@ -183,7 +184,7 @@ static void see_library(const struct linked *linked) {
         hook_real_dlclose(library.handle);
 }
 
-// Called before dlsym once a library was opened with RTLD_DEEPBIND.
+// Called before dlsym once a library has been opened with RTLD_DEEPBIND.
 void hook_see_deep(void) {
     static _Atomic uint64_t seen;
     hook_setup();

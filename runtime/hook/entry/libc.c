@@ -80,7 +80,7 @@ void hook_see_namespaces(void) {
     errno = error;
 }
 
-// Records the library before it's unloaded.
+// Record the library before it's unloaded.
 EXPORT int dlclose(void *handle) {
     if (!hook_real_dlclose)
         hook_find_real();

@@ -1,7 +1,7 @@
-// The functions of libc that start a program. Before calling the real one, we note a program that will run
-// without the hook, so that the report at the end of the run can say why nothing was recorded.
+// libc's functions that start a program. Before calling the real one, we note a program that will run without
+// the hook, so that the report at the end of the run can say why nothing was recorded.
 //
-// Much of this runs in children of vfork, on their parent's stack: it allocates nothing and takes no lock.
+// Much of this runs in vfork children, on their parent's stack: it allocates nothing and takes no lock.
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// Sets up the library, in its constructor or in a driver call that comes earlier.
+// Sets up the library, in its constructor or in a driver call that comes before that.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -84,7 +84,7 @@ __attribute__((constructor)) static void setup(void) { hook_setup(); }
 EXPORT nvtx_initialize InitializeInjectionNvtx2;
 EXPORT nvtx_initialize_extension InitializeInjectionNvtxExtension;
 
-// Finds a function in the library that NVTX_INJECTION64_PATH named before us. Returns NULL if it named none,
+// Find a function in the library that NVTX_INJECTION64_PATH named before us. Returns NULL if it named none,
 // or ours.
 static void *find_other(const char *name, void *ours) {
     const char *path = getenv("GPT_HOOK_NVTX");

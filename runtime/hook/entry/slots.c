@@ -26,8 +26,8 @@ bool hook_is_stub(const void *address) {
 
 CUresult hook_missing(void) { return CUDA_ERROR_STUB_LIBRARY; }
 
-// Forget the real functions of a driver that was closed. A library that is linked to it may be loaded again,
-// with another driver.
+// Forget the real functions of a driver that was closed. A library linked to it may be loaded again with
+// another driver.
 void hook_unresolve(struct span driver) {
     for (struct slot *slot = hook_slots; slot < hook_slots + HOOK_NAMES; slot++) {
         void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
@@ -39,8 +39,8 @@ void hook_unresolve(struct span driver) {
 
 // Flags
 
-// Call this after changing anything the flags depend on (a slot, or hook_recording): the last caller sees all
-// changes.
+// Call this after changing anything that the flags depend on (a slot, or hook_recording): the last caller
+// sees all changes.
 void hook_use_flags(struct slot *slot) {
     bool on;
     do {
@@ -56,7 +56,7 @@ void hook_use_all_flags(void) {
             hook_use_flags(slot);
 }
 
-// When --max-disk is reached, in any thread. The record of it is written later (limit.c).
+// Called in any thread when --max-disk is reached. The record of it is written later (limit.c).
 void hook_stop_recording(void) {
     atomic_store(&hook_recording, false);
     hook_use_all_flags();

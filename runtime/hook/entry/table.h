@@ -235,7 +235,7 @@ static const struct {
     {"cuLaunch", "kernel"}, {"cu", "other"},           {"", "other"},
 };
 
-// Functions that return what the driver knows already. PyTorch asks some of them 15 times a launch.
+// Functions that return what the driver already knows. PyTorch calls some of them 15 times per launch.
 static const char *const queries[] = {
     "cuCtxGetCurrent",
     "cuCtxGetDevice",
@@ -291,7 +291,7 @@ static inline bool is_query(const char *name) {
     return false;
 }
 
-// The last word that matches the function decides; a `-` in front excludes it.
+// The last word that matches the function decides; a leading `-` excludes it.
 static inline bool is_meant(const char *words, const char *name, const char *type) {
     bool meant = *words == '-';
     char text[NAME_BYTES];

@@ -1,6 +1,6 @@
-// Answers of the pipeline: gpt-stream(5) says what the records mean. They come from stages that anybody may
-// have written, or from the cache. If something in them doesn't fit together, that's a fault, and the kernel
-// runs without probes.
+// Read the pipeline's answers, whose records are described in gpt-stream(5). They come from stages that
+// anybody may have written, or from the cache. If anything in them doesn't fit together, that's a fault, and
+// the kernel runs without probes.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,10 +13,10 @@
 
 enum { MOST_ITEMS = 4096, MOST_PARAM_BYTES = 32764, MOST_BLOCKS = 1024 };
 
-struct field { // a key of a map, and where its value goes
+struct field { // a key of a map, and where to store its value
     const char *name;
     struct value *value;
-    struct cursor *inside; // NULL, or where the items of an array begin
+    struct cursor *inside; // NULL, or where to store the start of an array's items
 };
 
 // Read the keys of the next map, skipping unwanted ones.
@@ -224,7 +224,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
     return true;
 }
 
-// NULL without a code.
+// Return NULL if there's no code.
 static const struct reason *read_reason(struct value code, struct value detail) {
     char *known = keep_text(code), *more = keep_text(detail);
     const struct reason *reason = known ? hook_make_reason(known, more ? more : "") : NULL;
@@ -232,7 +232,7 @@ static const struct reason *read_reason(struct value code, struct value detail) 
     return reason;
 }
 
-// Set why there's no kernel with probes: the reason in its record, or the first fault.
+// Record why there's no kernel with probes: the reason in its record, or the first fault.
 static void explain(struct woven *woven, const char *kernel) {
     struct cursor cursor = begin(&woven->answer);
     while (cursor.at < cursor.end && !woven->fault) {
@@ -444,7 +444,7 @@ static void copy_record(struct gpt_packer *to, struct cursor from, const struct 
             before = 0;
         }
     }
-    if (to->full || from.bad || function) // not a record, or one without a name
+    if (to->full || from.bad || function) // not a record, or without a name
         to->at = start, to->full = true;
 }
 

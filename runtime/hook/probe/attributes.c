@@ -1,5 +1,5 @@
 // Attributes and cache settings of functions and kernels. If the kernel with probes can't have an attribute
-// that the program's kernel has, it isn't launched: with more static shared memory, for example, less is left
+// that the program's kernel has, it isn't launched. For example, with more static shared memory, less is left
 // for dynamic.
 
 #include <pthread.h>
@@ -43,7 +43,7 @@ static void keep(const struct property *property, void *with) {
         list->items[list->count++] = *property;
 }
 
-// The list has the last one set first.
+// Copy them from the list, which has the last one set first.
 static bool copy(uint64_t from, uint64_t to, bool is_kernel) {
     struct properties list = {.count = 0};
     bool good = true;
@@ -100,18 +100,18 @@ void hook_after_attribute(struct frame *frame) {
 
 // -- Occupancy -------------------------------------------------------------
 //
-// Programs ask how many blocks fit at once, launch that many, and let them wait for one another. So no kernel
-// may run that fits fewer blocks than we told the program: we answer with the lower number of the program's
-// kernel and the one with probes, since either may run. We keep each answer. A kernel with probes that
-// arrives later and fits fewer isn't used, and is assembled again with fewer registers.
+// Programs ask how many blocks fit at once, launch that many, and let them wait for each other. So no kernel
+// may run of which fewer blocks fit than we told the program: we answer with the lower number of the
+// program's kernel and the one with probes, since either may run. We keep each answer. A kernel with probes
+// that arrives later and fits fewer isn't used, and is assembled again with fewer registers.
 //
 // A program can also compute the number from its kernel's registers (cuFuncGetAttribute), which we report
 // unchanged. We don't detect that: most programs that ask have other reasons.
 
 enum { MOST_ATTRIBUTES = 8, BUCKETS = 256 };
 
-// An answer about blocks of a size, or about clusters of such a launch: how many fit, or how large they may
-// be.
+// An answer about blocks of some size, or about clusters in such a launch: how many fit, or how large they
+// may be.
 struct question {
     struct question *next;
     uint64_t handle, parent; // for a function, its owner
@@ -123,7 +123,7 @@ struct question {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct question *) buckets[BUCKETS]; // each grows at its head only
+static _Atomic(struct question *) buckets[BUCKETS]; // each grows only at its head
 static _Atomic bool lost;                           // an answer couldn't be kept
 
 static bool is_told(const struct question *kept, const struct question *asked) {
@@ -138,7 +138,7 @@ static void keep_answer(struct question *asked, uint64_t told) {
     struct question *at, *made = NULL;
     _Atomic(struct question *) *bucket = &buckets[asked->handle * 0x9e3779b97f4a7c15u >> 56];
     if (!told || !hook_object_look(asked->handle, &view))
-        return; // found in a way in which no kernel gets probes
+        return; // found in a way that gives no kernel probes
     asked->told = told;
     asked->parent = view.parent;
     asked->reference = view.reference;
@@ -227,7 +227,7 @@ static struct other find_other(uint64_t handle, uint64_t threads) {
     return other;
 }
 
-// Return whether a kernel with probes may come later, be it because gpt-hook ctl says so.
+// Return whether a kernel with probes may come later, including through gpt-hook ctl.
 static bool may_come(uint64_t handle) {
     const struct probed *whole = hook_find_entry(handle);
     return !whole || !whole->refused || getenv(GPT_CONTROL);
@@ -245,7 +245,7 @@ static CUresult ask_again(const struct frame *frame, void *answer, uint64_t func
                                     frame_arg(frame, 4), frame_arg(frame, 5), 0);
 }
 
-// Answers with the lower of the two 32-bit numbers.
+// Answer with the lower of the two 32-bit numbers.
 static void lower(const struct frame *frame, struct question *question) {
     int *answer = (int *)frame_arg(frame, 0), found = 0;
     OTHER other = find_other(question->handle, question->threads);

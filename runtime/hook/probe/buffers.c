@@ -1,4 +1,4 @@
-// A place in a slab for each launch, and slabs for executable graphs. slabs.c explains the life of a slab,
+// Places in slabs for launches, and slabs for executable graphs. slabs.c explains the life cycle of a slab,
 // the lock, and all waits.
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 #include "hook/write/write.h"
 #include "probe.h"
 
-enum { SLAB = 4 << 20, HELD = 64 << 10 }; // bytes of an ordinary slab, if four fit; of a graph's
+enum { SLAB = 4 << 20, HELD = 64 << 10 }; // bytes of an ordinary slab if four fit, and of a graph's
 enum { UNCOUNTED_WAIT = 1 };              // seconds that a launch waits for the counts of an earlier one
 
 static uint64_t size_for(const struct pool *pool, uint64_t bytes) {
@@ -43,13 +43,13 @@ static struct slab *make_slab(struct pool *pool, uint64_t size, bool copied) {
 
 // -- Places ----------------------------------------------------------------
 //
-// A launch takes a place in an open slab by one compare-and-swap of `places`. The slab then belongs to this
+// A launch takes a place in an open slab with one compare-and-swap of `places`. The slab then belongs to this
 // stream until the launch is in the stream: before that, hook_seal fails, except at the end of the process.
 //
-// Most launches do that without the lock, in the slab of the last launch into their stream. It may belong to
-// another stream by now, so `places` contains a hash of the stream. Two streams share a hash once in two
-// million pairs. So a launch that has taken a place looks at the slab's stream, and gives the place back if
-// it isn't its own.
+// Most launches do that without the lock, in the slab of the stream's last launch. That slab may belong to
+// another stream by now, so `places` contains a hash of the stream. One in two million pairs of streams
+// shares a hash. So a launch that has taken a place checks the slab's stream, and gives the place back if
+// it's another stream's.
 
 enum { RECENT = 64 };
 
@@ -65,7 +65,7 @@ static _Atomic(struct slab *) *recent_of(const struct claim *claim) {
     return &recent[hash_of(claim) / (UINT64_MAX / RECENT + 1)];
 }
 
-// The part of `places` that tells streams apart.
+// Return the part of `places` that tells streams apart.
 static uint64_t mark_of(const struct claim *claim) {
     uint64_t below = 1ull << PLACES_LEFT, from = 1ull << PLACES_STREAM;
     return (hash_of(claim) >> 16) % below / from * from;
@@ -145,7 +145,8 @@ static struct slab *find_open(struct pool *pool, const struct claim *claim, uint
     return NULL;
 }
 
-// With --complete, a launch that finds no slab waits in line, so that others don't take all that come back.
+// With --complete, a launch that finds no slab queues up, so that others don't take all the slabs that come
+// back.
 struct waiting {
     TAILQ_ENTRY(waiting) link;
     bool waits;
@@ -164,7 +165,7 @@ static void stop_waiting(struct pool *pool, struct waiting *waiting) {
     pthread_cond_broadcast(&hook_pools_changed);
 }
 
-// With --complete, wait until a slab may have come. Returns false if none will, or it takes too long.
+// With --complete, wait until a slab may have come back. Returns false if none will, or if it takes too long.
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct waiting *waiting,
                           uint64_t round, const struct reason *reason) {
     hook_drain_others(pool, claim, round);
@@ -180,12 +181,12 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct w
         TAILQ_INSERT_TAIL(&pool->waiting, waiting, link);
     }
     bool first = is_first(pool, waiting);
-    bool soon = first && !TAILQ_EMPTY(&pool->ready); // one came in the meantime, or isn't clear yet
+    bool soon = first && !TAILQ_EMPTY(&pool->ready); // one came back in the meantime, or isn't clear yet
     if (first && !soon && !hook_may_return(pool))
         return false;
     if (hook_wait_for_return(&waiting->patience, soon))
         return true;
-    pool->stuck = true; // until a slab comes back; and then it's worth less
+    pool->stuck = true; // until a slab comes back, and half as patient then
     pool->patience = pool->patience > 1 ? pool->patience / 2 : 1;
     return false;
 }
@@ -293,7 +294,7 @@ void hook_issue(struct slab *slab, struct save *save) {
         *(slab->saves ? &slab->last->next : &slab->saves) = save;
         slab->last = save;
         if (slab->copied && hook_used(slab) > slab->size / 2 && hook_seal(slab, false))
-            hook_mark(slab); // while the graph runs, not when it is waited for
+            hook_mark(slab); // while the graph runs, not when it's waited for
     }
     pthread_mutex_unlock(&hook_pools_lock);
     if (lost)
@@ -302,8 +303,8 @@ void hook_issue(struct slab *slab, struct save *save) {
 
 // -- Slabs of graphs -------------------------------------------------------
 
-// Return the largest size that leaves memory for copying the results of any graph. `others` are the bytes of
-// slabs that graphs hold.
+// Return the largest size that leaves enough memory to copy the results of any graph. `others` are the bytes
+// of slabs held by graphs.
 static uint64_t room_for(const struct pool *pool, uint64_t bytes, uint64_t others) {
     uint64_t kept = others + size_for(pool, bytes > pool->largest ? bytes : pool->largest);
     return kept < pool->most ? pool->most - kept : 0;
@@ -379,7 +380,7 @@ void hook_let_go(struct slab *slab) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// While the device is busy, so that no launch waits for memory and until that is ready.
+// Called while the device is busy, so that no launch has to wait for memory to be allocated and cleared.
 void hook_make_next(const struct slab *like) {
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_pools_end ? NULL : hook_find_pool(like->context);

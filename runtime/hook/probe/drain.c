@@ -1,13 +1,13 @@
-// The thread that writes buffers into the trace. It sleeps while no launch has a buffer; while slabs are on
-// their way, it looks which events have come when more is sent after it, and every now and then. So what a
-// graph wrote is most likely copied while its next replay runs, and not when the program is about to launch
-// that: there both would want the driver (docs/measured.md). It takes no signals.
+// The thread that writes buffers to the trace. It sleeps while no launch has a buffer. While slabs are on
+// their way, it checks which events have completed when another slab is sent to it, and at intervals. So what
+// a graph wrote is usually copied while the graph's next replay runs, and not when the program is about to
+// launch that: at that point both would need the driver (docs/measured.md). It takes no signals.
 //
 // A slab that isn't full and that the program doesn't wait for would stay on the device, and be lost if the
-// process is killed. So the writer looks at slabs in use, too, and hands those with launches older than OLD
+// process is killed. So the writer also looks at slabs in use, and hands those with launches older than OLD
 // to the marking thread. A buffer is in the trace's files within 200 ms of the end of its launch, unless
-// that's behind others, or in a stream of the driver that only its own thread can name: the per-thread
-// default one.
+// others are queued before it, or it's in the driver's per-thread default stream, which only its own
+// thread can name.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +43,8 @@ static void write_times(const struct slab *slab, const struct save *save, uint64
                .original = {known, original});
 }
 
-// How long the writer has had no rest. If that's long and more slabs wait, it can't keep up.
+// How long the writer has been busy without a break. If that's long and more slabs are waiting, it can't keep
+// up.
 static uint64_t busy_since;
 static bool more_wait;
 
@@ -127,9 +128,9 @@ void hook_lose(struct save *save) {
 
 // The thread
 
-// Take the next finished slab, or look at the oldest of each context only: with many slabs waiting for
-// events, we don't ask for all of them each time one is queued. While we ask, others add slabs to the list;
-// only this thread takes those away that were issued.
+// Take the next finished slab, or look only at the oldest of each context: with many slabs waiting for
+// events, we don't query all of them each time one is queued. While we query, others add slabs to the list;
+// only this thread removes slabs that were issued.
 static struct slab *take_ready(bool all) {
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         EACH_SLAB (slab, &pool->draining) {
@@ -172,7 +173,8 @@ static struct timespec in_time(uint64_t ns) {
     return (struct timespec){(time_t)(ns / SECOND), (long)(ns % SECOND)};
 }
 
-// See to it that old launches in slabs in use get here. Return when to look again; 0: when a slab is claimed.
+// Make sure that old launches in slabs in use get here. Return when to look again, or 0 for when a slab is
+// claimed.
 static uint64_t hand_old(void) {
     static uint64_t next_look;
     uint64_t now = hook_monotonic();
@@ -266,7 +268,7 @@ void hook_wait_no_longer(void) {
 // are written. What isn't for a live stream is packed (pack.c), with zstd unless the writer is behind. Only
 // the used part of a log is read.
 //
-// Device memory is read through a pinned staging buffer, so that we pin little memory.
+// Device memory is read through a pinned staging buffer, so that little memory is pinned.
 
 enum {
     INLINE = 64 << 10,
@@ -344,7 +346,7 @@ struct part {
 
 static bool is_zero(const char *data, uint64_t size) { return !*data && !memcmp(data, data + 1, size - 1); }
 
-// How many units saved anything, counted as long as they are few enough to be written alone.
+// Return how many units saved anything, counting only while they're few enough to be written by themselves.
 static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *found) {
     *found = 0;
     for (uint64_t i = 0; i < count; i++)
@@ -356,7 +358,7 @@ static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *f
 // Drop units that saved nothing, if that at least halves the part. `number` is the index of its first unit.
 static void make_thin(struct part *part, uint64_t unit, uint64_t number) {
     static char *room;     // only one thread writes
-    if (part->size % unit) // the part ends inside a unit
+    if (part->size % unit) // the part ends within a unit
         unit = part->size;
     uint64_t count = part->size / unit, units;
     if (!is_thin(part->data, unit, count, &units) || (!room && !(room = malloc(PART / 2))))
@@ -376,7 +378,7 @@ struct log {
     uint64_t entries, dropped;
 };
 
-// Return how full a log is, from its buffer of this size.
+// Return how full a log is, given its buffer of this size.
 static struct log read_log(const struct woven_map *map, const char *data, uint64_t size) {
     uint64_t count, room = (size - sizeof(count)) / (NUMBER + map->stride);
     memcpy(&count, data, sizeof(count));
@@ -417,7 +419,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
         struct packing packed = {part.data, part.size, NULL, 0};
         if (packs && part.size)
             hook_pack(part.data, part.size, row, quick, &packed);
-        if (!at) // data whose beginning doesn't shrink stays unpacked
+        if (!at) // data whose beginning doesn't shrink isn't packed
             packs = packed.codec;
         if (beside && !hook_put_beside(packed.data, packed.size, &offset)) {
             lost = hook_limit_reached() ? WHY(max_disk) : WHY(side_file);
@@ -475,7 +477,7 @@ static bool open_side(void) {
     if (side_file >= 0 && is_side(side_file))
         return true;
     if (side_file >= 0)
-        close(side_file); // somebody put another file in its place
+        close(side_file); // the program put another file in its place
     side_file = -1;
     return false;
 }

@@ -1,6 +1,6 @@
-// Calls that read one of the program's graphs. While they run, the graph has the kernels with probes, see
-// graph_nodes.c. Our handlers after these calls run before all others, so the others see the graph that the
-// program built.
+// Calls that read one of the program's graphs. While they run, the graph contains the kernels with probes,
+// see graph_nodes.c. Our handlers after these calls run before all others, so the others see the graph that
+// the program built.
 
 #include <stdlib.h>
 #include <string.h>
@@ -123,7 +123,7 @@ static void give_up(struct dressed *dressed) {
 }
 
 // After an update, nodes keep their earlier names, and disabled nodes stay disabled. We match nodes by
-// position, which is good enough to count them.
+// position, which is good enough for counting them.
 static void go_on_as(struct prepared *graph, const struct members *before) {
     struct members *now = graph->members;
     for (size_t i = 0; i < before->count; i++) {
@@ -263,7 +263,7 @@ void hook_take_back_copies(struct prepared *graph, const struct written *written
     }
 }
 
-// Exchange the members of the graph in a node, which has as many as the new one.
+// Replace the graph's members in a node, which has as many as the new graph.
 static bool exchange(struct dressed *dressed) {
     const struct member *node = hook_find_member(dressed->graph, dressed->node);
     struct members *new = dressed->members;
@@ -326,7 +326,8 @@ void hook_after_exec_gone(struct frame *frame) {
 
 // -- Changes of single nodes -----------------------------------------------
 //
-// Changes of single nodes of an executable graph: what the program sets is set with probes in it.
+// When the program changes a single node of an executable graph, the node gets the new kernel with probes in
+// it.
 
 struct changed {
     struct prepared *graph; // locked

@@ -1,5 +1,5 @@
 // Locks for graphs that we've changed for the duration of a call that reads them. In CUDA, the program must
-// see to it that only one thread at a time uses a graph. But several threads that only read one, to make
+// make sure that only one thread at a time uses a graph. But several threads that only read one, to make
 // executable graphs, get away with it. With probes they take turns. Calls for other graphs don't wait.
 
 #include "graphs.h"

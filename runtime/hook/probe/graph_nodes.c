@@ -1,7 +1,7 @@
 // The kernel nodes of a graph with probes in them.
 //
 // The program's graph stays as it was built; probes go only into the executable graph. During a call that
-// reads a graph (instantiate, update), its nodes have the kernels with probes, and afterwards their own
+// reads a graph (instantiate, update), its nodes have the kernels with probes, and afterwards the program's
 // again. CUDA says that no other thread may use a graph meanwhile. This way the driver itself matches the
 // nodes of the executable graph, also for graphs in graphs, bodies of conditional nodes, and when the source
 // graph is gone. Setting the nodes of the executable graph one by one would need the source graph. A clone
@@ -108,7 +108,7 @@ struct written hook_written_by_copy(uint64_t node, const CUDA_MEMCPY3D *copy) {
     return (struct written){node, start, start + bytes};
 }
 
-// Kernels don't count: CUDA leaves it undefined what happens if they write to constants.
+// Kernels don't count: in CUDA it's undefined what happens if they write to constants.
 static bool writes_nothing(int type) {
     static const int types[] = {
         CU_GRAPH_NODE_TYPE_KERNEL,

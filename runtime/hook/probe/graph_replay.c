@@ -1,7 +1,7 @@
-// Launching an executable graph with probes. After it, in its stream, we copy the buffers that its kernels
+// Launches an executable graph with probes. After it, in its stream, we copy the buffers that its kernels
 // wrote to a slab, which is drained like a launch's, and clear them. The program waits for neither; the next
 // replay waits for both. The driver runs an executable graph only once at a time, so stream order takes care
-// of that, plus an event if the next replay is in another stream. Nothing comes between the nodes.
+// of that, plus an event if the next replay is in another stream. Nothing is inserted between the nodes.
 
 #include <stdlib.h>
 #include <string.h>
@@ -92,8 +92,8 @@ static void get_ready(struct prepared *graph, uint64_t stream, uint32_t thread) 
         graph->no_room = WHY(stream_events);
 }
 
-// We need no place in a slab until the graph has run, so we find one while it runs. But waiting for one could
-// last forever if the graph itself waits for something the program does after the launch.
+// No place in a slab is needed until the graph has run, so we find one while it runs. But waiting for one
+// could take forever if the graph itself waits for something that the program does after the launch.
 static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread) {
     uint64_t bytes = bytes_of(graph);
     if (bytes && !graph->no_room && graph->order == graph->now && !graph->quiet)
@@ -139,7 +139,7 @@ void hook_before_replay(struct frame *frame) {
 
 // After it
 
-// Copies the sets to the slab, if there is one, and clears them.
+// Copy the sets to the slab, if there is one, and clear them.
 static bool copy_sets(const struct prepared *graph, struct replay *replay, uint64_t stream) {
     bool good = true;
     uint64_t at = graph->offset;
@@ -229,8 +229,8 @@ void hook_after_replay(struct frame *frame) {
 // -- Executable graphs -----------------------------------------------------
 //
 // The table of executable graphs with probes in them, and the memory that their probes write to: one buffer
-// for each map of each kernel node, as nodes have fixed parameters. Together they are a set of the executable
-// graph. A node that outgrows its place gets a set of its own.
+// per map of each kernel node, as nodes have fixed parameters. Together they are a set of the executable
+// graph. A node that outgrows its place gets a separate set.
 
 enum { BUCKETS = 256 };
 
@@ -322,7 +322,7 @@ bool hook_own_members(struct prepared *graph) {
     return true;
 }
 
-// We can't tell when the GPU stops writing to these buffers, so they are never freed or reused.
+// We can't tell when the GPU stops writing to these buffers, so they're never freed or reused.
 void hook_lose_sets(struct prepared *graph, const struct reason *reason) {
     memset(graph->sets, 0, sizeof(graph->sets));
     graph->lost = reason;
@@ -352,7 +352,7 @@ unsigned hook_find_place(struct prepared *graph) {
 
 // -- Launches without probes -----------------------------------------------
 //
-// Counts a replay's launches without probes, by function and reason.
+// Count a replay's launches without probes, by function and reason.
 
 static void count_member(struct members *members, uint32_t function, const struct reason *reason) {
     struct tally *all = members->tallies;

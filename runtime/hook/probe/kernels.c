@@ -38,7 +38,7 @@ static struct probed *find(uint64_t handle) {
     return NULL;
 }
 
-// Kernels of an earlier order no longer run. The entry of a function that belongs to a kernel only leads to
+// Kernels of an earlier order no longer run. The entry of a function that belongs to a kernel just leads to
 // the kernel's entry.
 struct probed *hook_find_probed(uint64_t handle) {
     struct probed *found = find(handle);
@@ -83,8 +83,8 @@ static bool make_room(void) {
     return true;
 }
 
-// Reuse a replaced entry that owns nothing any more for its successor. This keeps the table at one entry per
-// function, however often the user names other probes.
+// Reuse a replaced entry that no longer owns anything for its successor. This keeps the table at one entry
+// per function, however often the user names other probes.
 static bool take_in(struct probed *there, struct probed *added) {
     if (!there || there->kernel || added->kernel || there->order >= added->order ||
         atomic_load(&there->users) || there->loaded) // an unloading thread is a user too
@@ -157,7 +157,7 @@ void hook_let_probed_go(struct probed *probed) {
         atomic_store(&any_replaced, true);
 }
 
-// Takes off an entry and all its variants.
+// Remove an entry and all its variants.
 static void take_off(struct probed *taken) {
     for (struct probed **at = &all; *at;)
         if (*at == taken || (*at)->first == taken)
@@ -329,7 +329,7 @@ static uint64_t count_resident(const struct launch *launch) {
     return launch->cooperative && processors ? (blocks + processors - 1) / processors : 1;
 }
 
-// If a launch doesn't fit without probes either, let the driver refuse it.
+// If a launch doesn't fit without probes either, let the driver reject it.
 static void want_fewer(struct probed *first, const struct launch *launch, uint64_t threads,
                        uint64_t resident) {
     unsigned most = hook_most_registers(threads, resident), before = atomic_load(&first->limit);

@@ -36,7 +36,7 @@ static bool is_captured(uint64_t stream) {
 }
 
 // Return whether a stream belongs to this context. Asking the driver costs more than the rest of a launch, so
-// the streams that do are remembered by a hash of both, until any stream ends: then its handle may come back.
+// the streams that do are remembered by a hash of both, until any stream ends, whose handle may be reused.
 static bool is_of_context(uint64_t stream, uint64_t context) {
     enum { STREAMS = 64 };
     static _Atomic uint64_t known[STREAMS];
@@ -52,8 +52,8 @@ static bool is_of_context(uint64_t stream, uint64_t context) {
     return status || of == context;
 }
 
-// Return why this launch can't be probed, or NULL if it can; UNCOUNTED, for example, while capturing, when
-// nothing runs until the graph is launched.
+// Return why this launch can't be probed, or NULL if it can. It's UNCOUNTED, for example, during a capture,
+// when nothing runs until the graph is launched.
 static const struct reason *find_reason(const struct frame *frame, const struct choice *choice,
                                         uint64_t context, uint64_t stream) {
     struct probed *first = choice->first;
@@ -89,12 +89,12 @@ static void restore_arguments(struct frame *frame, const struct save *save) {
     hook_pass_arguments(frame, save->function, save->params, save->extra);
 }
 
-// Keep the reason in the frame: a launch without probes is counted only once it has been made.
+// Store the reason in the frame: a launch without probes is counted only once it has been made.
 static void keep_reason(struct frame *frame, const struct reason *reason) {
     frame_leave_note(frame, NOTE_REASON, reason != UNCOUNTED ? reason : NULL);
 }
 
-// A launch that the driver refuses doesn't count for --launch-skip and --launch-count.
+// A launch that the driver rejects doesn't count for --launch-skip and --launch-count.
 static void forget_launch(const struct frame *frame) {
     struct probed *first = hook_find_entry(frame->launch.function);
     if (first && frame->slot->special != SPECIAL_LAUNCH_OLD && atomic_load(&first->launches))
@@ -186,9 +186,9 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->prologue = hook_now() - begun;
 }
 
-// Holding signals off takes two system calls, and with another two after the launch they'd be a third of what
-// a launch costs. In most launches nothing needs it: they take no lock and no memory from malloc, and change
-// what others see in one step. What takes a lock then holds signals off for itself.
+// Holding signals off takes two system calls, and with two more after the launch they'd be a third of what a
+// launch costs. Most launches don't need it: they take no lock and no memory from malloc, and change what
+// others see in a single step. Code that takes a lock holds signals off itself.
 static bool is_plain(const struct choice *choice) {
     bool measures = hook_settings.benchmark || hook_settings.memusage;
     return !measures && (!choice->probed || !hook_has_growing_log(choice->probed->woven));
@@ -260,7 +260,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     hook_issue(slab, NULL);
     hook_forget_benchmark(save);
     CUresult status = (CUresult)frame->result;
-    // For any failure: launch the program's own kernel instead, which fails as it would have without us.
+    // On any failure, launch the program's own kernel instead, which fails as it would have without us.
     frame->result = hook_call_again(frame);
     hook_call_without_buffers(frame);
     if ((CUresult)frame->result == CUDA_SUCCESS) {
@@ -342,7 +342,7 @@ void hook_end_probing(void) {
     hook_abandon_pending(within_driver);
 }
 
-// The first try frees only unused buffers.
+// The first attempt frees only unused buffers.
 void hook_call_without_buffers(struct frame *frame) {
     for (int i = 0; i < 2 && hook_probing && (CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)

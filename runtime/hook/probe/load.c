@@ -1,4 +1,4 @@
-// A kernel with probes is in a module of its own, and uses the variables of the program's module.
+// A kernel with probes is in a separate module, and uses the variables of the program's module.
 //
 // A function of a module is loaded into the module's context. A kernel of a library is loaded as a library,
 // and bound to each context in which the program uses it: when it gets the kernel's function there, otherwise
@@ -78,7 +78,7 @@ static const struct reason *prepare(struct probed *probed, struct bound *bound) 
     return hook_copy_properties(probed, bound) ? hook_compare_occupancy(probed, bound) : WHY(property);
 }
 
-// Makes it usable in the current context. Returns NULL if out of memory, or if the context is being
+// Make it usable in the current context. Returns NULL if memory runs out, or if the context is being
 // destroyed.
 static struct bound *bind(struct probed *probed) {
     struct bound *bound = calloc(1, sizeof(*bound));
@@ -138,7 +138,7 @@ void hook_enter_function(uint64_t function, uint64_t kernel) {
 
 // Loading
 
-// Adds the addresses of the program's variables to an image that has no table for them.
+// Add the addresses of the program's variables to an image that has no table for them.
 static const struct reason *add_addresses(const struct probed *probed, char *image) {
     const struct woven *woven = probed->woven;
     for (size_t i = 0; i < woven->variable_count && !woven->table; i++) {
@@ -202,7 +202,7 @@ static void unload(struct probed *probed) {
     }
 }
 
-// Return how many registers the program's own kernel uses; 0 if the driver can't tell.
+// Return how many registers the program's own kernel uses, or 0 if the driver can't tell.
 static unsigned count_registers(const struct probed *probed) {
     int count = 0;
     CUdevice device;
@@ -380,7 +380,7 @@ void hook_after_variable(struct frame *frame) {
         flag->taken = true;
 }
 
-// Share one variable. `table` are the addresses that go into the kernel's table, `size` is in bytes.
+// Share one variable. `table` has the addresses for the kernel's table, `size` is in bytes.
 static const struct reason *share(const struct probed *probed, struct bound *bound,
                                   const struct woven_variable *variable, uint64_t *table, size_t size) {
     CUdeviceptr from, to;

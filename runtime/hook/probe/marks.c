@@ -1,6 +1,6 @@
-// Events behind the launches of a slab, and waits for slabs: the code that buffers.c, which claims
-// slabs, shares with moments.c, which takes them from their streams. slabs.c explains the life of a slab, the
-// lock and all waits.
+// Events behind the launches of a slab, and waits for slabs: code shared by buffers.c, which claims slabs,
+// and moments.c, which takes them from their streams. slabs.c explains the life cycle of a slab, the lock and
+// all waits.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -44,9 +44,9 @@ struct timespec hook_in_ns(int ns) {
 
 // -- Waiting ---------------------------------------------------------------
 //
-// A wait is given up once a number of seconds have passed in which only the driver or the program could have
-// ended it. The count starts again when a slab goes on. A second in which a thread of ours didn't get to what
-// work that it had isn't counted: on a busy machine that can take long, but it ends.
+// A wait is given up after a number of seconds in which only the driver or the program could have ended it.
+// The count restarts when a slab makes progress. A second in which one of our threads had work but didn't get
+// to it isn't counted: on a busy machine that can take long, but it ends.
 
 static void begin_second(struct patience *patience) {
     patience->end = hook_in_ns(SECOND);
@@ -60,7 +60,7 @@ struct patience hook_patience_of(unsigned seconds, bool by_clock) {
     return made;
 }
 
-// Return whether, in this second, our threads did nothing but wait for a driver call.
+// Return whether in this second, our threads did nothing but wait for a driver call.
 static bool is_up_to_driver(const struct patience *patience) {
     unsigned handed_count = 0, issued = 0, copying = 0;
     for (const struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
@@ -96,8 +96,8 @@ bool hook_wait_for_return(struct patience *patience, bool soon) {
 
 // -- Marking ---------------------------------------------------------------
 //
-// Putting an event into a slab's stream, behind its launches. A call of the program about this stream does it
-// itself; for other streams the marking thread does.
+// Puts an event into a slab's stream, behind its launches. For the stream that a call of the program is
+// about, the call does it itself; for other streams the marking thread does.
 
 void hook_send(struct slab *slab) {
     hook_step(slab, SLAB_SEND);
@@ -149,7 +149,7 @@ static struct slab *next_handed(void) {
 
 bool hook_is_marking(const struct pool *pool) { return prepared == pool || (marked && marked->pool == pool); }
 
-// Make a context current for calls of the marking thread, which end with end_calls.
+// Make a context current for the marking thread's calls, which end with end_calls.
 static bool begin_calls_in(const struct pool *pool, int *mode) {
     *mode = hook_begin_calls();
     marker_calls = true;

@@ -1,7 +1,7 @@
-// For --benchmark. The kernel without probes is a module of its own, loaded when the function is looked up.
-// Its variables are copies of the program's, refreshed before each launch, so its writes to them are lost.
-// Its writes through pointers aren't: the kernel with probes makes them a second time. The stream of the
-// launch gets: flush, event, the kernel without probes, event, flush, event, the kernel with them, event. The
+// Implements --benchmark. The kernel without probes is in a separate module, loaded when the function is
+// looked up. Its variables are copies of the program's, refreshed before each launch, so its writes to them
+// are lost. Its writes through pointers aren't: the kernel with probes makes them a second time. The launch's
+// stream gets: flush, event, the kernel without probes, event, flush, event, the kernel with them, event. The
 // flush takes longer than the calls after it, so the times don't include the host's.
 
 #include <pthread.h>
@@ -55,7 +55,7 @@ static bool bind_variables(const struct probed *probed, struct bound *bound) {
     return bound->plain_variables != NULL;
 }
 
-// Twice the size of the L2 cache, since lines aren't evicted in the order in which they came.
+// Return twice the size of the L2 cache, since lines aren't evicted in the order in which they were loaded.
 static uint64_t scratch_bytes(void) {
     CUdevice device;
     int size = 0;
@@ -153,7 +153,7 @@ void hook_forget_events(struct save *save) {
 
 // -- Memory that probes need -----------------------------------------------
 //
-// Sums by function, under a lock: nobody measures time with --memusage.
+// Sums by function, under a lock: nobody measures time together with --memusage.
 
 enum { BUCKETS = 1 << 12 };
 

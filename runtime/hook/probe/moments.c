@@ -71,7 +71,7 @@ void hook_drain_waited(const struct waited *waited) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// Wait for everything sent back so far, letting other threads go on. Returns false if it takes too long.
+// Wait for everything sent back so far, letting other threads proceed. Returns false if that takes too long.
 static bool wait_for_sent(const struct pool *pool, struct patience *patience) {
     uint64_t last = pool->sent;
     const struct slab *oldest;
@@ -89,7 +89,7 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
     // Twice: marking may have begun before, when the stream was captured
     for (int i = 0; i < 2 && in_time; i++) {
         EACH_SLAB (slab, &pool->in_use) {
-            // the legacy stream makes others wait for each other: only at an end
+            // the legacy stream makes others wait for each other, so use it only at an end
             bool named = !needed || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
             if (!hook_is_filled(slab) || (!slab->recorded && !named) ||
                 !hook_seal(slab, moment == PROCESS_ENDS))
@@ -101,7 +101,7 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
         }
         in_time = wait_for_sent(pool, patience);
     }
-    // A slab that the end of the process gave up isn't on its way any more
+    // A slab given up by the end of the process isn't on its way any more
     while (moment == CONTEXT_ENDS && in_time && hook_is_marking(pool))
         in_time = hook_wait_for_return(patience, false);
     return in_time;
@@ -146,7 +146,7 @@ static void give_up(struct slab *slab) {
     hook_send(slab);
 }
 
-// The writer doesn't get to these: the driver doesn't answer.
+// The writer doesn't get to these, because the driver doesn't answer.
 static void lose_sent(struct pool *pool) {
     EACH_SLAB (slab, &pool->draining) {
         struct save *save = slab->state == SLAB_ISSUED ? slab->saves : NULL;

@@ -1,13 +1,13 @@
 // The kernel that copies and clears.
 //
-// Copies what the kernels of a graph wrote, and clears it, in one launch. With the driver's copy and memset,
-// a step of a graph takes 28 us longer on an H200, for 1.5 MB (docs/measured.md). The kernel is PTX, which
-// the driver assembles for its device.
+// Copies what a graph's kernels wrote, and clears it, in one launch. With the driver's copy and memset, a
+// step of a graph takes 28 us longer on an H200, for 1.5 MB (docs/measured.md). The kernel is PTX, which the
+// driver assembles for its device.
 
 #include "driver_calls.h"
 #include "probe.h"
 
-enum { THREADS = 256, PIECE = 16 }; // threads of a block; bytes that a thread moves
+enum { THREADS = 256, PIECE = 16 }; // threads per block; bytes that a thread moves
 
 static const char code[] = ".version 6.0\n"
                            ".target sm_50\n"

@@ -1,12 +1,12 @@
-// Packs what probes saved: as columns, then with zstd.
+// Packs what probes saved: into columns, then with zstd.
 //
-// Consecutive records are much alike: a count of 1, clocks that differ by little, one of a few
-// SMs. So each 32-bit word is replaced by its difference to the same word of the record before, and then come
-// the lowest bytes of all first words, their second bytes, and so on. Most of these planes are all zero and
-// left out. gpt-stream(5), Columns, has the exact form. It costs little more than copying the bytes, and
-// what's left for zstd is a fraction of them (docs/measured.md).
+// Consecutive records are very similar: a count of 1, clocks that differ by little, one of a few SMs. So each
+// 32-bit word is replaced by its difference from the same word of the previous record. Then come the lowest
+// bytes of all first words, their second bytes, and so on. Most of these planes are all zeros and left out.
+// gpt-stream(5), Columns, has the exact form. It costs little more than copying the bytes, and leaves only a
+// fraction of them to zstd (docs/measured.md).
 //
-// Only the writer thread packs. It allocates twice PACK_MOST at the first buffer, and no more after that.
+// Only the writer thread packs. It allocates twice PACK_MOST at the first buffer, and nothing after that.
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -27,7 +27,7 @@ enum {
     TILE = 16 << 10,   // bytes that are rearranged at once, so that they stay in the first cache
     MOST_ROW = 256,    // bytes; larger records are rather unlike each other
     LEAST_ROWS = 4,    // fewer save nothing
-    LEAST_ZSTD = 4096, // bytes; below, the tables in a frame cost more than they save
+    LEAST_ZSTD = 4096, // bytes; in smaller data, the tables in a frame cost more than they save
     PLANES = 4,        // bytes of a word
 };
 
@@ -35,8 +35,8 @@ static bool is_worth(uint64_t packed, uint64_t size) { return packed <= size - s
 
 // -- Columns ---------------------------------------------------------------
 
-// Return how a word differs from the one before. The sign is in the lowest bit: of a small difference, the
-// upper bytes are zero then, whatever its sign.
+// Return how a word differs from the previous one. The sign is in the lowest bit, so that the upper bytes of
+// a small difference are zero, whatever its sign.
 static inline uint32_t difference(const unsigned char *word, uint64_t row) {
     uint32_t now, before;
     memcpy(&now, word, sizeof(now));
@@ -88,7 +88,7 @@ static uint64_t make_columns(const unsigned char *data, uint64_t size, uint64_t 
 
 // -- libzstd.so.1 ----------------------------------------------------------
 //
-// Three functions of its stable interface. Without it, columns are all there is.
+// Three functions of its stable interface. Without zstd, there are only columns.
 //
 // The program may later load a newer libzstd, from a conda environment, for example. The dynamic linker would
 // give it ours instead, because the name (DT_SONAME) matches. So we load a copy in memory under another name,
@@ -117,7 +117,8 @@ static bool find_functions(const struct linker *linker, void *handle) {
     return zstd.create && zstd.compress && zstd.is_error;
 }
 
-// Where the library's name is in its file: its strings are in the first segment, which begins with the file.
+// Return where the library's name is in its file: its strings are in the first segment, which begins with the
+// file.
 static uint64_t find_name(const struct link_map *map) {
     uint64_t strings = 0, name = 0;
     for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {

@@ -25,7 +25,7 @@ enum { MOST_MAPS = 64 };
 
 struct woven_map {
     uint64_t id;                     // in the answer
-    uint64_t capacity, stride, head; // head: bytes of a unit before its slots
+    uint64_t capacity, stride, head; // head: bytes before a unit's slots
     uint64_t copies; // units of a histogram or table; 0 for other maps, which have units by `level`
     enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
     uint64_t wanted; // capacity wanted by a map whose records are only counted
@@ -80,7 +80,7 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
 void hook_free_woven(struct woven *woven);
 
-// Return the bytes of a unit of an array or total.
+// Return the bytes per unit of an array or total.
 static inline uint64_t hook_unit_bytes(const struct woven_map *map) {
     return map->capacity ? map->head + map->capacity * map->stride : sizeof(uint64_t);
 }
@@ -222,7 +222,7 @@ uint64_t hook_kernel_function(uint64_t kernel,
 // Find the kernel that a function of this name in the current context was made from. Returns 0 if unknown.
 uint64_t hook_find_kernel(uint64_t function, const char *name);
 
-// Take a kernel that a launch in this context wanted before it was there. Each is returned once; NULL if none
+// Take a kernel that a launch in this context wanted before it was ready. Each is returned once; NULL if none
 // is left.
 struct probed *hook_take_missed(uint64_t context);
 void hook_miss(struct probed *probed, uint64_t context);
@@ -478,14 +478,14 @@ struct pool {
     // A claim searches in_use and ready only, not the thousands of slabs that may be draining or held.
     struct slab_list in_use;   // claimed
     struct slab_list ready;    // longest ready first
-    struct slab_list draining; // handed, marking, issued and copying, in the order that they came
+    struct slab_list draining; // handed, marking, issued and copying, in order of arrival
     struct slab_list bare, retired;
     uint64_t sent;                 // number of slabs sent to be drained
     uint64_t wanted;               // size of a slab that the marking thread should make for later launches
     uint64_t held, largest;        // bytes of slabs held by graphs; the size of the largest
     unsigned count[SLAB_STATES];   // slabs in each state
     bool making;                   // a thread is making the scratch memory
-    TAILQ_HEAD(, waiting) waiting; // calls that wait for a slab, the first one first
+    TAILQ_HEAD(, waiting) waiting; // calls that wait for a slab, first one first
     unsigned patience;             // seconds that one may wait for the driver
     bool stuck,
         uncounted; // a wait for a slab or count was given up: don't wait again before a slab comes back
@@ -498,11 +498,11 @@ extern bool hook_pools_end;               // the process is ending: no more clai
 extern bool hook_slabs_given_up;          // those in flight
 enum { PATIENCE = 60 };                   // seconds of waiting for the driver, at first
 
-// Progress of our threads, for calls that wait for them
+// The progress of our threads, for calls that wait for them
 extern _Atomic uint64_t hook_progress; // steps made by slabs on their way back, and pieces of them read
 
 struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
-// Make the pool of the current context, if it's missing. Returns NULL if that fails. Don't hold the lock.
+// Make the pool of the current context if it's missing. Returns NULL if that fails. Don't hold the lock.
 struct pool *hook_make_pool(uint64_t context);
 bool hook_add_scratch(struct pool *pool, uint64_t size); // once; false without room. Don't hold the lock
 void hook_wake_claims(void);                             // don't hold the lock
@@ -513,15 +513,16 @@ CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the fi
 // Under the lock. Functions that call the driver drop it for that time.
 
 void hook_step(struct slab *slab, enum slab_event event);
-// Let no launch take a place in a claimed slab from now on, before it's handed, marked or sent. Returns false
-// if a launch has one and isn't in the stream yet; with `even_then`, it's closed nevertheless.
+// Stop launches from taking places in a claimed slab, before it's handed, marked or sent. Returns false if a
+// launch has one and isn't in the stream yet; with `even_then`, the slab is closed anyway.
 bool hook_seal(struct slab *slab, bool even_then);
 int hook_begin_calls(void); // drops the lock to call the driver
 void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
 bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
 bool hook_free_memory(struct pool *pool);      // calls; also gives unused memory back to the driver
-// Calls; `calls`: where to say while it does, or NULL. The slab is taken. NULL without memory.
+// Make a slab, in state TAKEN. Calls; `calls` is set while it does, unless it's NULL. Returns NULL if there's
+// no memory.
 struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls);
 void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied,
                        _Atomic bool *calls);           // the same for later, unless one is ready
@@ -588,8 +589,8 @@ void hook_mark(struct slab *slab);                              // calls; within
 // captured. Returns false if there's none left. Calls.
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
-// Take the slabs of the caller's stream back from the marking thread. A walk that has begun doesn't hand them
-// to it again. Returns true if there were any, or it had to wait for one.
+// Take the slabs of the caller's stream back from the marking thread, whose current pass doesn't get them
+// again. Returns true if there were any, or it had to wait for one.
 bool hook_recall(struct pool *pool, uint64_t stream, uint32_t thread);
 // Send slabs of other streams back, for later launches. Calls.
 void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t round);
@@ -638,7 +639,7 @@ void hook_add_need(struct slab *slab, const struct save *save);
 // The thread that writes buffers into the trace.
 
 bool hook_begin_writing(void);     // not while the process ends, possibly inside malloc
-void hook_lose(struct save *save); // for a launch made while the process ends
+void hook_lose(struct save *save); // for a launch made while the process is ending
 
 void hook_wait_no_longer(void); // under hook_pools_lock: treat everything still in flight as lost
 
@@ -754,7 +755,7 @@ bool hook_needed_bytes(const struct woven *woven, const uint32_t grid[3], const 
                        uint64_t *bytes);
 
 void hook_count_need(uint32_t function, uint64_t bytes); // for one launch
-void hook_write_needs(void);                             // writes records of the counts since the last call
+void hook_write_needs(void);                             // writes the counts since the last call as records
 
 // -- pack.c ----------------------------------------------------------------
 

@@ -232,13 +232,13 @@ void hook_count_known(struct known_counts *counts) {
 
 // -- Pending requests ------------------------------------------------------
 //
-// The list of requests not loaded yet. A thread that works on an entry marks it busy; other threads then
-// leave it alone, so no lock is held while we ask the cache, the broker or the driver. A waiting thread holds
-// nothing at all, since a signal handler may leave by longjmp. It looks up its kernel again each time, and
-// the first thread that finds the answer loads it.
+// The list of requests that haven't been loaded. A thread that works on an entry marks it busy, and other
+// threads leave it alone, so no lock is held while we ask the cache, the broker or the driver. A waiting
+// thread holds nothing at all, since a signal handler may leave with longjmp. It looks up its kernel again
+// each time, and the first thread that finds the answer loads it.
 //
 // Late results are loaded in the program's next look-up, load or wait for the GPU: never at a launch, and
-// never on a thread of ours. At most MOST_ASKED questions are open at once, because each needs a descriptor
+// never in a thread of ours. At most MOST_ASKED questions are open at once, because each needs a descriptor
 // and a program may have few. The others are asked as answers arrive.
 
 enum { MOST_ASKED = 64, SHARE = 32 }; // questions; use at most 1/SHARE of the descriptors
@@ -262,7 +262,7 @@ static unsigned asked_count;
 _Atomic uint64_t hook_burst_spent;
 static _Atomic uint64_t waited_until; // the time up to which it's counted
 
-// Adds the time since `start`. Threads that wait at the same time count only once.
+// Add the time since `start`. Threads that wait at the same time count only once.
 static void spend(uint64_t start) {
     uint64_t now = gpt_now();
     pthread_mutex_lock(&pending_lock);
@@ -290,7 +290,7 @@ static struct pending *find(uint64_t handle, unsigned registers) {
     return pending;
 }
 
-// Releases an entry, and removes it if it's `finished`.
+// Release an entry, and remove it if it's `finished`.
 static void release(struct pending *pending, bool finished) {
     pthread_mutex_lock(&pending_lock);
     pending->busy = false;
@@ -334,7 +334,7 @@ static const struct reason *keep_refusal(const struct pending *pending, const st
     return hook_refuse_image(pending->function.handle, pending->keys.image, reason);
 }
 
-// Asks, if there's room for another question. Returns false if it was refused.
+// Ask, if there's room for another question. Returns false if it was rejected.
 static bool ask(struct pending *pending) {
     struct rlimit files;
     const struct reason *fault = find_refusal(pending);
@@ -354,7 +354,7 @@ static bool ask(struct pending *pending) {
     return !fault;
 }
 
-// Takes the answer if it's there. Returns true if the entry is finished.
+// Take the answer if it has arrived. Returns true if the entry is finished.
 static bool take_alive(struct pending *pending) {
     struct gpt_bytes answer = {0};
     struct gpt_reply reply;
@@ -382,7 +382,7 @@ static bool take_alive(struct pending *pending) {
     return true;
 }
 
-// The same, if it's still wanted: another thread may own it and unload it.
+// Take the answer if it's still wanted: another thread may own the entry and unload it.
 static bool take(struct pending *pending) {
     struct reference held = hook_object_hold(pending->function.reference);
     bool alive = held.current && is_wanted(&pending->function);
@@ -453,7 +453,7 @@ void hook_await(uint64_t handle) {
         if (used >= hook_settings.wait)
             return;
         if (socket < 0)
-            hook_finish_lookups(); // the answers of these make room for its question
+            hook_finish_lookups(); // their answers make room for its question
         uint64_t left = hook_settings.wait - used, most = socket < 0 ? STEP : SLICE;
         struct pollfd file = {socket, POLLIN, 0};
         hook_wait_with_signals(socket < 0 ? NULL : &file, left < most ? left : most);
@@ -487,9 +487,9 @@ void hook_finish_lookups(void) {
 
 // -- Questions -------------------------------------------------------------
 //
-// The question about a kernel: its image, its name and the device. The same data, together with the
-// launcher's digest of the pipeline and the probes, makes the cache key of the answer. Without the name, it's
-// the key of an answer about the whole image.
+// The question about a kernel: its image, its name and the device. Together with the launcher's digest of the
+// pipeline and the probes, they make the cache key of the answer. Without the name, that's the key of an
+// answer about the whole image.
 
 // Get the device's architecture, and the name that the pipeline uses for it.
 static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {

@@ -12,7 +12,7 @@
 #include "hook/write/write.h"
 
 // Copy the program's parameters to one block. Returns false if they're passed in an unknown form, or not all
-// of them: the driver will refuse that.
+// of them are: the driver will reject that.
 static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
     if (launch->params && launch->extra)
         return false;
@@ -46,10 +46,10 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
     return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
 }
 
-// Memory for saves. Signal handlers of the program may run while a launch gets one, may launch themselves,
-// and may leave by siglongjmp, which malloc doesn't survive. So a thread takes them from a list of its own,
-// or else takes all that the writer has given back, or else makes some at once. They are kept for later
-// launches. An exchange empties a list in one step: a handler that comes then finds none.
+// Memory for saves. Signal handlers of the program may run while a launch takes one, may launch themselves,
+// and may leave with siglongjmp, which malloc doesn't survive. So a thread takes saves from its own list, or
+// else takes everything that the writer has given back, or else allocates several at once. They're kept for
+// later launches. An exchange empties a list in one step: a handler that runs after that finds none.
 
 enum { SMALLEST = 512, AT_ONCE = 16 };
 
@@ -124,7 +124,7 @@ void hook_free_save(struct save *save) {
     give_back(save);
 }
 
-// A grid may be given in clusters. Returns false if there are too many blocks.
+// A grid may be specified in clusters. Returns false if there are too many blocks.
 static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]) {
     bool good = true;
     for (int i = 0; i < 3; i++)
@@ -216,11 +216,11 @@ void hook_end_replay(struct replay *replay) {
 
 // -- Sizes of logs ---------------------------------------------------------
 //
-// How many entries launches claimed in their logs, so that the next launch of the same kernel gets logs that
-// are large enough.
+// Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
+// logs that are large enough.
 //
-// The list is under a lock of its own, under which nothing is called: a launch looks its demand up, the
-// thread that writes adds to it by atomics.
+// The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
+// writes adds to it with atomics.
 
 enum { BUCKETS = 1 << 10, MOST_STEPS = 160 };    // the last step is 2^40 times the capacity
 static const uint64_t MOST_ENTRIES = 1ull << 44; // more than any device has room for
@@ -294,7 +294,7 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
     return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
 }
 
-// Return the steps that a launch's claim needs; 0 if it fitted. The next launch may claim a little more.
+// Return the steps that a launch's claim needs, or 0 if it fitted. The next launch may claim a little more.
 static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
     unsigned step = 0;
     if (map->grows && claimed > map->capacity)

@@ -1,11 +1,11 @@
 // Slabs: pieces of device memory that hold the buffers of launches.
 //
-// A slab belongs to one stream while launches of that stream take places in it, or to an executable graph.
+// A slab belongs to one stream while launches in that stream take places in it, or to an executable graph.
 // Once it's full, or the program has waited for the GPU, an event goes into the stream behind the last
 // launch. When the event has completed, a thread of ours (drain.c) copies the contents to the trace, clears
-// the slab and gives it back. So the program waits for nothing, and nothing of ours comes between two
-// launches that overlap: a full slab of such a stream stays until a launch that doesn't depend on its
-// predecessor.
+// the slab and gives it back. So the program waits for nothing, and nothing of ours is inserted between two
+// launches that overlap: in such a stream, a full slab is kept until a launch comes that doesn't depend on
+// its predecessor.
 //
 // States
 //
@@ -36,26 +36,25 @@
 // clang-format on
 //
 // Shortcuts aren't drawn: from CLAIMED and HANDED to MARKING within a call about the stream, and to ISSUED if
-// the launches have ended or are given up. `next_state` below is the whole table. hook_step is the only
-// function that changes a state; it also moves the slab to the list of its pool that the state belongs to.
-// With GPT_CHECKED it asserts that the table allows the step; without, a slab that does something impossible
-// is retired.
+// the launches have ended or are given up. `next_state` below is the complete table. Only hook_step changes a
+// state; it also moves the slab to the list of its pool that the state belongs to. With GPT_CHECKED it
+// asserts that the table allows the step; without, a slab that does something impossible is retired.
 //
 // Locks
 //
 // hook_pools_lock guards all pools and slabs. Nothing is called under it: not the driver, which may wait for
 // another thread of the program that waits for us, and nothing that writes a record. A thread that needs the
-// driver moves the slab to a state in which it's alone with it (TAKEN, MARKING, COPYING) and drops the lock
-// with hook_begin_calls. After hook_end_calls everything else may have changed. A slab may be sent while it's
-// MARKING, when the process ends, so marking looks at the state again. In COPYING only the writer touches
-// `saves`; in HELD only the owner of the graph touches the slab, under the graph's lock.
+// driver moves the slab to a state in which no other thread touches it (TAKEN, MARKING, COPYING) and drops
+// the lock with hook_begin_calls. After hook_end_calls, everything else may have changed. A slab may be sent
+// while it's MARKING, when the process ends, so marking checks the state again. In COPYING only the writer
+// touches `saves`; in HELD only the owner of the graph touches the slab, under the graph's lock.
 //
 // Launches take places in an open slab without the lock (buffers.c). To move a claimed slab on, a thread
-// seals it first, under the lock. That fails while a launch has a place but isn't in the stream yet, as the
-// event has to come behind all launches. It doesn't fail at the end of the process: those launches are lost.
-// A slab that is claimed again is opened again. A launch that's in the stream takes the lock to say so.
+// first seals it under the lock. That fails while a launch has a place but isn't in the stream yet, because
+// the event must come after all launches. It doesn't fail at the end of the process: those launches are lost.
+// A slab that's claimed again is opened again. Once it's in the stream, a launch takes the lock to say so.
 //
-// Order: the lock of a graph (struct prepared), then hook_pools_lock. saves.c has a lock of its own, and no
+// Lock order: the lock of a graph (struct prepared), then hook_pools_lock. saves.c has its own lock, and no
 // thread holds both.
 //
 // Waits
@@ -73,26 +72,27 @@
 //   - Making a pool or scratch memory, and the limit of memory: while another thread calls the driver for
 //     that, in a stream of ours.
 //
-// A kernel may depend on the program's next call, so the middle four are given up after a minute in which it
-// was up to the driver (marks.c counts the seconds). What our threads have to do isn't cut short: on a busy
-// machine that takes as long as it takes. A launch that gave up makes the pool `stuck`: no other one waits
-// before a slab comes back, and then half as long.
+// A kernel may depend on the program's next call, so the middle four are given up after a minute in which
+// only the driver could make progress (marks.c counts the seconds). The work of our own threads isn't cut
+// short: on a busy machine it takes as long as it takes. A launch that gave up marks the pool `stuck`: no
+// other launch waits before a slab comes back, and after that only half as long.
 //
 // On an H200, cuEventRecord and cuStreamQuery block while the stream's queue is full (1,021 launches behind a
 // kernel that waits for the host), and so would a thread that the kernel waits for. So a call of the program
-// puts events only into the stream that it's about; a call that waited for a stream needs none, as the
-// launches before it have ended. For other streams the marking thread does it, and nobody waits for that one
-// without a time limit but as said above. cuStreamIsCapturing and cuEventQuery don't block.
+// only puts events into the stream that it's about. A call that waited for a stream needs none, as the
+// launches before it have ended. For other streams the marking thread does it, and nobody waits for that
+// thread without a time limit except as said above. cuStreamIsCapturing and cuEventQuery don't block.
 //
-// Two bounds remain. A call that begins a capture waits while the marking thread is blocked in its stream or
-// in the legacy one: as long as a launch into that stream would take just then. It isn't cut short, as an
-// event that goes into the legacy stream later invalidates the capture. And a thread of ours that can run but
-// doesn't, while it's in a call of the driver, looks like a slow driver. That takes 60 such seconds without a
-// moment of the processor, and then the launch is counted without probes, so nothing is lost silently.
+// Two limits remain. A call that begins a capture waits while the marking thread is blocked in its stream or
+// in the legacy one, for as long as a launch into that stream would take at that point. That wait isn't cut
+// short, because an event that enters the legacy stream later invalidates the capture. And a thread of ours
+// that's ready to run but isn't scheduled during a driver call looks like a slow driver. It takes 60 such
+// seconds without any CPU time until the launch is counted as running without probes, so nothing is lost
+// silently.
 //
 // Slabs made ahead
 //
-// A new slab takes some ten calls of the driver, and its stream waits until it's clear: on an H200 4 MB of
+// A new slab takes some ten driver calls, and its stream waits until it's cleared, on an H200 with 4 MB of
 // zeros from the host. So when a launch takes the last ready slab, the marking thread makes the next one, if
 // there's memory for it. A launch that comes too early makes its own.
 //
@@ -245,7 +245,7 @@ static uint64_t most_bytes(void) {
     return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
 }
 
-// The memory comes from a pool of the driver that is ours alone: the program's pools are as they would be.
+// The memory comes from a driver pool of our own, so the program's pools aren't affected.
 static bool begin_memory(struct pool *pool) {
     CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
@@ -265,7 +265,7 @@ static void unlink_pool(struct pool *pool) {
     __atomic_store_n(at, pool->next, __ATOMIC_RELEASE);
 }
 
-// Other threads wait while a pool is being made: making their own would take as long.
+// Other threads wait while a pool is being made, because making their own would take as long.
 struct pool *hook_make_pool(uint64_t context) {
     struct pool *pool, *made = context ? calloc(1, sizeof(*made)) : NULL;
     if (!made)
@@ -304,8 +304,9 @@ struct pool *hook_make_pool(uint64_t context) {
 
 // -- Memory ----------------------------------------------------------------
 //
-// The driver takes its time to map memory, within a launch of the program. So it maps as much again as is in
-// use, and keeps it: a large piece is allocated and freed first. Until it's freed it counts as `extra`.
+// The driver is slow to map memory, and does so within a launch of the program. So we make it map as much
+// again as is in use, and keep it: a large piece is allocated and freed first. Until it's freed, it counts as
+// `extra`.
 
 static uint64_t reserve(struct pool *pool, uint64_t before, uint64_t size) {
     uint64_t wanted = 2 * before + size < pool->most ? 2 * before + size : pool->most;
@@ -333,8 +334,8 @@ char *hook_make_zeros(void) {
 }
 
 // Copy zeros from the host, which needs no kernel: after about six kernels in a second stream (a memset is
-// one) all graphs of the process start later from then on (docs/measured.md). Large slabs are set by a
-// kernel: with that much to write, the start of a kernel doesn't matter.
+// one), all graphs of the process start later (docs/measured.md). Large slabs are set by a kernel: with that
+// much to write, its start-up time doesn't matter.
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes) {
     const char *zeros = __atomic_load_n(slab->zeros, __ATOMIC_ACQUIRE);
     CUresult status = CUDA_SUCCESS;
@@ -346,7 +347,7 @@ CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes) {
     return status;
 }
 
-// Allocates and clears it. False: it has no memory.
+// Allocate and clear a slab. Returns false if there's no memory for it.
 static bool fill_slab(struct slab *slab, uint64_t size, bool copied) {
     uint64_t stream = slab->ours;
     if ((!slab->event && hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING)) ||
@@ -464,7 +465,7 @@ bool hook_free_memory(struct pool *pool) {
 bool hook_add_scratch(struct pool *pool, uint64_t size) {
     pthread_mutex_lock(&hook_pools_lock);
     bool room = !pool->scratch_size && hook_make_room(pool, size);
-    while (pool->scratch_size && !pool->scratch) // another thread makes it
+    while (pool->scratch_size && !pool->scratch) // another thread is making it
         pthread_cond_wait(&hook_pools_changed, &hook_pools_lock);
     if (room && !pool->scratch_size) {
         uint64_t address = 0;

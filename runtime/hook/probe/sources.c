@@ -1,11 +1,11 @@
-// Images that the program loaded, which the pipeline is asked about. An image in memory is copied, since the
-// program may free or overwrite it after loading; a large one goes into a file in memory. An image in a file
-// that the program mapped, as a library's, stays there, and requests name the file as long as it is
+// Images that the program loaded, about which the pipeline is asked. An image in memory is copied, since the
+// program may free or overwrite it after loading; a large one goes into an in-memory file. An image in a file
+// that the program mapped, such as a library's, stays there, and requests name the file as long as it's
 // unchanged.
 //
-// The hook never looks into an image: the pipeline decides. Most images of a stock PyTorch program have
-// nothing for probes. The first answer about one says so of all of its kernels: it is remembered here, and in
-// the cache, so that a look-up of the next kernel asks nobody.
+// The hook never looks into an image: the pipeline decides. Most images in a stock PyTorch program contain
+// nothing for probes. The first answer about one says so for all of its kernels: it's remembered here, and in
+// the cache, so that looking up the next kernel asks nobody.
 
 #include <elf.h>
 #include <fcntl.h>
@@ -86,7 +86,7 @@ static bool is_same(const struct stat *one, const struct stat *other) {
            one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
 }
 
-// Open a regular file, under a number above the program's own files. Returns -1 if it's no regular file.
+// Open a regular file, under a number above the program's own files. Returns -1 if it isn't a regular file.
 static int open_file(const char *path, struct stat *status) {
     int file = gpt_set_aside(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file >= 0 && !fstat(file, status) && S_ISREG(status->st_mode))
@@ -110,7 +110,8 @@ static bool is_there(int file, uint64_t offset, const struct image *image) {
     return true;
 }
 
-// Return whether the image is still mapped from the file that it was in, although that has no name any more.
+// Return whether the image is still mapped from the file that contained it, although that has no name any
+// more.
 static bool is_still_mapped(const struct loaded *loaded) {
     uint64_t start = (uint64_t)loaded->image.start, end = start + loaded->image.size;
     size_t length = strlen(loaded->path);
@@ -124,7 +125,7 @@ static bool is_still_mapped(const struct loaded *loaded) {
     return found;
 }
 
-// Keeps only the image's place, if it will still be there later.
+// Keep only the image's place, if the image will still be there later.
 static bool keep_place(struct loaded *loaded, const char *path, uint64_t offset) {
     if (!path)
         return false;
@@ -371,7 +372,7 @@ struct link {
     uint64_t state; // 0: a result
     struct gpt_bytes text;
     unsigned parts; // but libraries
-    uint64_t size;  // bytes of the result
+    uint64_t size;  // bytes in the result
     char digest[65];
 };
 

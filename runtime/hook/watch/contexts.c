@@ -1,5 +1,5 @@
 // Handlers of the functions that create and destroy contexts. Destroying a context unloads everything in it.
-// A primary context ends when nobody retains it any more, and is a new one after a reset.
+// A primary context ends when nobody retains it any more; after a reset it's a new one.
 
 #include <stdatomic.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-// The work of a graph: we read its nodes when it is instantiated and keep them for later changes. Nodes in
-// the body of a conditional node run an unknown number of times, and count as 0. The driver names a body when
-// its node is made, and never again.
+// The work in a graph: we read its nodes when it's instantiated and keep them for later changes. Nodes in the
+// body of a conditional node run an unknown number of times, and count as 0. The driver names a body when its
+// node is made, and never again.
 
 #include <errno.h>
 #include <string.h>
@@ -210,7 +210,7 @@ struct change {
 };
 
 static struct node *find_node(struct nodes *nodes, uint64_t handle) {
-    for (uint32_t i = 0; i < nodes->count; i++) { // most programs go from one to the next
+    for (uint32_t i = 0; i < nodes->count; i++) { // most programs proceed from one to the next
         nodes->last = (nodes->last + 1) % nodes->count;
         if (nodes->all[nodes->last].handle == handle)
             return &nodes->all[nodes->last];
@@ -480,7 +480,7 @@ static bool is_alike(const struct gpt_operation *operation, const struct graph_w
            operation->op.data == names[work->what].op.data && operation->address.value == address;
 }
 
-// Leaves out an address if there's no room for it. Work without an address always has room.
+// Omit an address if there's no room for it. Work without an address always has room.
 void hook_add_work(struct graph_sums *sums, const struct graph_work *work) {
     uint64_t address = sums->count < MAX_OPERATIONS - WHATS ? work->address : 0;
     struct gpt_operation *operation = sums->operations;
@@ -497,16 +497,16 @@ void hook_add_work(struct graph_sums *sums, const struct graph_work *work) {
 
 // -- Captured calls --------------------------------------------------------
 //
-// Which calls were captured. We ask the driver after the call, and only while some stream of the process may
-// be captured:
+// Find out which calls were captured. We ask the driver after the call, and only while some stream of the
+// process may be captured:
 //
 //   - a stream joins a capture by the very call that waits for an event in it;
 //   - one call may be refused because the capture was invalidated, and was not captured;
 //   - by then the driver has accepted the stream's handle. Asking about an invalid one would crash.
 //
 // Legacy streams are never captured. Asking about one while another stream is captured fails, or breaks that
-// capture. A capture that ends in an error, or with its stream, stays counted: then we ask more often than
-// necessary, and learn that nothing is captured.
+// capture. A capture that ends in an error, or with its stream, is still counted: from then on we ask more
+// often than necessary, and learn that nothing is captured.
 
 _Atomic uint32_t hook_captures;
 static _Atomic bool captured;

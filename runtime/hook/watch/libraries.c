@@ -2,7 +2,7 @@
 // address.
 //
 // We look for libraries when the trace begins, when an address is in none that we know, before one is closed,
-// and at the end. We never take a lock of the dynamic linker, since a program may hold it and wait for the
+// and at the end. We never take a lock of the dynamic linker, because a program may hold it and wait for the
 // calling thread.
 
 #include <fcntl.h>
@@ -70,7 +70,7 @@ static size_t loaded_count;
 
 // The library being examined, one at a time.
 static struct {
-    const struct mapping *first; // the mapping of the file's beginning
+    const struct mapping *first; // the mapping of the start of the file
     const char *path;            // the file's path
     int file;
     Elf64_Phdr headers[MAX_HEADERS];
@@ -79,8 +79,8 @@ static struct {
     unsigned char notes[4096];
 } seen;
 
-// Reads from an offset of the file: from memory if it's mapped together with the beginning, since the file
-// may have changed.
+// Read from an offset in the file: from memory if it's mapped together with the start of the file, because
+// the file may have changed.
 static bool read_part(uint64_t offset, void *into, size_t size) {
     uint64_t room = seen.first->end - seen.first->start;
     if (offset <= room && size <= room - offset)
@@ -148,7 +148,7 @@ static const char *keep_path(const char *path) {
     return kept;
 }
 
-// Reads the program headers; returns the dynamic linker's entry for this library, or NULL.
+// Read the program headers; return the dynamic linker's entry for this library, or NULL.
 static const struct linked *find_loaded(void) {
     Elf64_Ehdr head;
     seen.count = 0;
@@ -180,7 +180,7 @@ static bool same_file(const char *one, const char *two) {
            first.st_ino == second.st_ino;
 }
 
-// Adds the library that begins at a mapping, if there's one. The program may know it by the name of a link,
+// Add the library that begins at a mapping, if there is one. The program may know it by the name of a link,
 // or of a file that it replaces (--replace).
 static struct library *add_library(const struct mapping *first, uint64_t mapping) {
     struct watched *watched = hook_watched;
@@ -231,7 +231,7 @@ static struct library *find_known(uint64_t mapping) {
     return NULL;
 }
 
-// Return one number for where a library begins.
+// Return a number for the start of a library.
 static uint64_t digest(const struct mapping *mapping) {
     uint64_t value = 14695981039346656037u ^ mapping->inode;
     value = value * 1099511628211u ^ mapping->start;
@@ -240,7 +240,7 @@ static uint64_t digest(const struct mapping *mapping) {
     return value;
 }
 
-// Reads the linker's list; returns whether it has changed since the last scan.
+// Read the linker's list; return whether it has changed since the last scan.
 static bool list_loaded(void) {
     uint64_t number = 14695981039346656037u, before = hook_watched->linked;
     loaded_count = 0;

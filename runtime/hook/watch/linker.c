@@ -67,8 +67,8 @@ EARLY bool hook_next_linked(struct linked *linked) {
     return found;
 }
 
-// Only go through libraries loaded at the start. This takes no system call, for which a seccomp filter may
-// kill the process.
+// Only visit libraries loaded at the start. This makes no system call, for which a seccomp filter may kill
+// the process.
 EARLY static bool next_at_start(struct linked *linked) {
     return linked->index < began_with && hook_next_linked(linked);
 }
@@ -227,7 +227,7 @@ EARLY void *hook_function_in(const struct linked *linked, const char *name) {
     return found;
 }
 
-// Return how many symbols there are: the GNU hash table doesn't have the number.
+// Return the number of symbols, which isn't in the GNU hash table.
 static size_t count_symbols(const struct linked *linked, const struct tables *tables) {
     uint32_t head[4], word, last = 0;
     if (tables->hash)
@@ -244,7 +244,7 @@ static size_t count_symbols(const struct linked *linked, const struct tables *ta
     return last + 1;
 }
 
-// Calls `see` for each function that a library defines.
+// Call `see` for each function that a library defines.
 void hook_each_function(const struct linked *linked,
                         void (*see)(void *state, uintptr_t address, const char *name), void *state) {
     struct tables tables;
@@ -258,7 +258,7 @@ void hook_each_function(const struct linked *linked,
     }
 }
 
-// Calls `see` for each word by which a library refers to a function of another one. The caller keeps the
+// Call `see` for each word by which a library refers to another library's function. The caller keeps the
 // library open.
 void hook_each_reference(const struct linked *linked, void (*see)(void *state, void **word, const char *name),
                          void *state) {

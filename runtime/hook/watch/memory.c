@@ -1,4 +1,4 @@
-// Reads memory that the program may free at any time, by letting the kernel read it.
+// Reads memory that the program may free at any time, by having the kernel read it.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -64,7 +64,7 @@ bool hook_is_readable(const void *start, size_t size) {
     uintptr_t at = (uintptr_t)start, end;
     if (__builtin_add_overflow(at, size, &end))
         return false;
-    while (at < end) { // a byte of each page
+    while (at < end) { // one byte per page
         char bytes[256];
         struct iovec there[sizeof(bytes)], here = {bytes, 0};
         for (; at < end && here.iov_len < sizeof(bytes); at = (at | 4095) + 1)

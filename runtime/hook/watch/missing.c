@@ -1,7 +1,7 @@
 // Reports GPU code that gpt-patch cut although the program needs it. A line on standard error and a record
-// name the kernel, the library, and the way to keep the kernel. The failed look-up is recorded as a use, so
-// this trace keeps the kernel next time. A driver that finds no code at all for its device rejects the whole
-// fatbin, and no call names a kernel: then we list the names that gpt-patch left in the fatbin.
+// name the kernel, the library, and how to keep the kernel. The failed look-up is recorded as a use, so this
+// trace keeps the kernel next time. A driver that finds no code at all for its device rejects the whole
+// fatbin, and no call names a kernel: in that case we list the names that gpt-patch left in the fatbin.
 //
 // Libraries also try kernels that they only have for other devices, and do without. So we only report an
 // image if something was cut from it: a region that lost an element or part of one is empty or has an element
@@ -34,7 +34,7 @@ struct cut_image { // an image that lost code
     char buffer[4096];
 };
 
-// Return whether some code of a cubin is zeros, which no compiler writes. Its offsets can't be trusted, so
+// Return whether part of a cubin's code is zeros, which no compiler writes. Its offsets can't be trusted, so
 // addresses are handled as numbers.
 static bool has_zeroed_code(uintptr_t cubin) {
     static const char zeros[64];
@@ -55,7 +55,7 @@ static bool has_zeroed_code(uintptr_t cubin) {
     return false;
 }
 
-// Return whether an image lost elements: one of them is dead, or all are gone. With `code` also whether code
+// Return whether an image lost elements: one of them is dead, or all are gone. With `code`, also whether code
 // was zeroed.
 static bool has_gaps(const char *start, bool code) {
     struct fatbin_region region;
@@ -223,8 +223,8 @@ static const char *ask_name(uint64_t handle) {
     return name;
 }
 
-// A kernel whose code was zeroed is found and launched, and then every call returns this error, whatever the
-// call does. The function launched for the first time most recently is probably the one.
+// A kernel whose code was zeroed is found and launched, and then every call returns this error, whatever it
+// does. The function that was most recently launched for the first time is probably the one.
 static void on_illegal_instruction(const struct frame *frame) {
     static _Atomic bool told;
     struct cut_image place;

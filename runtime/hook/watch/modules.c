@@ -33,7 +33,7 @@ static uint64_t out(const struct frame *frame) { // return the handle that the f
 #define MAX_DIGESTS (32u << 20) // and of all of them
 
 static uint64_t elf_size(const char *start, const Elf64_Ehdr *head) {
-    Elf64_Shdr sections[32]; // at a time: the stack may be small
+    Elf64_Shdr sections[32]; // entries per read: the stack may be small
     uint64_t end = sizeof(*head), tables[] = {
                                       head->e_shoff + (uint64_t)head->e_shnum * sizeof(Elf64_Shdr),
                                       head->e_phoff + (uint64_t)head->e_phnum * sizeof(Elf64_Phdr),
@@ -174,7 +174,7 @@ void hook_on_gone(struct frame *frame) {
 
 // Functions
 
-// Writes a function's record unless it has one. Returns its id, or 0.
+// Write a function's record unless it has one. Returns its id, or 0.
 static uint32_t name_function(uint64_t handle, const char *name) {
     struct object_view view;
     if (!hook_object_look(handle, &view) || view.id || !hook_this_thread())
@@ -217,7 +217,7 @@ void hook_on_kernel_function(struct frame *frame) {
 }
 
 // Functions found by enumeration and through private tables come without a name. For a function that was just
-// launched, the driver tells the name and the owner.
+// launched, the driver tells us its name and owner.
 uint32_t hook_ask_function(uint64_t handle) {
     CUresult (*function_name)(const char **, uint64_t), (*kernel_name)(const char **, uint64_t);
     CUresult (*function_module)(uint64_t *, uint64_t), (*kernel_library)(uint64_t *, uint64_t);
@@ -345,7 +345,7 @@ void hook_on_function_shared(struct frame *frame) {
 
 // Parameters
 
-// Asks the driver for the layout of a function's or kernel's parameters, and keeps it as properties. Returns
+// Ask the driver for the layout of a function's or kernel's parameters, and keep it as properties. Returns
 // their number, or -1 if the driver can't tell (before CUDA 12.4).
 int hook_ask_parameters(uint64_t handle) {
     struct object_view view;
@@ -392,7 +392,7 @@ static bool is_saved(const char *path) {
     return gpt_is_own(AT_FDCWD, path, &status) && !(status.st_mode & (S_IWGRP | S_IWOTH));
 }
 
-// Returns the path of the saved image, or NULL if it couldn't be saved.
+// Return the path of the saved image, or NULL if it couldn't be saved.
 const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
                             char path[4096]) {
     static _Atomic bool complained;

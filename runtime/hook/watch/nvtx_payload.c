@@ -1,7 +1,7 @@
-// The payload extension of NVTX: ranges and marks with data in a form that the program registers, a schema.
-// A library may push a range without the extension and pop it with it, as NCCL does. We record only the
-// message in the data, if a schema says which entry that is and its position is known. Data at the end of a
-// range isn't recorded.
+// The payload extension of NVTX: ranges and marks with data in a form that the program registers, a schema. A
+// library may push a range without the extension and pop it with it, as NCCL does. We record only the message
+// in the data, if a schema says which entry that is and its position is known. Data at the end of a range
+// isn't recorded.
 
 #include <stdatomic.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-// The table of objects: a hash of handles under one lock, which is held for a few hundred
-// nanoseconds, calls nobody, and is not taken at a launch. An object's memory is reused only for objects, so
-// a reference can be checked at any time.
+// The table of objects: a hash of handles under one lock, which is held for a few hundred nanoseconds, during
+// which nothing is called, and isn't taken for a launch. An object's memory is reused only for objects, so a
+// reference can be checked at any time.
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -49,8 +49,8 @@ uint64_t hook_stream_of(const struct frame *frame) {
     return stream;
 }
 
-// Known streams, in sets of eight. A stream that finds its set full takes the place of another one, which is
-// forgotten until the driver accepts it again.
+// Known streams, in sets of eight. A stream whose set is full replaces another one, which is forgotten until
+// the driver accepts it again.
 enum { WAYS = 8 };
 static _Atomic uint64_t known[512][WAYS];
 
@@ -260,8 +260,8 @@ static struct timeline *claim(struct thread *thread, bool make) {
 }
 
 // Record the event at a time that we know precisely: not while the driver prepares its first use, or the
-// thread is preempted. Returns the time, or 0. Each try waits 0.1 ms at most, since the stream may share
-// hardware with a busy one.
+// thread is preempted. Returns the time, or 0. Each attempt waits 0.1 ms at most, because the stream may
+// share hardware with a busy one.
 static uint64_t record_now(const struct timeline *timeline, void *event, uint64_t second) {
     for (int tries = 0; tries < 10; tries++) {
         uint64_t start = hook_now(), end;

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-// Cuts the suffix `_ptsz` or `_ptds`, and `_v2`; returns whether `_v2` was there.
+// Cut the suffix `_ptsz` or `_ptds`, and `_v2`; return whether `_v2` was there.
 static inline bool gpt_cut_suffixes(char *name) {
     size_t size = strlen(name);
     if (size > 5 && (!strcmp(name + size - 5, "_ptsz") || !strcmp(name + size - 5, "_ptds")))

@@ -1,6 +1,6 @@
 // Tensors that the program names: `tensor` and `tensor_end` records.
 //
-// They use the same clock as calls, read in the thread that makes them, so we know which tensor was at an
+// They use the same clock as calls, read in the thread that creates them, so we know which tensor was at an
 // address when a kernel was launched.
 
 #include <errno.h>

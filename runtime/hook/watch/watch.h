@@ -25,7 +25,7 @@
 // or nowhere.
 enum { ARG_NONE = 0, ARG_IN = 0x10, ARG_OUT = 0x20, ARG_MASK = 0xf };
 
-// Arguments that need decoding of their own.
+// Arguments that need special decoding.
 enum special {
     SPECIAL_NONE,
     SPECIAL_LAUNCH, // the arguments of cuLaunchKernel
@@ -168,7 +168,7 @@ static inline uint64_t frame_caller(const struct frame *frame) { return arch_cal
 // Handlers of the functions that make and destroy contexts.
 
 uint64_t hook_current_context(void); // this thread's, or 0
-// Which context a call destroys, releases or resets; 0 if the program never retained it.
+// Return the context that a call destroys, releases or resets; 0 if the program never retained it.
 uint64_t hook_context_that_ends(const struct frame *frame);
 extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
     hook_on_context_reset, hook_on_context_released, hook_before_context_gone;

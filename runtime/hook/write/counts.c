@@ -81,7 +81,7 @@ static struct counter *find(const struct thread *thread, uint64_t key) {
     return &thread->counters[at];
 }
 
-// Makes room by dropping the counters of functions that are gone, or, if most still exist, by growing.
+// Make room by dropping the counters of functions that are gone, or, if most still exist, by growing.
 static bool grow(struct thread *thread) {
     struct counter *old = thread->counters;
     uint32_t old_size = old ? thread->counters_mask + 1 : 0, size = old ? old_size : 256, alive = 0;

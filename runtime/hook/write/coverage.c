@@ -40,7 +40,7 @@ static struct kernel *find_place(uint64_t number) {
     return &kernels[at & (room - 1)];
 }
 
-// Returns NULL if memory runs out.
+// Return NULL if memory runs out.
 static struct kernel *find_kernel(uint64_t number) {
     if (2 * kernel_count >= room) {
         size_t before = room;
@@ -90,7 +90,7 @@ static const struct told {
 #undef X
 };
 
-// Returns NULL for a code that a newer stage has added.
+// Return NULL for a code that a newer stage has added.
 static const struct told *look_up(const char *code) {
     for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
         if (!strcmp(code, table[i].code))
@@ -98,7 +98,7 @@ static const struct told *look_up(const char *code) {
     return NULL;
 }
 
-// Writes a reason as str() does in gpt/stream/reasons.py.
+// Write a reason as str() does in gpt/stream/reasons.py.
 static void write_reason(const struct met *met, char *text, size_t size) {
     const struct told *told = look_up(met->code);
     bool other = !strcmp(met->code, "other") && *met->detail;
@@ -138,7 +138,7 @@ static int by_time(const void *one, const void *other) {
 
 static double share_of(double time) { return 100 * time / ((double)times[0] + (double)times[1]); }
 
-// Writes nothing if the time isn't known.
+// Write nothing if the time isn't known.
 static const char *write_time(bool probed, char text[64]) {
     double ms = (double)times[probed] * 1e3 / (hook_has_tsc ? (double)hook_tsc_hz() : 1e9);
     *text = '\0';

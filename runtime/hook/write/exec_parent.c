@@ -88,7 +88,7 @@ static bool was_ours(const struct other *other) {
            atomic_load(&other->tail->born) == read_birth();
 }
 
-// Writes a chunk with records to another trace: they say what this process is and, with `end`, that nothing
+// Write a chunk with records to another trace: they say what this process is and, with `end`, that nothing
 // more comes. If that trace has ended already, they form a segment of their own.
 static void write_other(struct other *other, const struct gpt_child *child, bool end) {
     hook_bus_setup();

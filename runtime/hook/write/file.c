@@ -1,13 +1,13 @@
-// The trace on disk: a file of chunks, each a msgpack record of its own and mapped into memory.
+// The trace on disk: a file of chunks, each of which is a separate msgpack record, mapped into memory.
 //
 // `used`, an aligned word in a chunk, is stored with release order after the record that it covers, so a
 // reader finds only whole records, even after SIGKILL. Chunks are allocated by an atomic word, the ticket, in
 // the unused tail of the file's first chunk. Before a chunk is mapped, its blocks are allocated, so a full
 // disk is an error here and not a SIGBUS later.
 //
-// The file stays open, since it may be impossible to open it again later. The program may close descriptors
-// that it didn't open, and get the same number for a file of its own. So before each use we check that the
-// descriptor is still ours.
+// The file stays open, because it may be impossible to reopen later. The program may close descriptors that
+// it didn't open, and get the same number for its own file. So before each use we check that the descriptor
+// is still ours.
 
 #include <dlfcn.h>
 #include <endian.h>
@@ -37,7 +37,7 @@ static struct kept {
     ino_t inode;
 } opened, helper; // the trace; the reader's lock
 
-// The descriptor in a thread with its own descriptor table; 0: the thread shares the process's.
+// The descriptor in a thread with a separate descriptor table; 0 if the thread shares the process's.
 static TLS int apart;
 
 int hook_open_file(const char *path) {
@@ -54,7 +54,7 @@ static bool is_kept(const struct kept *kept, int file, const struct stat *found)
 
 static bool is_ours(int file, const struct stat *found) { return is_kept(&opened, file, found); }
 
-// Moves a descriptor to a number above the program's own files.
+// Move a descriptor to a number above the program's own files.
 static int keep_open(int file) {
     struct rlimit limit;
     bool small = getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur <= 1024;
@@ -181,7 +181,7 @@ bool hook_may_grow(uint64_t size) {
     return false;
 }
 
-// Allocates a chunk's blocks on disk and its pages in memory. Written in one go, it gets large pages, which
+// Allocate a chunk's blocks on disk and its pages in memory. Written in one go, it gets large pages, which
 // map in a quarter of the time (ext4). On file systems without fallocate, writing allocates the blocks.
 static bool allocate(int file, uint64_t at, uint32_t size) {
     if (!hook_may_grow(at + size))
@@ -219,8 +219,8 @@ struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size) {
     return (struct mapped){start, size};
 }
 
-// If the disk is full, recording ends here, and says so. A smaller chunk might still fit, but would only put
-// that off by a few calls.
+// If the disk is full, recording ends, and says so. A smaller chunk might still fit, but would only postpone
+// that by a few calls.
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag) {
     HOOK_HOLD_SIGNALS;
     struct mapped chunk = {0};

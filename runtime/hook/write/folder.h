@@ -21,7 +21,7 @@
 
 #define FOLDER_LOCK ".helper"
 
-// Takes the lock. It's held until the last process with this descriptor has ended. Returns -1 with errno set.
+// Take the lock. It's held until the last process with this descriptor has ended. Returns -1 with errno set.
 static inline int folder_lock(const char *folder) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof(path), "%s/%s", folder, FOLDER_LOCK);
@@ -48,7 +48,7 @@ static inline bool folder_has_name(const char *name) {
            (*name >= '0' && *name <= '9' && !name[strspn(name, "0123456789.buffers")]);
 }
 
-// Removes the run's files from an open folder. Allocates no memory, as it may run in a signal handler.
+// Remove the run's files from an open folder. Allocates no memory, as it may run in a signal handler.
 static inline void folder_empty(int folder) {
     _Alignas(struct dirent64) char entries[2048];
     bool any = true;
@@ -66,7 +66,7 @@ static inline void folder_empty(int folder) {
     }
 }
 
-// Does the same by name, and removes the folder if nothing else is in it.
+// Do the same by name, and remove the folder if nothing else is in it.
 static inline void folder_remove(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (folder >= 0) {

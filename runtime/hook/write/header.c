@@ -9,7 +9,7 @@
 
 #include "write.h"
 
-// The command line of this process, at most 64 KiB of it.
+// Read the command line of this process, at most 64 KiB of it.
 static size_t read_command(struct gpt_str *words, size_t count, char *text, size_t size) {
     int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     ssize_t length = file < 0 ? 0 : read(file, text, size - 1);

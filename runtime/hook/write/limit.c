@@ -1,10 +1,13 @@
-// --max-disk: how many bytes the processes of a run may write together, into traces and files of buffers.
+// --max-disk: the total number of bytes that the processes in a run may write, to traces and files of
+// buffers.
 //
-// They count in a small file that all of them map, and that the root process removes when it ends. A process
-// that starts later begins to count again. Where there can be no such file, each process counts for itself.
+// They count in a small file that all of them map, and that the root process removes when it ends. Processes
+// that start later begin to count again, in a file that stays. Where there can be no such file, each process
+// counts for itself.
 //
-// Before the last eighth, recording is turned off as by gpt-hook ctl. That rest is for records that must
-// not be missing: loads, look-ups, and the ends of traces. Without that, traces end as on a full disk.
+// Before the last eighth is used, recording is turned off as by gpt-hook ctl. The rest is for records that
+// must not be missing: loads, look-ups, and the ends of traces. When it's used up, traces end as on a full
+// disk.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +31,8 @@ enum { SMALL = 16 << 10 };                                     // bytes of a chu
 
 struct written {
     _Atomic uint64_t bytes;
-    _Atomic uint64_t said; // somebody has announced that the limit is reached
+    _Atomic uint32_t stopped; // processes that reached the limit
+    _Atomic uint32_t said[2]; // somebody has announced that the limit is reached, and that it's used up
 };
 
 static uint64_t most, enough; // 0: no limit; where recording is turned off
@@ -66,6 +70,8 @@ static struct written *map_file(int file, bool made) {
     return mapped == MAP_FAILED ? NULL : mapped;
 }
 
+static int open_file(void) { return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); }
+
 static struct written *find_written(void) {
     struct written *found = atomic_load(&written), *none = NULL;
     if (found)
@@ -73,7 +79,7 @@ static struct written *find_written(void) {
     int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
     bool made = file >= 0;
     if (!made && errno == EEXIST)
-        file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        file = open_file();
     if (file >= 0)
         found = map_file(file, made);
     if (!found) {
@@ -89,11 +95,15 @@ static struct written *find_written(void) {
 }
 
 static void reach(struct written *all) {
+    static _Atomic pid_t stopped; // the last process counted here; a child inherits its parent's
+    pid_t own = getpid();
+    if (atomic_load(&stopped) != own && atomic_exchange(&stopped, own) != own)
+        atomic_fetch_add(&all->stopped, 1);
     if (atomic_exchange(&hook_limit_is_reached, true))
         return;
     stop();
     atomic_store(&untold, true);
-    if (!atomic_exchange(&all->said, 1))
+    if (!atomic_exchange(&all->said[0], 1))
         gpt_write_line(
             "gpt-hook: warning: --max-disk is reached: from now on, calls and buffers of this run aren't "
             "recorded");
@@ -135,6 +145,19 @@ bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now) {
     }
     *buffer = records;
     return true;
+}
+
+const char *hook_limit_fault(void) {
+    struct written *all = atomic_load(&written);
+    return all && atomic_exchange(&all->said[1], 1) ? NULL : "--max-disk is used up";
+}
+
+uint64_t hook_limit_stopped(void) {
+    struct written *all = atomic_load(&written);
+    int file = most && !all ? open_file() : -1;
+    if (file >= 0)
+        all = map_file(file, false);
+    return all ? atomic_load(&all->stopped) : 0;
 }
 
 void hook_limit_end(void) {

@@ -34,7 +34,7 @@ void hook_turn_off(const char *where, const char *fact) {
 
 void hook_fail(const char *where, int error) {
     const char *fact =
-        error == EDQUOT && hook_limit_reached() ? "--max-disk is used up" : hook_describe_error(error);
+        error == EDQUOT && hook_limit_reached() ? hook_limit_fault() : hook_describe_error(error);
     bool unread = hook_folder && (error == ENOENT || error == ESTALE); // nobody reads the stream any more
     hook_turn_off(where, unread ? NULL : fact);
 }

@@ -41,7 +41,7 @@ static struct quantity quantity_of(uint64_t bytes) {
     static const char *const units[] = {"KiB", "MiB", "GiB"};
     double size = (double)bytes / 1024;
     unsigned unit = 0;
-    for (; size >= 1000 && unit < 2; unit++)
+    for (; size >= 1023.5 && unit < 2; unit++)
         size /= 1024;
     return (struct quantity){size, units[unit]};
 }
@@ -53,7 +53,7 @@ static struct {
     char text[1024];
 } loss;
 
-// Reports the worst loss, if it's at least `least`. Returns false if there's none. `trace` is a file that
+// Report the worst loss, if it's at least `least`. Returns false if there's none. `trace` is a file that
 // wasn't written, or NULL.
 static bool say_loss(const char *trace, enum loss least) {
     static char line[PATH_MAX + sizeof(loss.text) + 64];
@@ -118,10 +118,11 @@ static void say_totals(const struct trace_totals *found) {
         hook_say_coverage(found->probed, found->unprobed, found->launches);
     if (found->dropped)
         say_logs(found);
-    if (found->stopped) {
+    uint64_t counted = hook_limit_stopped(), stopped = counted > found->stopped ? counted : found->stopped;
+    if (stopped) {
         snprintf(line, sizeof(line),
                  "gpt-hook: warning: --max-disk was reached: %lu process%s went on without being recorded",
-                 found->stopped, found->stopped == 1 ? "" : "es");
+                 stopped, stopped == 1 ? "" : "es");
         gpt_write_line(line);
     }
     if (found->quick) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-// Writes the name with %p (pid), %h (host) and %r (RANK) replaced; any other character after a % stands for
+// Write the name with %p (pid), %h (host) and %r (RANK) replaced; any other character after a % stands for
 // itself. Cuts off what doesn't fit. Returns the length.
 static inline size_t gpt_expand_name(const char *from, char *path, size_t size) {
     size_t at = 0;

@@ -1,6 +1,6 @@
-// Threads that write. Each has a chunk of its own. A chunk's size follows the thread's needs: the first has 4
-// KiB, the next four times as much. A thread that has used half of a larger chunk prepares the next one
-// before a call that waits for the GPU, so that no launch has to.
+// Threads that write. Each has its own chunk. A chunk's size follows the thread's needs: the first has 4 KiB,
+// the next four times as much. A thread that has used half of a larger chunk prepares the next one before a
+// call that waits for the GPU, so that no launch has to.
 
 #include <errno.h>
 #include <pthread.h>
@@ -39,7 +39,7 @@ static void retire(struct thread *thread, struct mapped *chunk) {
     *chunk = (struct mapped){0};
 }
 
-// Prepares the next chunk. Small chunks aren't worth preparing, and most threads end with them. The last
+// Prepare the next chunk. Small chunks aren't worth preparing, and most threads end with them. The last
 // earlier chunk stays mapped, or all that are smaller than the largest, because unmapping takes time too.
 void hook_make_spare(struct thread *thread) {
     size_t size = thread->chunk.size;
@@ -67,9 +67,9 @@ bool hook_use_chunk(struct thread *thread, struct mapped chunk) {
     return true;
 }
 
-// Their beginning and end
+// Starting and ending threads
 
-// Leaves the chunk of a thread that ends to the next thread that begins.
+// Leave the chunk of a thread that ends to the next thread that begins.
 static void leave_thread(void *state) {
     struct thread *thread = state;
     hook_thread = NULL;
@@ -105,7 +105,7 @@ struct thread *hook_new_thread(void) {
     return thread;
 }
 
-// Return at once from all sections in which no signal handler may run.
+// The thread blocks signals throughout, so mark them as held: HOOK_HOLD_SIGNALS then costs nothing.
 static void *begin_thread(void *work) {
     struct held_signals all = hook_hold_signals();
     pthread_sigmask(SIG_SETMASK, &all.signals, NULL);
@@ -270,7 +270,7 @@ const struct row_layout hook_layouts[LAYOUTS] = {
 
 #define MAX_ROWS 512
 
-// Makes a `calls` record of unused rows in the thread's chunk.
+// Make a `calls` record of unused rows in the thread's chunk.
 bool hook_new_batch(struct thread *thread, enum layout layout) {
     if (hook_writing)
         return false;

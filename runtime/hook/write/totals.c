@@ -107,7 +107,7 @@ static uint64_t add_counts(const struct trace_file *trace, const struct table *t
     return sum;
 }
 
-// A number for a function that no other trace has.
+// Return a number for a function that no other trace has.
 static uint64_t number_kernel(const struct trace_file *trace, uint64_t function) {
     return trace->number << 32 | (uint32_t)function;
 }
@@ -137,7 +137,7 @@ static void add_kernel(struct trace_file *trace, struct value name) {
         gpt_add_kernel(text, name.number);
 }
 
-// Counts the trace that a `child` names. It must be in the folder of its parent's trace, as the program could
+// Count the trace that a `child` names. It must be in the folder of its parent's trace, as the program could
 // write any name.
 static void count_child(unsigned depth, struct value path) {
     const char *from = files[depth].path, *slash = strrchr(from, '/');
@@ -226,7 +226,7 @@ static void count_record(unsigned depth, uint64_t end) {
         hook_add_reason(number_kernel(trace, function_id), code, detail, without);
 }
 
-// Counts a chunk's contents, and returns where the next may begin; if none was written here, that's after the
+// Count a chunk's contents, and return where the next may begin; if none was written here, that's after the
 // hole.
 static uint64_t count_chunk(unsigned depth, uint64_t at) {
     struct trace_file *trace = &files[depth];
@@ -262,7 +262,7 @@ static bool is_new(ino_t file) {
     return false;
 }
 
-// Counts the trace at the path of this depth.
+// Count the trace at the path of this depth.
 static void count_file(unsigned depth) {
     struct trace_file *trace = &files[depth];
     struct stat status;

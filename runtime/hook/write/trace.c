@@ -37,7 +37,7 @@ static void announce(bool first) {
     hook_name_to(to, last_pid ? "fork" : "spawn");
 }
 
-// Begins the trace of this process. The calling thread writes the first chunk.
+// Begin the trace of this process. The calling thread writes the first chunk.
 static bool start(void) {
     pid_t pid = getpid();
     if (!hook_template || !*hook_template) {
@@ -165,7 +165,7 @@ bool hook_trace_setup(void (*more)(void)) {
 
 // -- Names of files --------------------------------------------------------
 //
-// The names of a process's files: NAME or, if another process was there first, a name of its own.
+// The names of a process's files: NAME or, if another process was there first, a separate name.
 
 const char *hook_keep_variable(const char *name) {
     const char *value = getenv(name);
@@ -202,7 +202,7 @@ static unsigned count_names(char *path, size_t length) {
     return low;
 }
 
-// Creates the file: NAME or, if another process was there first, one of its own names.
+// Create the file: NAME or, if another process was there first, one of its own names.
 int hook_create_file(bool *first) {
     char *path = hook_live->path;
     size_t size = sizeof(hook_live->path) - 32, length = hook_expand_name(path, size);
@@ -221,7 +221,7 @@ int hook_create_file(bool *first) {
     return file;
 }
 
-// Makes the name unique in a live stream's folder: the helper removes the traces of processes that are gone,
+// Make the name unique in a live stream's folder: the helper removes the traces of processes that are gone,
 // and their names could be used again.
 static void end_in_folder(char *path) {
     _Alignas(struct dirent64) static char entries[4096];
@@ -284,7 +284,7 @@ void hook_begin_recording(void) {
         HOOK_WRITE(recording, .on = false, .at = hook_now());
 }
 
-// Writes the clock too, as days may pass between two of these records.
+// Write the clock too, as days may pass between two of these records.
 void hook_write_recording(bool on) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -73,8 +73,8 @@ static inline bool hook_is_alive(struct reference reference) {
 
 struct thread;
 
-// How often a thread launched a function or made a query, and when first: a row of a `launches` or `counts`
-// record, in a chunk that stays mapped. Only that thread writes it.
+// How often a thread launched a function or made a query, and when it first did: a row of a `launches` or
+// `counts` record, in a chunk that stays mapped. Only that thread writes it.
 struct count {
     _Atomic uint64_t count, first;
     uint32_t id, pad; // id of the function or api
@@ -162,7 +162,9 @@ uint32_t hook_limit_chunk(uint32_t size); // that size, or a smaller one if that
 
 // Pack records about the limit, once. Return false if there's nothing to say.
 bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now);
-void hook_limit_end(void); // the process ends
+const char *hook_limit_fault(void); // what to say when nothing can be written; NULL if a process has said it
+uint64_t hook_limit_stopped(void);  // processes of the run that reached the limit
+void hook_limit_end(void);          // the process ends
 
 // -- messages.c ------------------------------------------------------------
 

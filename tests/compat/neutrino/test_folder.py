@@ -101,6 +101,27 @@ def test_the_folder_of_a_process(tmp_path, capfd):
     ]
 
 
+def test_a_link_that_takes_the_place_of_the_folder_is_not_followed(tmp_path):
+    """Others can rename in a group's folder."""
+    for name in ("trace", "other"):
+        (tmp_path / name).mkdir()
+
+    def exchanging():
+        yield from forge.trace(*LAUNCH, end=False)
+        (folder,) = (tmp_path / "trace").iterdir()
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(tmp_path / "other")
+        tensor = records.make("tensor", id=1, at=2000, thread=1, name="q", address=4096, bytes=64, dtype="float16",
+                              shape=[4, 8], function="forward", file="a.py", line=7)  # fmt: skip
+        yield from [tensor, forge.buffer(1, DATA), *forge.trace()[-1:]]
+
+    Writer(asked(tmp_path)).run(exchanging())
+    assert not list((tmp_path / "other").iterdir())
+    names = {"event.log", "kernel", "probe.toml", "result", "tensor.trace"}
+    assert {path.name for path in (tmp_path / "moved").iterdir()} == names
+    assert list((tmp_path / "moved" / "result").iterdir()) and list((tmp_path / "moved" / "kernel").iterdir())
+
+
 def test_calls_of_a_process_in_order_of_time(tmp_path):
     """Loaders that fail have a line; what a program asks for has the name of the driver's own symbol."""
     apis = [

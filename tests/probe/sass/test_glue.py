@@ -10,6 +10,8 @@ from tests import cuda
 
 WORDS = {
     "MOV R3, R200": glue.move(3, 200),
+    "IADD3 R3, RZ, UR40, RZ": glue.save_uniform(3, 40),
+    "R2UR UR40, R3": glue.restore_uniform(40, 3),
     "MOV R3, 0xfffffff0": glue.set_to(3, -16),
     "IADD3 R3, R4, -0x10, RZ": glue.add(3, 4, -16),
     "IADD3 R3, R4, UR5, RZ": glue.add_uniform(3, 4, 5),

@@ -11,8 +11,12 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import list_parameters
 from gpt.probe.plan.left_alone import LeftAlone
+from gpt.probe.sass import glue
 from gpt.probe.sass.weave import weave
-from gpt.sass.words import parse_words
+from gpt.sass.kernels import read_kernel
+from gpt.sass.masks import unpack
+from gpt.sass.tables import table_of
+from gpt.sass.words import parse_words, with_bits
 from tests.probe.sass import running
 from tests.runtime import probing
 from tests.sass.interp.cases import CASES
@@ -94,6 +98,43 @@ def test_a_launch_that_repeats_adds_to_what_is_there(name):
 def test_where_registers_are_short_the_stack_holds_values():
     made, _ = check("stack-2x33-5", "warp_sched")
     assert made.needs["stack"] > made.needs["stack_before"]
+
+
+def name_uniform(case, is_variable):
+    """Return the uniform registers that instructions of fixed or variable latency name."""
+    kernel = read_kernel(CubinEditor(running.image(case.file)), case.kernel, table_of("sm_90"))
+    found = 0
+    for one in kernel.code:
+        if one.variable == is_variable:
+            found |= (one.reads | one.writes).UR
+    return found, unpack(kernel.steady).UR
+
+
+def test_where_uniform_registers_are_short_others_hold_them():
+    """`crowded` names 57 of 63, and lanes that stay in its loop need them all after others have left."""
+    check("crowded-2x96-5", "block_sched")
+    check("crowded-2x33-5", "warp_sched", "gmem_bytes")
+    late, steady = name_uniform(CASE["crowded-2x96-5"], True)
+    early, _ = name_uniform(CASE["crowded-2x96-5"], False)
+    assert late and steady == early & ~late
+
+
+@pytest.mark.parametrize("change", ["is left out", "is another's", "comes from elsewhere"])
+def test_a_uniform_register_that_does_not_come_back_is_found(change, monkeypatch):
+    restore = glue.restore_uniform
+
+    def spoil(uniform, source):
+        word = restore(uniform, source)
+        return {
+            "is left out": glue.save_uniform(source, uniform),
+            "is another's": restore(uniform + 1, source),
+            "comes from elsewhere": with_bits(word, 24, 8, 255),
+        }[change]
+
+    monkeypatch.setattr(glue, "restore_uniform", spoil)
+    with pytest.raises(LeftAlone) as error:
+        running.woven(CASE["crowded-2x96-5"], "block_sched")
+    assert error.value.reason.code == "unproven"
 
 
 def test_bytes_of_global_memory():

@@ -50,7 +50,7 @@ def _cases() -> list[Case]:
         Case("warps", "blockwide", block=160),
         Case("warps", "groups", block=50),
     ]
-    names = ("nested", "meeting", "leaving", "choices", "calls", "pointers", "stack")
+    names = ("nested", "meeting", "leaving", "crowded", "choices", "calls", "pointers", "stack")
     found += [Case("control", name, block=block) for name in names for block in (96, 64 if name == "meeting" else 33)]
     found += [Case("control", "choices", n=n) for n in (3, 4, 6, 7, 8, 9)]
     found += [Case("control", "locks", grid=3, block=40)]

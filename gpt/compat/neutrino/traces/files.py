@@ -1,7 +1,7 @@
 """The files of a trace folder, each read on demand.
 
 A result may have been named on another machine, so only its file name counts, and it's looked up in this folder. Files
-and folders that are links are not opened. Missing or malformed files are ignored, except results, for which the reason
+and folders that are links aren't opened. Missing or malformed files are ignored, except results, for which the reason
 is kept.
 """
 

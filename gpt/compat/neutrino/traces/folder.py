@@ -82,7 +82,7 @@ def _find_launches(files: FolderFiles, only: str | None) -> list[LoggedLaunch]:
 
 
 def _since(result: str | None) -> int:
-    """Return the ns from the beginning of the process to a result, taken from its name."""
+    """Return the ns from the start of the process to a result, according to its name."""
     match = SECONDS.fullmatch(result or "")
     return int(match[1]) * 10**9 + int(match[2]) * 1000 if match else 0
 

@@ -5,13 +5,13 @@
     second generation, for each section:  u32 size, u32 threads of a unit (1 or 32), u64 offset
     then the records: by block, by unit of the block, by record of the unit
 
-`size` is the bytes of a unit (a thread or a warp); early versions store the bytes of the whole section there. The file
-doesn't say which layout it has, so we choose the layout whose records fill the section. If a block ends with part of a
-warp, the records of all whole warps come first, because readers of Neutrino count `blockSize // 32` of them; records of
-the last warps follow, or are missing.
+`size` is the bytes per unit (a thread or a warp); early versions store the bytes of the whole section there. The file
+doesn't say which layout it has, so we choose the layout whose records fill the section. If a block ends with a partial
+warp, the records of all full warps come first, because Neutrino's readers count `blockSize // 32` of them; records of
+the partial warps follow, or are missing.
 
-There are no counts: a record that was not saved is zero, or all ones in the second generation. So a saved record with
-such a value can't be seen.
+There are no counts: a record that wasn't saved is zero, or all ones in the second generation. So a saved record with
+such a value isn't recognized.
 """
 
 from __future__ import annotations

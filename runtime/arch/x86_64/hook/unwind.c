@@ -357,7 +357,7 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
     }
 }
 
-// Runs the instructions from the function's start up to the code at `until`.
+// Run the instructions from the function's start up to the code at `until`.
 static void run_table(struct machine *machine, struct bytes *bytes, uint64_t until) {
     while (!machine->bad && !bytes->bad && bytes->at < bytes->end) {
         unsigned op = (unsigned)take(bytes, 1), low = op & 0x3f;

@@ -2,7 +2,7 @@
 
 #include "sim/run.h"
 
-// Saves the registers that a function must preserve (System V ABI) on the stack that it leaves.
+// Save the registers that a function must preserve (System V ABI) on the stack that it leaves.
 void sim_first(void) __attribute__((visibility("hidden")));
 __asm__(".text\n"
         ".type sim_switch, @function\n"
@@ -40,7 +40,7 @@ __asm__(".text\n"
         "    ud2\n"
         ".size sim_first, . - sim_first\n");
 
-// Prepares a stack so that sim_switch continues at sim_first.
+// Prepare a stack so that sim_switch continues at sim_first.
 void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker) {
     uint64_t *at = (uint64_t *)top;
     *--at = (uint64_t)sim_first;

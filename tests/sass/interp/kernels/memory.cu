@@ -200,7 +200,7 @@ extern "C" __global__ void bulk(const u32 *in, u32 *out, int n) {
     mine[threadIdx.x] = words[threadIdx.x & 15] + words[128 + (threadIdx.x & 15)];
     __syncthreads();
     words[threadIdx.x] = threadIdx.x * n;
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory"); // the copy below comes after the stores to `mine`, too
     __syncthreads();
     if (threadIdx.x == 0) {
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;" ::"l"(mine + 128), "r"(to)

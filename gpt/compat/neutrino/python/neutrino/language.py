@@ -1,4 +1,4 @@
-"""The names of probes in Python. They mean something where gpt-ptx-probe compiles them, and nothing here."""
+"""The names used by probes in Python. They have a meaning for gpt-ptx-probe, which compiles them, and none here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Type:
 
 
 class _Operand(_Type):
-    """A value of the instruction that is probed."""
+    """A value of the probed instruction."""
 
 
 def _refuse(*values: Any) -> NoReturn:

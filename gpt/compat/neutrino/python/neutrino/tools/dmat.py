@@ -2,11 +2,11 @@
 
     dmat.py RESULT.bin|FILE.dmat
 
-From a `.bin` of the tool dmat it makes a `.dmat` beside it: u64 pages, u64 clocks, the pages (u64 each), then for each
+From a `.bin` of the tool dmat it makes a `.dmat` next to it: u64 pages, u64 clocks, the pages (u64 each), then for each
 clock u64 clock, u64 n, n times u64 page, u32 count. A page is its address.
 
-Each SM has a clock of its own; clocks in a result of the tool count from the first access of their SM. `event.log` has
-the share of the accesses that was kept, and the picture repeats it.
+Each SM has its own clock; clocks in a result of the tool count from the first access on their SM. `event.log` has the
+share of the accesses that was kept, and the picture repeats it.
 """
 
 import re
@@ -27,8 +27,8 @@ PAGE = 4096
 RECORD = np.dtype([("clock", "<u8"), ("address", "<u8")])
 ACCESSES = np.dtype([("page", "<u8"), ("count", "<u4")])
 COLUMNS, ROWS = 1200, 800  # cells of the picture, at most
-BATCH = 4 << 20  # accesses that are looked at together
-CLOCKS = 1 << 20  # clocks that are written together
+BATCH = 4 << 20  # accesses processed at once
+CLOCKS = 1 << 20  # clocks written at once
 
 
 def iter_batches(path, offset):
@@ -87,7 +87,7 @@ def write_dmat(path, clocks, pages, counts):
     ends = np.r_[edges[1:], len(clocks)][: len(edges)]
     rows = np.zeros(len(clocks), ACCESSES)
     rows["page"], rows["count"] = pages * PAGE, counts
-    words = rows.view("<u4").reshape(-1, 3)  # a file of numbers of 4 bytes: 4 of a clock, 3 of a row
+    words = rows.view("<u4").reshape(-1, 3)  # a file of 4-byte numbers: 4 per clock, 3 per row
     with open(path, "wb") as file:
         file.write(struct.pack("<QQ", len(names), len(edges)) + (names * PAGE).astype("<u8").tobytes())
         for at in range(0, len(edges), CLOCKS):
@@ -103,7 +103,7 @@ def write_dmat(path, clocks, pages, counts):
 
 
 def find_lost(path):
-    """Return how many accesses of a result had no room, as the log of its folder says."""
+    """Return how many accesses of a result had no room, according to the log in its folder."""
     log, lost = path.absolute().parent.parent / "event.log", 0
     for line in log.read_text(errors="replace").splitlines() if log.is_file() else []:
         if re.match(r"\[exec\] \d+ param", line):
@@ -122,7 +122,7 @@ def kept_share(kept, lost):
 
 
 def draw(path, clocks, pages, weights, lost):
-    """The density: pages that are accessed, in order of their addresses, over time."""
+    """Draw the density: the accessed pages, sorted by address, over time."""
     names, numbers = np.unique(pages, return_inverse=True)
     last = int(clocks.max()) + 1 if len(clocks) else 1
     bins = [min(COLUMNS, last), min(ROWS, max(1, len(names)))]

@@ -54,7 +54,7 @@ import sys
 header, sections, records = parse(sys.argv[1])
 for number, block in enumerate(records):
     for warp, found in enumerate(block):
-        steps = [record for record in found if record.steps]  # the others were not saved
+        steps = [record for record in found if record.steps]  # the others weren't saved
         if steps:
             clocks = steps[-1].clock - steps[0].clock
             print(f"program_progress: block:{number} warp:{warp} steps:{len(steps)} clocks:{clocks}")

@@ -1,10 +1,10 @@
-"""TensorTrace: which tensors the variables of functions hold, as lines of `tensor.trace`.
+"""TensorTrace: write the tensors in functions' variables as lines of `tensor.trace`.
 
     [call]  TIME  SHAPE  BYTES  PTR  NAME  FUNCTION  FILE:LINE
 
 Fields are separated by two blanks; TIME is in ns since the epoch, PTR is decimal. gpt.tensors.trace does the work: it
-records the tensors in the trace of the process, and gpt-neutrino writes the lines from there into the trace folder.
-Without gpt-neutrino they go to standard error. torch isn't imported.
+records the tensors in the process's trace, and gpt-neutrino copies the lines from there to the trace folder. Without
+gpt-neutrino they go to standard error. torch isn't imported.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ _Trace: Any = _find_tensors().trace
 
 
 class TensorTrace(_Trace):  # type: ignore[misc]
-    """While it is entered, tensors that variables of functions hold have lines, each under a name once."""
+    """While it's entered, writes a line for each tensor in functions' variables, once under each name."""
 
     def __init__(self) -> None:
         super().__init__(None if os.environ.get("GPT_HOOK_OUTPUT") else _print)
 
 
 def tensortrace(function: _Function) -> _Function:
-    """Runs a function in a TensorTrace."""
+    """Run a function in a TensorTrace."""
     traced: _Function = TensorTrace()(function)
     return traced

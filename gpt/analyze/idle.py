@@ -1,0 +1,359 @@
+"""gpt-analyze idle: why a GPU runs nothing, by what the host does meanwhile, and what would help.
+
+gpt/analyze/lib/idle_causes.py has the rules by which an idle time gets its cause.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.locations import SINCE, WHO, Who, describe, tell_apart
+from gpt.analyze.lib.parts import Parts
+from gpt.screen.units import amount, human, human_share, human_time
+from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES
+
+if TYPE_CHECKING:
+    from gpt.analyze.lib.host_calls import Copied
+    from gpt.analyze.lib.idle_causes import Reasons, Times
+    from gpt.analyze.lib.idle_times import Use
+    from gpt.trace.machines import Header
+    from gpt.trace.model import TraceModel
+
+TIMES = (Column("count", "u64", title="times"), *(Column(name, "u64", "ns") for name in ("mean", "longest")))
+IDLE = (Column("total", "u64", "ns", "idle"), Column("share", "f64", "%"))
+VERDICT = (
+    Column("cause", "text", title="why"),
+    Column("function", "text?", "function", shown="any"),
+    Column("time", "u64", "ns"),
+    Column("share", "f64", "%"),
+    Column("told", "text", shown="line"),
+)
+GPUS = (
+    Column("gpu", "text", title="GPU"),
+    *WHO,
+    Column("begin", "u64", "ns", "from"),
+    Column("whole", "u64", "ns", "time"),
+    *(Column(name, "u64", "ns", title) for name, title in (("kernels", ""), ("copies", "only copies"), ("idle", ""))),
+    Column("share", "f64", "%"),
+    Column("count", "u64", title="times"),
+)
+CAUSES = (
+    Column("cause", "text", title="idle because"),
+    Column("function", "text?", "function"),
+    *IDLE,
+    *TIMES,
+    Column("waited", "u64?", "ns", "waited before", "any"),
+    Column("label", "text", shown="never"),  # for the picture
+)
+DOING = (
+    Column("doing", "text", "function", "the host was in"),
+    Column("after", "text?", "function", "after waiting in"),
+    *IDLE,
+    *TIMES,
+)
+RANGES_IDLE = (
+    Column("range", "text"),
+    *IDLE,
+    *TIMES,
+    Column("cause", "text", title="mostly"),
+    Column("function", "text?", "function", shown="any"),
+)
+LONGEST = (
+    Column("after", "text", "kernel", "longest, after"),
+    Column("before", "text", "kernel"),
+    Column("cause", "text", title="because"),
+    Column("function", "text?", "function", shown="any"),
+    Column("part", "f64", "%", shown="never"),
+    Column("range", "text?", shown="any"),
+    Column("gpu", "text", title="GPU", shown="never"),
+    *WHO[:2],
+    Column("pid", "u64", "id", shown="never"),
+    Column("thread", "u64", "id", shown="never"),
+    Column("start", "u64", "ns", "at"),
+    Column("took", "u64", "ns", "idle"),
+)
+TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
+NO_RANGE = "(no range)"
+LEAST = 1  # % of the time from which on a cause is worth a verdict
+UNUSED = 50  # % of the SMs, on average over the kernels' time
+COPIES, SMALL = "only copies", "few blocks"
+NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
+BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
+SHARED = "{} is in several traces that were read apart: what other processes ran on it counts as idle"
+UNTIMED = "{} counted but not timed: {} time counts as host code"
+ACTIONS = {  # by the type of the function that a cause names
+    "memory": "allocate before the loop, or from a pool that keeps freed memory",
+    "module": "load code before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
+    "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
+    "memcpy": "copy from pinned memory, which lets the host go on",
+    "sync": "the host waits for something other than this GPU: another one, or an event",
+    "graph": "instantiate graphs once, before the loop",
+    "context": "create contexts once, before the loop",
+}
+ELSE = "call it less often, or in another thread"
+PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can launch kernels meanwhile"
+
+
+@dataclass
+class IdlePart:
+    """Facts about some traces; lists are by process."""
+
+    headers: list[Header]
+    uses: list[Use]
+    reasons: list[Reasons | None]  # None if it ran nothing
+    copied: list[dict[str, Copied]]
+    kernels: list[tuple[float, float]]  # ns of its kernels, and of the part of these for which SMs had no block
+    counted: list[int]
+    loaded: tuple[int, int]  # kernels that were loaded in a first launch, and ns
+
+
+class Idle(Parts[IdlePart]):
+    """Explain why GPUs ran nothing."""
+
+    drains = True
+    kinds = CALLS | COUNTED | GPU_TIMES | RANGES | {"device"}
+
+    def find(self, trace: TraceModel) -> IdlePart:
+        """Find the idle times of all GPUs and their causes."""
+        from gpt.analyze.lib.host_calls import HostCalls
+        from gpt.analyze.lib.idle_causes import find_reasons
+        from gpt.analyze.lib.idle_times import find_idle
+
+        uses, idle, times = find_idle(trace)
+        part = IdlePart([process.header for process in trace.processes], uses, [], [], [], [], (0, 0))
+        ran = {number for use in uses for number in use.processes}
+        for number in range(len(trace.processes)):
+            host = HostCalls(trace, number)
+            part.reasons.append(find_reasons(trace, number, idle[number], host) if number in ran else None)
+            part.copied.append(host.copied)
+            part.kernels.append(_sum_unused(times[number], host.blocks))
+            part.counted.append(trace.counted(number) if number in ran else 0)
+        part.uses = [
+            use._replace(first=use.first - min(trace.began(trace.processes[number]) for number in use.processes))
+            for use in uses
+        ]
+        part.loaded = trace.loading(list(trace.gpus()))
+        return part
+
+    def find_need(self, parts: list[IdlePart]) -> str | None:
+        """Return how to record GPU times if the traces lack them."""
+        return None if any(part.uses for part in parts) else NO_TIMES
+
+    def answer_parts(self, parts: list[IdlePart]) -> Answers:
+        """Yield the verdicts, the use of each GPU, the causes, what the host did, ranges, and the longest."""
+        if any(part.uses for part in parts):
+            yield from _Answer(parts).iter()
+
+
+def _sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
+    """Return the ns of kernels, and of the part of these for which SMs had no block: if all had one, that's 0."""
+    known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
+    return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
+
+
+class _Answer:
+    """All parts together."""
+
+    def __init__(self, parts: list[IdlePart]) -> None:
+        from gpt.analyze.lib.idle_causes import Reasons
+        from gpt.trace.machines import Machines
+
+        headers = [header for part in parts for header in part.headers]
+        self._who = tell_apart(headers)
+        machines = Machines(headers)
+        self._began = [header["monotonic"] + machines.offset(header) for header in headers]
+        self._numbers: dict[Hashable, int] = {}
+        self._uses: list[tuple[int, Use]] = []
+        self._shared: dict[int, None] = {}
+        self._longest: list[tuple[Any, ...]] = []
+        self._sums, self._copied = Reasons(), dict[str, Any]()
+        self._kernels = self._unused = 0.0
+        first = 0  # the number of the part's first process
+        for part in parts:
+            for use in part.uses:
+                if use.key in self._numbers:
+                    self._shared[self._numbers[use.key]] = None
+                number = self._numbers.setdefault(use.key, len(self._numbers))
+                self._uses.append((number, use._replace(processes=[first + one for one in use.processes])))
+            for at, reasons in enumerate(part.reasons):
+                if reasons:
+                    self._sums.merge(reasons)
+                    self._longest += [
+                        (first + at, self._numbers[part.uses[one.gpu].key], one) for one in reasons.longest
+                    ]
+            for copied in part.copied:
+                for op, sums in copied.items():
+                    self._copied[op] = self._copied[op].plus(sums) if op in self._copied else sums
+            self._kernels += sum(one for one, _ in part.kernels)
+            self._unused += sum(unused for _, unused in part.kernels)
+            first += len(part.headers)
+        self._counted = sum(count for part in parts for count in part.counted)
+        self._loaded = [sum(part.loaded[at] for part in parts) for at in (0, 1)]
+        self._untimed = [
+            describe(one) for at, one in enumerate(self._who) if all(at not in use.processes for _, use in self._uses)
+        ]
+        self._whole = sum(use.whole for _, use in self._uses)
+
+    def iter(self) -> Answers:
+        found = sorted(self._iter_verdicts(), key=lambda row: -row[2])
+        shown = [row for row in found if row[3] >= LEAST]
+        yield make_answer("verdict", VERDICT, shown, [] if shown else [BUSY], top=TOP_VERDICTS)
+        yield make_answer("gpus", GPUS, self._iter_uses(), [*self._iter_lines()])
+        sums = self._sums
+        rows = [
+            (cause, name, *self._times(times), times.waited or None, f"{cause}: {name}" if name else cause)
+            for (cause, name), times in sums.causes.items()
+        ]
+        if not rows:
+            return
+        rows.sort(key=lambda row: (-row[2], row[-1]))
+        drawn = plot("bars", "label", "total", title="idle time of the GPU by cause")
+        yield make_answer("causes", CAUSES, rows, top=TOP, plots=[drawn])
+        doing = [(what, after, *self._times(times)) for (what, after), times in sums.doing.items()]
+        yield make_answer("doing", DOING, sorted(doing, key=lambda row: (-row[2], row[0], row[1] or "")), top=TOP)
+        if set(sums.ranges) - {None}:
+            yield make_answer("ranges", RANGES_IDLE, self._iter_ranges(), top=TOP)
+        self._longest.sort(key=lambda one: (-one[2].took, one[0], one[2].at))
+        longest = [self._describe_longest(*one) for one in self._longest[:LISTED]]
+        yield make_answer("longest", LONGEST, longest, [f"'at' {SINCE}"], top=TOP)
+
+    def _times(self, times: Times) -> tuple[Any, ...]:
+        """Return the columns IDLE and TIMES."""
+        mean = times.total / (times.count or 1)
+        return times.total, 100 * times.total / (self._whole or 1), times.count, mean, times.longest
+
+    def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the columns VERDICT: each cause, and ways in which a busy GPU could be faster."""
+        for (cause, name), times in self._sums.causes.items():
+            share = 100 * times.total / (self._whole or 1)
+            yield cause, name, times.total, share, self._advise(cause, name, times)
+        copies = sum(use.copies for _, use in self._uses)
+        if copies:
+            yield COPIES, None, copies, 100 * copies / (self._whole or 1), self._advise_copies(copies)
+        if self._unused and 100 * self._unused >= UNUSED * self._kernels:
+            told = (
+                "launches have fewer blocks than the GPU has SMs: while kernels run, "
+                f"{human_share(100 * self._unused / self._kernels)} of the SMs have none. A larger batch would take "
+                "hardly longer"
+            )
+            unused = min(round(self._unused), sum(use.kernels for _, use in self._uses))
+            yield SMALL, None, unused, 100 * unused / (self._whole or 1), told
+
+    def _advise(self, cause: str, name: str | None, times: Times) -> str:
+        """Say in a sentence what happens and what would help."""
+        from gpt.analyze.lib import idle_causes as causes
+
+        count, mean = amount(times.count, "time"), human_time(times.total / times.count)
+        each = "" if times.count == 1 else " each"
+        where = self._find_range(cause, name)
+        share = human_share(100 * times.total / (self._whole or 1))
+        waited = human_time(times.waited / times.count)
+        match cause:
+            case causes.WAIT if 2 * times.items >= times.count:
+                return (
+                    f"the host waits for a value {count}, {waited}{each}, as '.item()' does{where}; the GPU is then "
+                    f"idle for {mean}{each}: read values less often, or later, when they are there"
+                )
+            case causes.WAIT:
+                return (
+                    f"the host waits for the GPU {count} in {name}, {waited}{each}{where}; the GPU is then idle for "
+                    f"{mean}{each}: launch the next work before waiting, or wait less often"
+                )
+            case causes.PACE:
+                took, period = (human_time(ns / times.count) for ns in (times.took, times.took + times.total))
+                return (
+                    f"launch-bound: kernels of {took} behind launches of {period}{where}; a CUDA graph would save at "
+                    f"most {share}"
+                )
+            case causes.CALL:
+                return (
+                    f"the GPU waits {count}, {mean}{each}, while the host is in {name}{where}: "
+                    f"{ACTIONS.get(self._sums.types.get(name or '', ''), ELSE)}"
+                )
+            case causes.HOST_CODE:
+                hint = "" if set(self._sums.ranges) - {None} else "; NVTX ranges would say which"
+                return (
+                    f"the host runs its own code {count}, {mean}{each}, between calls{where}{hint}: do that in another "
+                    "thread while the GPU works"
+                )
+            case causes.BETWEEN:
+                return (
+                    f"work that was launched in time begins {mean} after other work, {count}, part of which is the cost"
+                    " of --gpu-time: fewer and larger kernels would help"
+                )
+            case causes.LATE:
+                return (
+                    f"work begins late, {count}, although it was launched before{where}: its stream waits for another "
+                    "one, or the GPU serves another process; 'gpt-analyze timeline' shows the streams"
+                )
+        return f"{count}: the trace doesn't say which call launched what ran next"
+
+    def _find_range(self, cause: str, name: str | None) -> str:
+        """Name the NVTX range in which most of the time of a cause is, if that's at least half of it."""
+        found = {
+            where: causes[cause, name].total for where, causes in self._sums.ranges.items() if (cause, name) in causes
+        }
+        where = max(found, key=lambda one: found[one], default=None)
+        if where is None or 2 * found[where] < sum(found.values()):
+            return ""
+        return f", mostly in the range '{where}'"
+
+    def _advise_copies(self, copies: int) -> str:
+        """Say how much is copied while no kernel runs, and from where."""
+        found = []
+        for op, way in (("HtoD", "to"), ("DtoH", "from")):
+            if (sums := self._copied.get(op)) and sums.pageable:
+                found.append(
+                    f"{sums.pageable:,} of {amount(sums.calls, 'copy')} {way} the device ({human(sums.pageable_bytes)}"
+                    f" of {human(sums.bytes)}) use pageable memory"
+                )
+        told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a stream of its own while kernels run"
+        return f"for {human_share(100 * copies / (self._whole or 1))} of the time the GPU only copies{told}"
+
+    def _iter_lines(self) -> Iterator[str]:
+        yield "share: of the time from the GPU's first work to its last; copies are not idle"
+        if self._untimed:
+            more = f" and {len(self._untimed) - 1:,} more" if len(self._untimed) > 1 else ""
+            yield f"when work of {self._untimed[0]}{more} ran is not recorded: it counts as idle"
+        yield from (SHARED.format(f"GPU {number}") for number in self._shared)
+        if off := sum(use.off for _, use in self._uses):
+            yield f"recording was off for {human_time(off)} between work, which are neither busy nor idle"
+        if self._counted:
+            yield UNTIMED.format(amount(self._counted, "call"), "its" if self._counted == 1 else "their")
+        if self._loaded[0]:
+            kernels = amount(self._loaded[0], "kernel")
+            yield f"idle, not busy: {human_time(self._loaded[1])} for loading {kernels} in a first launch"
+
+    def _iter_uses(self) -> Iterator[tuple[Any, ...]]:
+        for number, use in sorted(self._uses, key=lambda one: one[0]):
+            who: tuple[Any, ...] = self._who[use.processes[0]] if len(use.processes) == 1 else (None, None, None)
+            share = 100 * use.idle / (use.whole or 1)
+            times = max(0, use.first), use.whole, use.kernels, use.copies, use.idle
+            yield f"GPU {number}", *who, *times, share, use.times
+
+    def _iter_ranges(self) -> list[tuple[Any, ...]]:
+        rows = []
+        for name, causes in self._sums.ranges.items():
+            total = sum(times.total for times in causes.values())
+            count = sum(times.count for times in causes.values())
+            most = max(causes, key=lambda key: (causes[key].total, key[0], key[1] or ""))
+            longest = max(times.longest for times in causes.values())
+            share = 100 * total / (self._whole or 1)
+            rows.append((name or NO_RANGE, total, share, count, total / (count or 1), longest, *most))
+        return sorted(rows, key=lambda row: (-row[1], row[0]))
+
+    def _describe_longest(self, process: int, gpu: int, one: Any) -> tuple[Any, ...]:
+        who: Who = self._who[process]
+        at = max(0, one.at + self._began[process])
+        return (
+            one.after, one.before, one.cause, one.name, one.share, one.range, f"GPU {gpu}", *who, one.thread, at,
+            one.took,
+        )  # fmt: skip
+
+
+ANALYSIS = Analysis("Say why the GPU is idle, and what would help.", Idle)

@@ -1,0 +1,36 @@
+"""The lengths of gaps by group. If recording was off in a gap, its length isn't known: such a gap is CUT.
+
+Of cut gaps only the number and the recorded time are kept, which is part of the total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from gpt.analyze.lib.numbers import Numbers, Whole, add_up
+
+
+class GapLengths(Numbers):
+    """Lengths in ns; only whole gaps make up count, most and percentiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cut: dict[Hashable, tuple[int, int]] = {}
+
+    def add_gaps(self, group: Hashable, recorded: Whole, off: Whole) -> Whole:
+        """Add gaps by their recorded time and the time that recording was off in each, and return the whole ones."""
+        whole: Whole = recorded[off == 0]
+        self.add(group, whole)
+        if len(whole) < len(recorded):
+            count, time = self.cut(group)
+            cut = recorded[off > 0]
+            self._cut[group] = count + len(cut), time + add_up(cut)
+        return whole
+
+    def cut(self, group: Hashable) -> tuple[int, int]:
+        """Return the number of cut gaps, and their recorded ns."""
+        return self._cut.get(group, (0, 0))
+
+    def recorded(self, group: Hashable) -> int:
+        """Return the recorded ns of all gaps."""
+        return (self.total(group) if group in self else 0) + self.cut(group)[1]

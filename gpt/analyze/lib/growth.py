@@ -1,0 +1,54 @@
+"""Tell memory that grows from memory that a program allocates once: it grows until the last allocation."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gpt.analyze.lib.allocations import Pieces
+
+PARTS, EACH = 4, 0.1  # parts of the time in which it allocates, and the least share of the growth that each must have
+START = 0.1  # share of the allocated bytes that come before that time
+LEAST = 10  # allocations that were not freed
+LONG = 0.2  # least share of the time from there to the last call
+
+
+class Growth(NamedTuple):
+    """Memory that grew from `start` to `end` bytes in `time` ns, in `pieces` that weren't freed in that time."""
+
+    start: float
+    end: float
+    pieces: int
+    time: int
+
+
+def find_growth(pieces: Pieces, last: int) -> Growth | None:
+    """Return how the GPU memory of a process grew until its last call, or None if it didn't all the time.
+
+    It did if each quarter of the time from the first allocations, START of all bytes, to the last one has at least a
+    tenth of the growth.
+    """
+    begins, ends, sizes = (one[pieces.on_gpu] for one in (pieces.begins, pieces.ends, pieces.sizes))
+    if len(begins) < LEAST:
+        return None
+    order = np.argsort(begins, kind="stable")
+    before = np.cumsum(sizes[order].astype(float))
+    first, stop = int(begins[order][np.searchsorted(before, START * before[-1])]), int(begins.max())
+    if stop - first < LONG * max(1, last - first):
+        return None
+    edges = np.linspace(first, stop, PARTS + 1)
+    edges[-1] += 1
+    freed = ~pieces.left[pieces.on_gpu]
+    grown = np.array([
+        sizes[(begins >= low) & (begins < high)].sum(dtype=float)
+        - sizes[freed & (ends >= low) & (ends < high)].sum(dtype=float)
+        for low, high in pairwise(edges.tolist())
+    ])  # fmt: skip
+    kept = (begins >= first) & (~freed | (ends > stop))
+    if kept.sum() < LEAST or grown.sum() <= 0 or (grown < EACH * grown.sum()).any():
+        return None
+    start = float(sizes[(begins < first) & (~freed | (ends >= first))].sum(dtype=float))
+    return Growth(start, start + float(grown.sum()), int(kept.sum()), stop - first)

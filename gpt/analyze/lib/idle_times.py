@@ -1,0 +1,136 @@
+"""Find the times in which a GPU ran nothing: with what ran before, what ran next, and the call that launched that.
+
+Work of all processes on a GPU counts, overlaps count once, and so do copies: a GPU that copies isn't idle. Times are
+from its first work to its last, as nobody knows what it does outside of that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.lib.sequence import LAUNCH, Acts
+from gpt.trace.calls_store import NO_DEVICE
+from gpt.trace.spill import Array, Aside, Sorted
+from gpt.trace.unrecorded import Unrecorded, unite
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from gpt.trace.model import TraceModel
+
+# A time in which a GPU was idle. `after` is what ran before it; `function`, `api` and `took` are about what ran next,
+# which the `call` of a `thread` launched.
+IDLE = [("begin", "<i8"), ("end", "<i8"), ("gpu", "<u4"), ("thread", "<u8"), ("call", "<i8"), ("off", "<i8"),
+        ("process", "<u4"), ("after_process", "<u4"), ("after_function", "<u4"), ("after_api", "<u4"),
+        ("function", "<u4"), ("api", "<u4"), ("took", "<f8")]  # fmt: skip
+
+
+class Use(NamedTuple):
+    """The use of a GPU from its first work to its last, in ns: by kernels or graphs, by copies alone, by nothing."""
+
+    key: Hashable  # identifies the GPU among all processes
+    processes: list[int]
+    whole: int
+    kernels: int
+    copies: int
+    idle: int
+    times: int
+    first: int
+    last: int
+    off: int  # ns between work in which recording was off
+
+
+class _Gpu:
+    """The union of the work of a GPU so far."""
+
+    def __init__(self, unrecorded: Unrecorded) -> None:
+        self.unrecorded = unrecorded
+        self.first: int | None = None
+        self.reach = self.kernel_reach = 0
+        self.kernels = self.idle = self.count = self.off = 0
+        self.ender: tuple[int, int, int] = (0, 0, 0)  # process, function and call of the work that ended last
+
+    def add(self, rows: Array, is_kernel: npt.NDArray[np.bool_], number: int) -> Array:
+        """Return the idle times before these rows, which follow the ones added before; `number` is the GPU's."""
+        begins = rows["begin"]
+        ends = begins + rows["duration"].astype(np.int64)
+        if self.first is None:
+            self.first = self.reach = self.kernel_reach = int(begins[0])
+        reach = np.maximum.accumulate(np.append(self.reach, ends))
+        last = np.maximum.accumulate(np.where(ends >= reach[1:], np.arange(len(rows)), -1))
+        found = self._find(rows, reach, last, number)
+        self.idle += int((found["end"] - found["begin"] - found["off"]).sum())
+        self.count += len(found)
+        self.off += int(found["off"].sum())
+        if last[-1] >= 0:
+            self.ender = tuple(rows[["process", "function", "api"]][last[-1]].tolist())
+        self.reach = int(reach[-1])
+        own, end = begins[is_kernel], ends[is_kernel]
+        covered = np.maximum.accumulate(np.append(self.kernel_reach, end))
+        self.kernels += int(np.maximum(end - np.maximum(own, covered[:-1]), 0).sum())
+        self.kernel_reach = int(covered[-1])
+        return found
+
+    def _find(self, rows: Array, reach: Array, last: Array, number: int) -> Array:
+        at = np.flatnonzero(rows["begin"] > reach[:-1])
+        off = self.unrecorded.within(reach[at], rows["begin"][at])
+        known = rows["begin"][at] - reach[at] > off
+        self.off += int(off[~known].sum())
+        at, off = at[known], off[known]
+        found = np.zeros(len(at), IDLE)
+        found["begin"], found["end"], found["off"], found["gpu"] = reach[at], rows["begin"][at], off, number
+        for name in ("process", "thread", "call", "function", "api"):
+            found[name] = rows[name][at]
+        found["took"] = rows["duration"][at]
+        before = np.where(at > 0, last[at - 1], -1)
+        enders = rows[["process", "function", "api"]][before]
+        for place, name in enumerate(("process", "function", "api")):
+            found[f"after_{name}"] = np.where(before >= 0, enders[name], self.ender[place])
+        return found
+
+
+def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[int]]]:
+    """Return the use of each GPU, and for each process the idle times that its work ended, sorted by begin, as IDLE.
+
+    The last are, for each process, the ns that each of its functions ran.
+    """
+    places: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    for number, device in trace.gpus():
+        key = trace.processes[number].gpu(None if device == NO_DEVICE else device)
+        places[key].append((number, device))
+    aside = Aside()
+    idle = [Sorted(aside, IDLE, "begin") for _ in trace.processes]
+    acts = [Acts(process) for process in trace.processes]
+    uses, times = [], [Counter[int]() for _ in trace.processes]
+    for at, (key, own) in enumerate(places.items()):
+        numbers = sorted({number for number, _ in own})
+        gpu = _Gpu(unite([trace.unrecorded(trace.processes[number]) for number in numbers]))
+        for rows in trace.iter_gpu_times(own):
+            found = gpu.add(rows, _find_kernels(rows, acts, numbers), at)
+            for number in numbers:
+                _add_times(times[number], rows if len(numbers) == 1 else rows[rows["process"] == number])
+                if len(mine := found[found["process"] == number]):
+                    idle[number].add(mine)
+        assert gpu.first is not None
+        whole = gpu.reach - gpu.first - gpu.off
+        copies = whole - gpu.idle - gpu.kernels
+        uses.append(Use(key, numbers, whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.first, gpu.reach, gpu.off))
+    return uses, idle, times
+
+
+def _add_times(times: Counter[int], rows: Array) -> None:
+    functions, which = np.unique(rows["function"], return_inverse=True)
+    sums = np.bincount(which, rows["duration"], len(functions))
+    times.update(dict(zip(functions.tolist(), sums.tolist(), strict=True)))
+
+
+def _find_kernels(rows: Array, acts: list[Acts], numbers: list[int]) -> npt.NDArray[np.bool_]:
+    """Return which rows are kernels or graphs: the others are copies, and set memory."""
+    found: npt.NDArray[np.bool_] = rows["function"] != 0
+    for number in numbers:
+        found |= (rows["process"] == number) & ((acts[number].of_ids(rows["api"]) & LAUNCH) != 0)
+    return found

@@ -1,0 +1,58 @@
+"""The innermost NVTX range that each thread was in: pushed ranges as a layer that doesn't overlap (overlay.py)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpt.analyze.lib.overlay import LAYER
+from gpt.trace.spill import Array, Aside, Sorted
+from gpt.trace.unrecorded import FOREVER
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+
+BATCH = 1 << 14  # rows of Python numbers before they become an array
+
+
+def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
+    """Yield the parts of pushed ranges that are in no inner range of their thread, as LAYER, sorted by begin.
+
+    `what` is an index into the texts of the process's ranges. An inner range ends with the outer one at the latest, and
+    a range that never ended lasts FOREVER.
+    """
+    found = Sorted(Aside(), LAYER, "begin")
+    parts: list[tuple[int, int, int, int, float]] = []
+    stacks: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # ends and names, the innermost last
+    since: dict[int, int] = {}  # from when on the innermost one has no part yet
+
+    def leave(thread: int, until: int | None) -> None:
+        """Add parts of the ranges that ended by then, or of all."""
+        stack = stacks[thread]
+        while stack and (until is None or stack[-1][0] <= until):
+            end, name = stack.pop()
+            if end > since[thread]:
+                parts.append((since[thread], end, thread, name, 0.0))
+                since[thread] = end
+
+    for rows in trace.iter_ranges(number, FOREVER):
+        pushed = rows[rows["pushed"]]
+        columns = (pushed[name].tolist() for name in ("begin", "end", "thread", "name"))
+        for begin, end, thread, name in zip(*columns, strict=True):
+            leave(thread, begin)
+            stack = stacks[thread]
+            if stack and begin > since[thread]:
+                parts.append((since[thread], begin, thread, stack[-1][1], 0.0))
+            since[thread] = begin
+            stack.append((min(end, stack[-1][0]) if stack else end, name))
+            if len(parts) >= BATCH:
+                found.add(np.array(parts, LAYER))
+                parts.clear()
+    for thread in stacks:
+        leave(thread, None)
+    if parts:
+        found.add(np.array(parts, LAYER))
+    return iter(found)

@@ -1,0 +1,131 @@
+"""Name the analysis that says most about a program: the last line of gpt-analyze summary.
+
+The first of these that holds decides:
+
+- collectives: several ranks, and collectives take MUCH of the GPU time.
+- memory: once the program repeats a unit, it allocates more than it frees.
+- graphs: graphs take most of the GPU time, and their kernels were probed.
+- startup: until the program steadily repeats a unit it takes longer than all units, and at least LONG; or the time from
+  the first launch to there does, and at least WARM.
+- graphs: graphs take most of the GPU time, and the GPU is busy.
+- idle: it's known when kernels ran.
+- gaps: it isn't.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpt.analyze.lib.answer import Column, Record, make_answer
+from gpt.screen.units import human_share, human_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpt.analyze.lib.questions import InferenceFacts
+    from gpt.analyze.lib.totals import ProcessTotals, Totals
+
+NEXT = (
+    Column("command", "text", title="next"),
+    Column("why", "text", title="to see"),
+    Column("option", "text?", shown="never"),
+)
+MUCH, MOST = 0.2, 0.5  # shares of the GPU time
+LONG, WARM = 10_000_000_000, 100_000_000  # ns
+GROWING = 5  # allocations that are not followed by a free
+BUSY = 25  # % of the time that a GPU may be idle
+
+
+class Hints(NamedTuple):
+    """Facts of a process that has a repeating unit, in ns: until its first launch, until it's steady, until its last.
+
+    `allocations` and `frees` are calls of the last three quarters of that time.
+    """
+
+    loading: int
+    warm: int
+    steady: int
+    allocations: int
+    frees: int
+
+
+def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
+    """Return the hints of a process, or None if nothing repeats in it."""
+    from gpt.analyze.lib.iterations import WHOLE
+
+    first = totals.launches.first()
+    units = [row for row in facts.units if row[0].startswith(WHOLE)]
+    if first is None or not units:
+        return None
+    process = totals.process
+    header, clock = process.header, process.clock
+    launched = int(clock.times(_array(first))[0]) - clock.monotonic
+    begin = units[0][8] + _find_slow(totals, *units[0][3:8])  # ns since the process began
+    last = int(clock.times(totals.launches.starts()[-1:])[0]) - clock.monotonic
+    since = header.get("tsc", 0) if "tsc_hz" in header else clock.monotonic
+    stamp = since + round((begin + (last - begin) / 4) / clock.ns_per_tick)
+    calls = totals.call_times.count(max(0, stamp), totals.last_stamp + 1)
+    made = {"alloc": 0, "free": 0}
+    for id_, count in calls.items():
+        api = process.api(id_)
+        if api.type == "memory" and api.op in made:
+            made[api.op] += count
+    return Hints(launched, max(0, begin - launched), max(0, last - begin), made["alloc"], made["free"])
+
+
+def _find_slow(totals: ProcessTotals, length: int, _: int, times: int, usual: float, first: int) -> int:
+    """Return how many ns pass until a repetition takes at most USUAL times what they take usually."""
+    import numpy as np
+
+    from gpt.analyze.lib.steady import USUAL
+
+    places = first - 1 + length * np.arange(times + 1)
+    starts = totals.launches.starts()
+    times_of = totals.process.clock.times(starts[places[places < len(starts)]])
+    good = np.flatnonzero(np.diff(times_of) <= USUAL * usual)
+    return int(times_of[good[0]] - times_of[0]) if len(good) else 0
+
+
+def _array(stamp: int) -> Any:
+    import numpy as np
+
+    return np.array([stamp], np.uint64)
+
+
+def name_next(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints | None]) -> Record | None:
+    """Return the answer that names the next command, or None if no launch was recorded as a call."""
+    if not any(fact.launches for fact in facts):
+        return None
+    named, why, option = _choose(totals, facts, [one for one in hints if one])
+    return make_answer("next", NEXT, [(f"gpt-analyze {named}", why, option)])
+
+
+def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints]) -> tuple[str, str, str | None]:
+    """Return the analysis, what it says, and the option that a better recording needs."""
+    from gpt.analyze.lib.ranks import is_collective
+    from gpt.trace.graphs import GRAPH_LAUNCH
+
+    times = {name: kernel.gpu.total for name, kernel in totals.kernels.items()}
+    graphs = sum(function.gpu.total for api, function in totals.functions.items() if api[:2] == GRAPH_LAUNCH)
+    whole = sum(times.values()) + graphs
+    idle = [fact.idle for fact in facts if fact.idle]
+    share = 100 * sum(one.idle for one in idle) / (sum(one.total for one in idle) or 1)
+    collectives = sum(time for name, time in times.items() if is_collective(name))
+    ranks = {fact.header.get("rank") for fact in facts} - {None}
+    if len(ranks) > 1 and collectives > MUCH * whole:
+        part = human_share(100 * collectives / whole)
+        return "collectives", f"whom the ranks wait for in {part} of the GPU time", None
+    if any(one.allocations - one.frees >= GROWING and one.allocations >= 2 * one.frees for one in hints):
+        return "memory", "what isn't freed: memory grows with each iteration", None
+    in_graphs = "graphs", f"which kernels take {human_share(100 * graphs / (whole or 1))} of the GPU time in graphs"
+    if graphs > MOST * whole and totals.coverage.probed:
+        return *in_graphs, None
+    for one in sorted(hints, key=lambda one: -one.loading - one.warm)[:1]:
+        before = one.loading + one.warm
+        if (before > one.steady and before >= LONG) or (one.warm > one.steady and one.warm >= WARM):
+            return "startup", f"where {human_time(before)} go before it's steady, for {human_time(one.steady)}", None
+    if graphs > MOST * whole and share < BUSY:
+        return *in_graphs, "-p block_sched"
+    if idle:
+        return "idle", f"why the GPU is idle {human_share(share)} of the time", None
+    return "gaps", "when nothing was launched (--gpu-time says more)", "--gpu-time"

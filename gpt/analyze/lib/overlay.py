@@ -1,0 +1,144 @@
+"""Split pieces of time where something else begins and ends, for any number of both.
+
+A *piece* is a time of a thread: part of a time in which a GPU was idle, for instance. A *layer* says what the threads
+did: rows that don't overlap on a thread, such as its calls, or the innermost ranges that it was in. `overlay` cuts each
+piece at the edges of the layer and notes what each part lies in. Both are read once, in step, and neither is kept: a
+piece that reaches beyond the rows of the layer that were read is cut there, and its rest waits for more rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.lib.sequence import Groups
+from gpt.trace.rows import take
+from gpt.trace.spill import Array, iter_windows, join, sort
+from gpt.trace.unrecorded import Unrecorded
+
+Whole = npt.NDArray[np.int64]
+Places = npt.NDArray[np.intp]
+
+NOTHING = -1  # a part that lies in no row of the layer
+# `number` says to what a piece belongs; `first` is the piece with which that begins. `call` is for the reader. `what`
+# and `since` are what the piece lies in and when that began; `before` and `before_since` are the same for the last row
+# that began before a `first` piece, if it reaches the beginning of the piece or ended at most NEAR earlier.
+PIECE = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("number", "<i8"), ("call", "<i8"), ("first", "?"),
+         ("what", "<i8"), ("since", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8"),
+         ("range", "<i8")]  # fmt: skip
+LAYER = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("what", "<i8"), ("note", "<f8")]
+NEAR = 20_000  # ns by which a clock of the GPU and one of the host may differ
+
+
+class Split(NamedTuple):
+    """Parts of pieces: inside a row of a layer, and outside of all; each has the index of its piece."""
+
+    inside: Places
+    rows: Places
+    inside_begin: Whole
+    inside_end: Whole
+    outside: Places
+    outside_begin: Whole
+    outside_end: Whole
+
+
+def split(begins: Whole, ends: Whole, layer_begins: Whole, layer_ends: Whole) -> Split:
+    """Split pieces, in any order, by rows that are sorted and don't overlap."""
+    low = np.searchsorted(layer_ends, begins, "right")
+    count = np.maximum(np.searchsorted(layer_begins, ends, "left") - low, 0)
+    first = np.cumsum(count) - count
+    piece = np.repeat(np.arange(len(begins)), count)
+    rows = np.arange(len(piece)) - np.repeat(first, count) + np.repeat(low, count)
+    begin, end = np.maximum(begins[piece], layer_begins[rows]), np.minimum(ends[piece], layer_ends[rows])
+    starts, stops = np.empty(len(begins) + len(piece), np.int64), np.empty(len(begins) + len(piece), np.int64)
+    at, edge = np.arange(len(piece)) + piece, np.arange(len(begins)) + first
+    starts[edge], stops[edge + count] = begins, ends
+    stops[at], starts[at + 1] = begin, end
+    owner = np.repeat(np.arange(len(begins)), count + 1)
+    good, left = end > begin, stops > starts
+    return Split(piece[good], rows[good], begin[good], end[good], owner[left], starts[left], stops[left])
+
+
+def cut_out(pieces: Array, unrecorded: Unrecorded) -> Array:
+    """Return the parts of pieces that were recorded; the first one of a piece stays the `first`."""
+    if not len(unrecorded) or not len(pieces):
+        return pieces
+    parts = split(pieces["begin"], pieces["end"], unrecorded.begins, unrecorded.ends)
+    found = take(pieces, parts.outside)
+    found["begin"], found["end"] = parts.outside_begin, parts.outside_end
+    found["first"] &= np.append(True, np.diff(parts.outside) != 0)[: len(found)]
+    return sort(found, "begin")
+
+
+def iter_alone(layer: Iterator[Array]) -> Iterator[Array]:
+    """Leave out the rows of a layer that overlap earlier ones of their thread: calls within other calls."""
+    groups, reached = Groups(), dict[int, int]()
+    for rows in layer:
+        alone = np.ones(len(rows), bool)
+        for thread, mine in groups.iter(rows["thread"]):
+            begin, end = rows["begin"][mine], rows["end"][mine]
+            before = reached.get(thread, int(begin[0]))
+            reach = np.maximum.accumulate(np.append(before, end))
+            alone[mine] = begin >= reach[:-1]
+            reached[thread] = int(reach[-1])
+        yield rows if alone.all() else rows[alone]
+
+
+def overlay(pieces: Iterator[Array], layer: Iterator[Array], field: str) -> Iterator[Array]:
+    """Yield the parts of pieces; `field` of each has what it lies in, unless that's nothing.
+
+    If the field is `what`, `since` says when that began, and `before`, `before_since` and `note` are filled. Pieces and
+    layer are sorted by their begin, with equal ones in one chunk. So are the parts.
+    """
+    rest, open_ = np.zeros(0, PIECE), np.zeros(0, LAYER)
+    places, groups = Groups(), Groups()
+    for own, rows in iter_windows((pieces, PIECE, "begin"), (layer, LAYER, "begin")):
+        bound = 1 + max(int(part["begin"][-1]) for part in (own, rows) if len(part))  # the layer is known before it
+        rows = join([open_, rows]) if len(open_) else rows
+        own = join([rest, own]) if len(rest) else own.copy()
+        rest = own[own["end"] > bound]
+        rest["begin"], rest["first"] = bound, False
+        own["end"] = np.minimum(own["end"], bound)
+        mine = dict(groups.iter(rows["thread"]))
+        if len(own):
+            yield _lay(own, rows, mine, places, field)
+        open_ = rows[np.sort([at[-1] for at in mine.values()])] if mine else rows[:0]
+    if len(rest):
+        yield _lay(rest, open_, dict(groups.iter(open_["thread"])), places, field)
+
+
+def _lay(pieces: Array, rows: Array, known: dict[int, Places], places: Groups, field: str) -> Array:
+    """Return the parts of pieces, for which all rows of the layer that matter are there."""
+    found = []
+    for thread, at in places.iter(pieces["thread"]):
+        own = take(pieces, at)
+        if thread not in known:
+            found.append(own)
+            continue
+        layer = take(rows, known[thread])
+        parts = split(own["begin"], own["end"], layer["begin"], layer["end"])
+        if field == "what":
+            _note_before(own, layer)
+        of, count = np.concatenate((parts.inside, parts.outside)), len(parts.inside)
+        both = take(own, of)
+        both["begin"] = np.concatenate((parts.inside_begin, parts.outside_begin))
+        both["end"] = np.concatenate((parts.inside_end, parts.outside_end))
+        both["first"] &= both["begin"] == own["begin"][of]
+        both[field][:count] = layer["what"][parts.rows]
+        if field == "what":
+            both["since"][:count] = layer["begin"][parts.rows]
+        found.append(both)
+    return sort(join(found), "begin")
+
+
+def _note_before(pieces: Array, layer: Array) -> None:
+    """Note what covers the beginning of `first` pieces or ended right before, and the layer's note about it."""
+    at = np.searchsorted(layer["begin"], pieces["begin"], "left") - 1
+    good = pieces["first"] & (at >= 0)
+    good[good] = layer["end"][at[good]] + NEAR >= pieces["begin"][good]
+    at = at[good]
+    pieces["before"][good], pieces["before_since"][good] = layer["what"][at], layer["begin"][at]
+    pieces["note"][good] = layer["note"][at]

@@ -1,0 +1,80 @@
+"""A fold that asks one question about the traces it has read, and merges the results of several such folds.
+
+What a subclass finds is small enough to send from a worker of a cluster (cluster.py), and says nothing about other
+processes: how processes are named, and when each began, follows from all headers and is only decided in the answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from gpt.analyze.lib import base
+from gpt.analyze.lib.answer import Answers
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+
+Part = TypeVar("Part")
+
+
+class Parts(Generic[Part]):
+    """The traces that were read here, and the parts that other folds found."""
+
+    streams = True
+    drains: ClassVar[bool] = False
+    kinds: frozenset[str]
+
+    def __init__(self) -> None:
+        from gpt.trace.model import TraceModel
+
+        self._found: list[Part] = []
+        self._here: Part | None = None  # found in the traces so far, until more of them come
+        self._model: TraceModel | None = TraceModel(drains=self.drains)
+
+    def take(self, process: Process) -> None:
+        """Keep the rows that a process has collected."""
+        assert self._model
+        self._here = None
+        self._model.take(process)
+
+    def end(self, process: Process) -> None:
+        """Note that a process has ended."""
+        assert self._model
+        self._here = None
+        self._model.end(process)
+
+    def find(self, trace: TraceModel) -> Part:
+        """Return the part of these traces."""
+        raise NotImplementedError
+
+    def find_need(self, parts: list[Part]) -> str | None:
+        """Return what would have recorded the subject of the question, or None if it's there."""
+        raise NotImplementedError
+
+    def answer_parts(self, parts: list[Part]) -> Answers:
+        """Yield the answers about all parts."""
+        raise NotImplementedError
+
+    def parts(self) -> list[Part]:
+        """Return the parts of merged folds, then our own."""
+        if self._here is None and self._model and self._model.processes:
+            self._here = self.find(self._model)
+        return self._found if self._here is None else [*self._found, self._here]
+
+    def merge(self, other: Parts[Part]) -> None:
+        """Merge a fold of later traces."""
+        self._found = [*self.parts(), *other.parts()]
+        self._here = self._model = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the parts: rows are spilled to a file that others can't read."""
+        return {"_found": self.parts(), "_here": None, "_model": None}
+
+    def find_lack(self, kinds: set[str]) -> str | None:
+        """Return what would have recorded the missing input, or None."""
+        return base.find_lack(kinds, self.kinds) or self.find_need(self.parts())
+
+    def answer(self, incomplete: list[str]) -> Answers:
+        """Yield the answers."""
+        yield from self.answer_parts(self.parts())

@@ -1,0 +1,211 @@
+"""gpt-analyze startup: where the time goes from the beginning of a program until it first does its work steadily."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.locations import PROGRAM, WHO, describe, name_program, tell_apart
+from gpt.analyze.lib.parts import Parts
+from gpt.screen.units import amount, human, human_share, human_time
+from gpt.trace.kinds import CALLS, COUNTED, LOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpt.analyze.lib.startup_times import Startup
+    from gpt.trace.model import TraceModel
+
+STARTUP = (
+    Column("what", "text", title="until it's steady"),
+    Column("time", "u64", "ns"),
+    Column("share", "f64", "%"),
+    Column("calls", "u64?"),
+    Column("bytes", "u64?", "bytes", shown="any"),
+    Column("rate", "f64?", "bytes", "a second", "any"),
+    Column("pageable", "u64?", "bytes", shown="never"),
+    Column("begin", "u64?", "ns", "from"),
+    Column("told", "text?", shown="line"),
+)
+LIBRARIES = (
+    Column("library", "text", title="kernels of"),
+    Column("kernels", "u64", title="launched"),
+    Column("loaded", "u64", title="loaded in a launch"),
+    Column("time", "u64", "ns"),
+    Column("share", "f64", "%"),
+)
+LONGEST = (
+    Column("name", "text", "function", "longest call"),
+    Column("kernel", "text?", "kernel", shown="any"),
+    Column("start", "u64", "ns", "at"),
+    Column("took", "u64", "ns"),
+)
+PROCESSES = (
+    *PROGRAM,
+    *WHO,
+    Column("time", "u64", "ns", "until it's steady"),
+    Column("first", "u64?", "ns", "first unit"),
+    Column("usual", "u64?", "ns", "later ones"),
+    Column("most", "text", title="mostly"),
+    Column("most_time", "u64", "ns", "time"),
+)
+TOP, TELL = 10, 10  # rows of a table; % of the time from which on a row gets a sentence
+NO_LAUNCH = (
+    "no launch of a kernel or graph in the trace, and a start ends when launches repeat: 'gpt-hook run' records "
+    "launches unless --calls or ctl excludes them"
+)
+UNTIMED = "{} counted but not timed: {} time counts as host code"
+
+
+@dataclass
+class StartupPart:
+    """The processes of some traces that launched anything, and the headers of all."""
+
+    headers: list[dict[str, Any]] = field(default_factory=list)
+    found: list[tuple[int, Startup, int]] = field(default_factory=list)  # number, start, calls that were counted
+
+
+class StartupFold(Parts[StartupPart]):
+    """Show where the time goes until programs are steady."""
+
+    kinds = CALLS | COUNTED | LOADS
+
+    def find(self, trace: TraceModel) -> StartupPart:
+        """Find the start of each process that launched anything."""
+        from gpt.analyze.lib.sequence import launches_any
+        from gpt.analyze.lib.short_calls import Tapes
+        from gpt.analyze.lib.startup_times import find_startup
+        from gpt.analyze.lib.steady import find_steady
+
+        part = StartupPart([process.header for process in trace.processes])
+        for number in range(len(trace.processes)):
+            if launches_any(trace, number):
+                found = find_startup(trace, number, find_steady(Tapes(trace, number)))
+                part.found.append((number, found, trace.counted(number)))
+        return part
+
+    def find_need(self, parts: list[StartupPart]) -> str | None:
+        """Return what a trace without launches lacks, or None."""
+        return None if any(part.found for part in parts) else NO_LAUNCH
+
+    def answer_parts(self, parts: list[StartupPart]) -> Answers:
+        """Yield the process that takes longest, its libraries and calls, and all processes if there are several."""
+        headers = [header for part in parts for header in part.headers]
+        who = tell_apart(headers)
+        found, first = [], 0
+        for part in parts:
+            found += [(who[first + number], startup, counted) for number, startup, counted in part.found]
+            first += len(part.headers)
+        found.sort(key=lambda one: (-one[1].time, one[1].header.get("rank", -1)))
+        if not found:
+            return
+        one, startup, counted = found[0]
+        several = f", of {len(found):,} that launched: --pid chooses" if len(found) > 1 else ""
+        verdict = [f"{describe(one)}{several}: {line}" for line in _describe(startup)]
+        verdict += [f"recording was off for {human_time(startup.off)}, which are in no row"] if startup.off else []
+        verdict += [UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their")] if counted else []
+        verdict.append("'from' and 'at' count from the beginning of the process")
+        drawn = plot("stack", "what", "time", title="time until the program is steady")
+        yield make_answer("startup", STARTUP, _iter_kinds(startup), verdict, plots=[drawn])
+        if startup.libraries:
+            yield make_answer("libraries", LIBRARIES, _iter_libraries(startup), top=TOP)
+        if startup.longest:
+            calls = [(call.name, call.kernel, max(0, call.at), call.took) for call in startup.longest]
+            yield make_answer("longest", LONGEST, calls, top=TOP)
+        if len(found) > 1:
+            rows = [(*name_program(each.header), *where, *_find_sums(each)) for where, each, _ in found]
+            yield make_answer("processes", PROCESSES, rows)
+
+
+def _find_sums(startup: Startup) -> tuple[Any, ...]:
+    """Return the columns PROCESSES from `time` on."""
+    times = {what: kind.time for what, kind in startup.kinds.items()}
+    most = max(times, key=lambda what: (times[what], what), default="-")
+    return startup.time, startup.first or None, startup.usual or None, most, times.get(most, 0)
+
+
+def _describe(startup: Startup) -> Iterator[str]:
+    """Say when the process was steady, and how it was before."""
+    if not startup.steady:
+        yield f"no unit of launches repeats, so this is all of its {human_time(startup.time)}"
+        return
+    yield (
+        f"{human_time(startup.time)} and {amount(startup.launches, 'launch')} until it steadily repeats a unit of "
+        f"{amount(startup.length, 'launch')}, which comes {startup.times:,} times and takes {human_time(startup.usual)}"
+    )
+    if startup.skipped:
+        units = amount(startup.skipped, "unit")
+        yield f"not steady: its first {units}, of which the first took {human_time(startup.first)}"
+
+
+def _iter_kinds(startup: Startup) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns STARTUP, longest first."""
+    for what, kind in sorted(startup.kinds.items(), key=lambda one: (-one[1].time, one[0])):
+        share = 100 * kind.time / (startup.time or 1)
+        rate = kind.bytes / kind.time * 1e9 if kind.bytes and kind.time else None
+        pageable = kind.pageable if kind.bytes else None
+        told = _advise(startup, what) if share >= TELL else None
+        row = what, kind.time, share, kind.calls or None, kind.bytes or None, rate, pageable
+        yield *row, None if kind.begin is None else max(0, kind.begin), told
+
+
+def _iter_libraries(startup: Startup) -> list[tuple[Any, ...]]:
+    """Return the columns LIBRARIES, longest first."""
+    found = sorted(startup.libraries.items(), key=lambda one: (-one[1].time, -one[1].kernels, one[0]))
+    return [(name, one.kernels, one.loaded, one.time, 100 * one.time / (startup.time or 1)) for name, one in found]
+
+
+def _advise(startup: Startup, what: str) -> str:
+    """Say what would make a part of the start shorter."""
+    from gpt.analyze.lib import startup_times as kinds
+
+    kind = startup.kinds[what]
+    match what:
+        case kinds.IMPORTS:
+            return (
+                "imports, and loading libraries before CUDA is used: import less, or cut the libraries with gpt-debloat"
+            )
+        case kinds.LOAD | kinds.LAZY:
+            return _advise_loading(startup)
+        case kinds.LINK:
+            return "the driver compiles or links PTX: ship machine code for this GPU, or keep CUDA's cache of it"
+        case kinds.DRIVER | kinds.CONTEXT:
+            return "the driver starts and makes contexts: nvidia-persistenced keeps it loaded; use one context"
+        case kinds.MEMORY:
+            return f"{amount(kind.calls, 'call')}: allocate less often, in larger pieces"
+        case kinds.PINNED:
+            return f"{amount(kind.calls, 'call')}: pin less, or reuse pinned memory"
+        case kinds.INPUT:
+            rate = human(kind.bytes / kind.time * 1e9) if kind.time else "-"
+            told = f"{human(kind.bytes)} at {rate} a second"
+            if kind.pageable:
+                return f"{told}, {human(kind.pageable)} of them from pageable memory: read into pinned memory instead"
+            return told
+        case kinds.CAPTURE | kinds.GRAPH:
+            return "graphs are captured and instantiated: capture fewer sizes, or only when they are needed"
+        case kinds.WAITS:
+            return "the host waits for the GPU: 'gpt-analyze summary' lists what ran there"
+        case kinds.WARM_HOST:
+            return "between launches, in the warm-up: compilation, the choice of algorithms, Python"
+        case kinds.HOST:
+            return "between the first call and the first launch: reading weights, building the model"
+    return f"{amount(kind.calls, 'call')}"
+
+
+def _advise_loading(startup: Startup) -> str:
+    """Say which libraries' code was loaded, and when."""
+    from gpt.analyze.lib import startup_times as kinds
+
+    time = sum(startup.kinds[what].time for what in (kinds.LOAD, kinds.LAZY) if what in startup.kinds)
+    told = f"loading GPU code takes {human_time(time)}, {human_share(100 * time / (startup.time or 1))} of the start"
+    loaded = {name: one for name, one in startup.libraries.items() if one.loaded}
+    if loaded:
+        most = max(loaded, key=lambda name: (loaded[name].time, name))
+        kernels = amount(sum(one.loaded for one in loaded.values()), "kernel")
+        told += f"; {kernels} in their first launches, most of it for {most}"
+    return f"{told}: run a warm-up before it matters, or cut the code with gpt-debloat"
+
+
+ANALYSIS = Analysis("Show where the time goes until a program is steady.", StartupFold)

@@ -1,0 +1,360 @@
+"""gpt-analyze idle: on timelines that were made by hand, and against a plain way to say the same."""
+
+import io
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from gpt.analyze.idle import Idle
+from gpt.analyze.lib.overlay import LAYER, NEAR, PIECE, cut_out, iter_alone, overlay
+from gpt.stream import records, wire
+from gpt.trace.model import TraceModel
+from gpt.trace.process import iter_processes
+from gpt.trace.unrecorded import FOREVER, Unrecorded
+from tests import tiers
+from tests.analyze.asked import answers, ask, run
+from tests.analyze.test_one_pass import make_segments
+from tests.trace import forge
+
+US, ZERO = 1000, 10**9
+APIS = (
+    "cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuMemAlloc", "cuGraphLaunch",
+    "cuMemHostAlloc",
+)  # fmt: skip
+TYPES = {"cuMemcpyHtoDAsync": ("memcpy", "HtoD"), "cuMemcpyDtoHAsync": ("memcpy", "DtoH")}
+TIMES = forge.GPU_TIMES | {"probed": "u32", "device": "u32"}
+
+
+class Made:
+    """A process whose calls and work are added one by one; times are in us."""
+
+    def __init__(self, pid=10, uuid="GPU-1", sms=132):
+        self.pid = pid
+        self.found = [
+            forge.api(number, name) | dict(zip(("type", "op"), TYPES.get(name, ()), strict=False))
+            for number, name in enumerate(APIS, 1)
+        ]
+        self.found += [records.make("function", id=n, name=f"k{n}") for n in range(1, 9)]
+        self.found.append(records.make("device", index=0, name="H200", arch="sm_90", uuid=uuid, runs="sass", sms=sms))
+
+    def call(self, name, start, took, *work, thread=1, function=1, size=0, address=0, blocks=132):
+        """Make a call that starts `work`: from when it ran, and for how long."""
+        at, api = ZERO + round(start * US), APIS.index(name) + 1
+        if name == "cuLaunchKernel":
+            row = (at, round(took * US), api, 0, 7, function, 0, blocks, 1, 1, 32, 1, 1, 0, 0, 0, 0, 0)
+            self.found.append(forge.calls([row], forge.LAUNCH, thread))
+        elif name == "cuGraphLaunch":
+            self.found.append(forge.calls([(at, round(took * US), api, 0, 5, 7)], forge.OBJECT, thread))
+        else:
+            row = (at, round(took * US), api, 0, address, address, size, 7)
+            self.found.append(forge.calls([row], forge.MEMORY, thread))
+        if work:
+            self.run(*work, api=name, call=at, thread=thread, function=function if name == "cuLaunchKernel" else 0)
+        return self
+
+    def run(self, begin, took, api="cuLaunchKernel", call=0, thread=0, function=1):
+        """Add work on the GPU."""
+        row = (ZERO + round(begin * US), round(took * US), call, 7, APIS.index(api) + 1, function, thread, 0, 0, 0)
+        self.found.append(records.make("gpu_times", **forge.rows([row], TIMES)))
+        return self
+
+    def range(self, name, begin, end, thread=1):
+        """Push a range and pop it."""
+        id_ = len(self.found)
+        where = {"id": id_, "type": "push", "thread": thread, "name": name, "start": ZERO + round(begin * US)}
+        self.found.append(records.make("range", **where))
+        self.found.append(records.make("range_end", id=id_, thread=thread, end=ZERO + round(end * US)))
+        return self
+
+    def segment(self, **header):
+        return forge.trace(*self.found, pid=self.pid, **header)
+
+
+def causes(found):
+    return [
+        (row["cause"], row.get("function"), row["total"] / US, row["count"], row["longest"] / US)
+        for row in found.rows["causes"]
+    ]
+
+
+def doing(found):
+    return {(row["doing"], row.get("after")): row["total"] / US for row in found.rows["doing"]}
+
+
+def looked_at(rounds=3):
+    """A program that looks at a value of each step: 1000 us on the GPU, and 300 us of host code afterwards."""
+    made = Made()
+    for number in range(rounds):
+        at = number * 1310
+        made.call("cuLaunchKernel", at, 5, at + 5, 990)
+        made.call("cuMemcpyDtoHAsync", at + 10, 1000, at + 995, 5, size=4)  # the GPU has copied at 1000
+    return made
+
+
+def test_waiting_for_a_value():
+    found = ask("idle", looked_at().segment())
+    assert causes(found) == [("after a wait", "cuMemcpyDtoHAsync", 2 * 315.0, 2, 315.0)]
+    assert doing(found) == {
+        ("host code", "cuMemcpyDtoHAsync"): 600.0, ("cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync"): 20.0,
+        ("cuLaunchKernel", "cuMemcpyDtoHAsync"): 10.0,
+    }  # fmt: skip
+    (gpu,) = found.rows["gpus"]
+    assert (gpu["whole"], gpu["kernels"], gpu["copies"], gpu["idle"], gpu["count"]) == (
+        3615 * US, 2970 * US, 15 * US, 630 * US, 2
+    )  # fmt: skip
+    verdict = found.rows["verdict"][0]
+    assert verdict["share"] == pytest.approx(100 * 630 / 3615)
+    assert verdict["told"].startswith(
+        "the host waits for a value 2 times, 990us each, as '.item()' does; the GPU is then idle for 315us each: read "
+    )
+    first = found.rows["longest"][0]
+    assert (first["after"], first["before"], first["cause"], first["took"]) == (
+        "cuMemcpyDtoHAsync", "k1", "after a wait", 315 * US
+    )  # fmt: skip
+    assert [row["start"] - ZERO for row in found.rows["longest"]] == [1000 * US, 2310 * US]
+
+
+def test_a_wait_costs_at_most_what_the_host_waited():
+    """The host needs 300 us for each step and the GPU 100: without waiting for it, it would be idle for 200 us."""
+    made = Made()
+    for at in (0, 400, 800):
+        made.call("cuLaunchKernel", at, 5, at + 5, 90).call("cuStreamSynchronize", at + 10, 87)
+    found = ask("idle", made.segment())
+    assert causes(found) == [("host code", None, 620.0, 2, 310.0)]
+    assert doing(found) == {
+        ("host code", "cuStreamSynchronize"): 606.0, ("cuStreamSynchronize", "cuStreamSynchronize"): 4.0,
+        ("cuLaunchKernel", "cuStreamSynchronize"): 10.0,
+    }  # fmt: skip
+    assert found.rows["verdict"][0]["told"] == (
+        "the host runs its own code 2 times, 310us each, between calls; NVTX ranges would say which: do that in "
+        "another thread while the GPU works"
+    )
+
+
+def test_a_wait_may_end_a_little_earlier_than_the_work():
+    """The clocks of host and GPU differ by some us."""
+    for early, cause in ((NEAR / US - 1, "after a wait"), (NEAR / US + 1, "host code")):
+        made = Made().call("cuLaunchKernel", 0, 5, 10, 990)
+        made.call("cuStreamSynchronize", 10, 990 - early).call("cuLaunchKernel", 1200, 5, 1205, 10)
+        assert causes(ask("idle", made.segment()))[0][0] == cause
+
+
+def test_kernels_that_are_shorter_than_their_launches():
+    made = Made()
+    for number in range(11):
+        at = 8 * number
+        made.call("cuLaunchKernel", at, 5, at + 4, 3)
+    found = ask("idle", made.segment())
+    assert causes(found) == [("launch pace", None, 50.0, 10, 5.0)]
+    assert doing(found) == {("host code", None): 10.0, ("cuLaunchKernel", None): 40.0}
+    assert found.rows["verdict"][0]["told"] == (
+        "launch-bound: kernels of 3.00us behind launches of 8.00us; a CUDA graph would save at most 60.2 %"
+    )
+
+
+def test_a_call_counts_for_what_it_covers():
+    """An allocation that began while the GPU worked, and host code after it; other threads' calls say nothing."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 95)
+    made.call("cuMemAlloc", 50, 250).call("cuStreamSynchronize", 90, 500, thread=2)
+    made.call("cuLaunchKernel", 400, 10, 410, 10)
+    found = ask("idle", made.segment())
+    assert causes(found) == [("in a call", "cuMemAlloc", 310.0, 1, 310.0)]
+    assert doing(found) == {("cuMemAlloc", None): 200.0, ("host code", None): 100.0, ("cuLaunchKernel", None): 10.0}
+    assert "the GPU waits 1 time, 310us, while the host is in cuMemAlloc: allocate" in found.rows["verdict"][0]["told"]
+
+
+def test_host_code_in_a_range():
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 95).range("step", 0, 600).range("load", 110, 480)
+    made.range("other thread", 0, 600, thread=2).call("cuLaunchKernel", 500, 5, 505, 10)
+    found = ask("idle", made.segment())
+    assert causes(found) == [("host code", None, 405.0, 1, 405.0)]
+    assert {row["range"]: row["total"] / US for row in found.rows["ranges"]} == {"load": 370.0, "step": 35.0}
+    assert ", between calls, mostly in the range 'load': do that" in found.rows["verdict"][0]["told"]
+    assert found.rows["longest"][0]["range"] == "load"
+
+
+def test_work_that_was_launched_in_time():
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 95).call("cuLaunchKernel", 10, 5, 300, 10)
+    made.call("cuMemAlloc", 120, 100)
+    found = ask("idle", made.segment())
+    assert causes(found) == [("begun late", None, 200.0, 1, 200.0)] and doing(found) == {
+        ("launched, not begun", None): 200.0
+    }
+
+
+def test_work_that_follows_other_work_takes_a_moment():
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 95).call("cuLaunchKernel", 10, 5, 103, 10)
+    assert causes(ask("idle", made.segment())) == [("between work", None, 3.0, 1, 3.0)]
+
+
+def test_copies_are_not_idle_and_overlap_counts_once():
+    """Two kernels at a time, then a copy half of which has no kernel beside it."""
+    made = Made().call("cuMemHostAlloc", 0, 1, address=0x10000, size=0x1000)
+    made.call("cuLaunchKernel", 10, 5, 15, 100).call("cuLaunchKernel", 20, 5, 25, 40)
+    made.call("cuMemcpyHtoDAsync", 30, 5, 100, 40, size=100, address=0x10800)
+    made.call("cuMemcpyHtoDAsync", 40, 5, 140, 10, size=300, address=0x11000)
+    found = ask("idle", made.segment())
+    (gpu,) = found.rows["gpus"]
+    assert (gpu["whole"], gpu["kernels"], gpu["copies"], gpu["idle"]) == (135 * US, 100 * US, 35 * US, 0)
+    assert "causes" not in found.rows
+    (row,) = found.rows["verdict"]
+    assert row["cause"] == "only copies" and "1 of 2 copies to the device (300 B of 400 B) use page" in row["told"]
+
+
+def test_time_that_was_not_recorded_is_neither():
+    made = looked_at(2).found
+    off = [records.make("recording", at=ZERO + at * US, on=on) for at, on in ((0, True), (1100, False), (1200, True))]
+    found = ask("idle", forge.trace(*made, *off))
+    assert causes(found) == [("after a wait", "cuMemcpyDtoHAsync", 215.0, 1, 215.0)]
+    (gpu,) = found.rows["gpus"]
+    assert (gpu["whole"], gpu["idle"]) == (2205 * US, 215 * US) and doing(found)[
+        "host code", "cuMemcpyDtoHAsync"
+    ] == 200
+    assert "recording was off for 100us between work, which are neither busy nor idle" in found.verdicts["gpus"]
+
+
+def test_a_gpu_that_two_processes_share_is_idle_if_neither_uses_it():
+    one = Made().call("cuLaunchKernel", 0, 5, 5, 95).call("cuLaunchKernel", 390, 5, 400, 100)
+    two = Made(pid=11).call("cuLaunchKernel", 150, 5, 155, 100)
+    found = ask("idle", one.segment(), two.segment())
+    (gpu,) = found.rows["gpus"]
+    assert (gpu["whole"], gpu["kernels"], gpu["idle"], gpu["count"]) == (495 * US, 295 * US, 200 * US, 2)
+    assert "pid" not in gpu and [(row["pid"], row["took"]) for row in found.rows["longest"]] == [
+        (10, 145 * US), (11, 55 * US)
+    ]  # fmt: skip
+    assert "verdict" in found.rows and not any("apart" in line for line in found.verdicts["gpus"])
+
+
+def test_traces_that_were_read_apart_say_that_they_share_a_gpu():
+    def fold(segment):
+        made = Idle()
+        for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(segment)), "in"), made.kinds):
+            made.take(process)
+            made.end(process)
+        return made
+
+    parts = [fold(Made(pid=pid).call("cuLaunchKernel", 0, 5, 5, 95).segment()) for pid in (10, 11)]
+    parts[0].merge(parts[1])
+    (gpus,) = (answer for answer in parts[0].answer([]) if answer["name"] == "gpus")
+    assert any(line.startswith("GPU 0 is in several traces that were read apart") for line in gpus["verdict"])
+
+
+def test_kernels_with_few_blocks():
+    """Half of the time with 33 blocks for 132 SMs, half with enough of them."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 300, blocks=33)
+    made.call("cuLaunchKernel", 10, 5, 305, 100, function=2, blocks=1000)
+    (row,) = ask("idle", made.segment()).rows["verdict"]
+    assert (row["cause"], row["time"] / US) == ("few blocks", 225.0)
+    assert "while kernels run, 56.2 % of the SMs have none" in row["told"]
+    made.call("cuLaunchKernel", 20, 5, 405, 100, function=2)
+    assert ask("idle", made.segment()).rows["verdict"] == []
+
+
+def test_work_whose_call_is_not_known():
+    found = ask("idle", Made().run(0, 10).run(30, 10).segment())
+    assert causes(found) == [("not known", None, 20.0, 1, 20.0)]
+
+
+def test_a_gpu_that_is_never_idle_and_a_trace_without_times():
+    busy = ask("idle", Made().run(0, 10).run(10, 10).segment())
+    assert (
+        busy.verdicts["verdict"] == ["no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"]
+        and "causes" not in busy.rows
+    )
+    done = run("idle", data=forge.pack(Made().call("cuLaunchKernel", 0, 5).segment()))
+    assert done.returncode == 1 and b"'gpt-hook run --gpu-time' does; 'gpt-analyze gaps'" in done.stderr
+
+
+def plainly(segments):
+    """Return the idle ns of each GPU, by what the host did and by range: each elementary time is looked at alone."""
+    model = TraceModel(drains=True)
+    for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(*segments)), "in"), Idle.kinds):
+        model.take(process)
+        model.end(process)
+    work, calls = model.gpu_times(), model.calls()
+    keys = {}
+    for number, device in model.gpus():
+        keys[number, device] = model.processes[number].gpu(device)
+    by_gpu = defaultdict(list)
+    for row in work:
+        by_gpu[keys[int(row["process"]), int(row["device"])]].append(row)
+    done, ranges, total = Counter(), Counter(), 0
+    for rows in by_gpu.values():
+        rows.sort(key=lambda row: int(row["begin"]))
+        reach = int(rows[0]["begin"])
+        for row in rows:
+            begin = int(row["begin"])
+            if begin > reach:
+                total += begin - reach
+                number, thread, call = int(row["process"]), int(row["thread"]), int(row["call"])
+                mine = calls[(calls["process"] == number) & (calls["thread"] == thread) & (calls["duration"] > 0)]
+                alone, last = [], None
+                for one in mine:
+                    if last is None or int(one["start"]) >= last:
+                        alone.append(one)
+                    last = max(last or 0, int(one["start"]) + int(one["duration"]))
+                around = [one for chunk in model.iter_ranges(number, FOREVER) for one in chunk
+                          if one["pushed"] and one["thread"] == thread]  # fmt: skip
+                edges = {reach, begin, call}
+                edges |= {int(one["start"]) for one in alone} | {int(one["start"] + one["duration"]) for one in alone}
+                edges |= {int(one[name]) for one in around for name in ("begin", "end")}
+                edges = sorted(edge for edge in edges if reach <= edge <= begin)
+                for low, high in pairwise(edges):
+                    inside = [one for one in alone if one["start"] <= low < one["start"] + one["duration"]]
+                    what = model.processes[number].api(int(inside[0]["api"])).name if inside else "host code"
+                    if low >= call and not (inside and inside[0]["start"] == call):
+                        what = "launched, not begun"
+                    done[what] += high - low
+                    open_ = [one for one in around if one["begin"] <= low]
+                    stack = []  # a thread that leaves a range leaves the ranges within it
+                    for one in open_:
+                        while stack and stack[-1][0] <= one["begin"]:
+                            stack.pop()
+                        stack.append((min(one["end"], stack[-1][0]) if stack else one["end"], one["name"]))
+                    while stack and stack[-1][0] <= low:
+                        stack.pop()
+                    domain, text = model.ranges(number).texts[stack[-1][1]] if stack else (None, "(no range)")
+                    ranges[f"{domain}: {text}" if domain else text] += high - low
+            reach = max(reach, begin + int(row["duration"]))
+    return total, done, ranges
+
+
+@pytest.mark.parametrize("seed", tiers.every(4, range(40)))
+def test_the_same_as_looking_at_each_moment(seed):
+    segments = make_segments(seed, 80)
+    total, done, ranges = plainly(segments)
+    found = answers("idle", *segments)
+    if not total:
+        assert not found.rows.get("causes")
+        return
+    sums = Counter()
+    for row in found.rows["doing"]:
+        sums[row["doing"]] += row["total"]
+    assert sums == done
+    assert sum(row["total"] for row in found.rows["causes"]) == total == sum(row["idle"] for row in found.rows["gpus"])
+    assert {row["range"]: row["total"] for row in found.rows.get("ranges", [])} in ({**ranges}, {})
+    assert sum(row["took"] for row in found.rows["longest"]) == total
+
+
+def test_pieces_are_cut_at_each_edge_of_a_layer():
+    """A piece that reaches beyond two rows, with the layer and the pieces in chunks of one row."""
+    pieces = np.zeros(2, PIECE)
+    pieces["begin"], pieces["end"], pieces["thread"], pieces["what"], pieces["first"] = (0, 50), (40, 60), 1, -1, True
+    layer = np.zeros(4, LAYER)
+    layer["begin"], layer["end"], layer["thread"], layer["what"] = (
+        (5, 7, 20, 58),
+        (10, 9, 30, 90),
+        (1, 1, 1, 1),
+        (1, 2, 3, 4),
+    )
+    alone = iter_alone(layer[at : at + 1] for at in range(4))
+    parts = np.concatenate(list(overlay((pieces[at : at + 1] for at in range(2)), alone, "what")))
+    sums = Counter()
+    for part in parts:
+        sums[int(part["what"])] += int(part["end"] - part["begin"])
+    assert sums == {1: 5, 3: 10, -1: 25 + 8, 4: 2}
+    assert parts["first"].tolist().count(True) == 2
+    left = cut_out(pieces, Unrecorded([10, 45], [30, 55]))
+    assert left[["begin", "end", "first"]].tolist() == [(0, 10, True), (30, 40, False), (55, 60, True)]

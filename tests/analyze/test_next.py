@@ -1,0 +1,85 @@
+"""The last line of gpt-analyze summary names the command that says most about a program."""
+
+import pytest
+
+from gpt.stream import records
+from tests.analyze.asked import answers, ask, run
+from tests.trace import forge
+
+US, MS = 1000, 10**6
+APIS = ("cuLaunchKernel", "cuMemAlloc", "cuMemFree", "cuGraphLaunch")
+TYPES = {"cuMemFree": ("memory", "free")}
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+def made(
+    steps=10, step=10 * MS, first=0, at=100 * MS, busy=0.3, kernel="k", graph=False, allocs=(), gpu=True, **header
+):
+    """A process that launches a kernel, or a graph, in each of its steps; the first step takes longer."""
+    step = 10 * MS
+    found = [
+        forge.api(number, name) | dict(zip(("type", "op"), TYPES.get(name, ()), strict=False))
+        for number, name in enumerate(APIS, 1)
+    ]
+    found.append(records.make("function", id=1, name=kernel))
+    calls, others, times = [], [], []
+    for number in range(steps):
+        api = 1 + 3 * graph
+        if graph:
+            found.append(forge.calls([(at, US, api, 0, 5, 7)], forge.OBJECT))
+        else:
+            calls.append(forge.launch(at, US, api, 1))
+        times.append((at, round(busy * step), api, 0 if graph else 1))
+        others += [(at + 10 * US, US, 2 if what == "alloc" else 3, 0, 64 * number, 0, 64, 0) for what in allocs]
+        at += step + (first if number == 0 else 0)
+    found += [forge.calls(calls, forge.LAUNCH), forge.calls(others, forge.MEMORY)]
+    return forge.trace(*found, *([forge.gpu_times(times)] if gpu else []), **header)
+
+
+def named(*segments):
+    (row,) = answers("summary", *segments).rows["next"]
+    return row["command"].removeprefix("gpt-analyze "), row["why"]
+
+
+def test_idle_unless_something_else_is_plain():
+    assert named(made()) == ("idle", "why the GPU is idle 67.7 % of the time")
+    assert named(made(gpu=False)) == ("gaps", "when nothing was launched (--gpu-time says more)")
+
+
+def test_the_last_line_names_it():
+    done = run("summary", data=forge.pack(made()))
+    assert done.stdout.splitlines()[-1].split() == b"gpt-analyze idle  why the GPU is idle 67.7 % of the time".split()
+
+
+@pytest.mark.parametrize(
+    ("allocs", "command"),
+    [(["alloc"], "memory"), (["alloc", "free"], "idle"), (["alloc", "alloc", "free"], "memory"), (["free"], "idle")],
+)
+def test_memory_that_grows(allocs, command):
+    assert named(made(steps=20, allocs=allocs))[0] == command
+
+
+def test_a_long_start():
+    assert named(made(at=12_000 * MS)) == ("startup", "where 12.0s go before it's steady, for 90.0ms")
+    assert named(made(at=9_000 * MS))[0] == "idle"
+    assert named(made(first=2_000 * MS)) == ("startup", "where 2.11s go before it's steady, for 80.0ms")
+    assert named(made(first=80 * MS))[0] == "idle"
+    assert named(made(first=2_000 * MS, steps=400))[0] == "idle"
+
+
+def test_graphs_that_keep_the_gpu_busy():
+    assert named(made(graph=True, busy=0.9)) == ("graphs", "which kernels take 100.0 % of the GPU time in graphs")
+    assert named(made(graph=True, busy=0.5))[0] == "idle"
+    probed = forge.probed(1, 9, 1, 1, 32)
+    slow = made(graph=True, busy=0.5, first=2_000 * MS)
+    assert named(slow)[0] == "startup" and named([*slow[:-1], probed, slow[-1]])[0] == "graphs"
+
+
+def test_ranks_that_wait():
+    ranks = [made(kernel=NCCL, pid=10 + rank, rank=rank) for rank in range(2)]
+    assert named(*ranks) == ("collectives", "whom the ranks wait for in 100.0 % of the GPU time")
+    assert named(ranks[0])[0] == "idle" and named(*(made(pid=pid) for pid in (10, 11)))[0] == "idle"
+
+
+def test_nothing_is_named_where_nothing_was_launched():
+    assert "next" not in ask("summary", forge.trace(forge.api(1, "cuMemAlloc"), forge.calls([(5, 5, 1, 0)]))).rows

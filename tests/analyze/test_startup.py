@@ -1,0 +1,143 @@
+"""gpt-analyze startup: where the time of a program goes until it does its work steadily."""
+
+import pytest
+
+from gpt.stream import records
+from tests.analyze.asked import ask, run
+from tests.trace import forge
+
+MS, ZERO = 10**6, 10**9
+APIS = {
+    "cuInit": ("other", "init"), "cuDevicePrimaryCtxRetain": ("context", "retain"),
+    "cuLibraryLoadData": ("module", "load"), "cuLinkComplete": ("module", "linkcomplete"),
+    "cuMemAlloc": ("memory", "alloc"), "cuMemHostAlloc": ("memory", "alloc"), "cuMemcpyHtoD": ("memcpy", "HtoD"),
+    "cuMemcpyDtoH": ("memcpy", "DtoH"), "cuLaunchKernel": ("kernel", "launch"),
+    "cuStreamSynchronize": ("sync", "stream"), "cuStreamBeginCapture": ("stream", "capture"),
+    "cuStreamEndCapture": ("stream", "captured"), "cuGraphInstantiate": ("graph", "instantiate"),
+    "cuEventQuery": ("event", "query"),
+}  # fmt: skip
+
+
+def made(*calls, more=(), pid=10, **header):
+    """A process that began at 0: calls are (name, start, duration, kernel or (address, bytes), thread), in ms."""
+    found = [
+        forge.api(number, name) | {"type": type_, "op": op}
+        for number, (name, (type_, op)) in enumerate(APIS.items(), 1)
+    ]
+    for number, path in enumerate(("/lib/libfast.so", "/lib/libbig.so"), 1):
+        found.append(records.make("module", id=number, type="fatbin", path=path, offset=0))
+    found += [records.make("function", id=n, name=f"k{n}", module=1 + (n > 2)) for n in range(1, 6)]
+    for name, start, took, *rest in calls:
+        what, thread = [*rest, 0, 1][:2] if len(rest) != 1 else (*rest, 1)
+        at, api = ZERO + round(start * MS), [*APIS].index(name) + 1
+        if name == "cuLaunchKernel":
+            row = (at, round(took * MS), api, 0, 0, what, 0, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0, 0)
+            found.append(forge.calls([row], forge.LAUNCH, thread))
+        else:
+            address, size = what or (0, 0)
+            found.append(forge.calls([(at, round(took * MS), api, 0, address, address, size, 0)], forge.MEMORY, thread))
+    return forge.trace(*found, *more, pid=pid, monotonic=ZERO, **header)
+
+
+def steps(begin, slow=()):
+    """Ten steps of two launches each, 10 ms; the first ones take longer."""
+    at, found = begin, []
+    for took in (*slow, *[10] * 10):
+        found += [("cuLaunchKernel", at, 0.01, 1), ("cuLaunchKernel", at + 1, 0.01, 2)]
+        at += took
+    return found
+
+
+BEFORE = [
+    ("cuInit", 1000, 200), ("cuDevicePrimaryCtxRetain", 1200, 300), ("cuMemHostAlloc", 1500, 50, (0x1000, 0x1000)),
+    ("cuMemAlloc", 1550, 20), ("cuMemcpyHtoD", 1600, 100, (0x1800, 1000)), ("cuMemcpyHtoD", 1700, 100, (0x9000, 3000)),
+    ("cuLibraryLoadData", 1900, 40), ("cuLinkComplete", 1940, 10), ("cuEventQuery", 1990, 1),
+]  # fmt: skip
+
+
+def times(found):
+    return {row["what"]: row["time"] / MS for row in found.rows["startup"]}
+
+
+def test_each_moment_of_the_start_has_one_kind():
+    found = ask("startup", made(*BEFORE, *steps(2000)))
+    assert times(found) == {
+        "before CUDA": 1000.0, "contexts": 300.0, "driver start": 200.0, "copies to device": 200.0,
+        "host code": 30.0 + 100.0 + 40.0 + 9.0, "pinned memory": 50.0, "loading GPU code": 40.0, "allocations": 20.0,
+        "linking, compiling": 10.0, "other calls": 1.0,
+    }  # fmt: skip
+    row = next(row for row in found.rows["startup"] if row["what"] == "copies to device")
+    assert (row["calls"], row["bytes"], row["pageable"], row["rate"]) == (2, 4000, 3000, 20000.0)
+    assert row["told"] == (
+        "3.91 KiB at 19.5 KiB a second, 2.93 KiB of them from pageable memory: read into pinned memory instead"
+    )
+    assert found.verdicts["startup"][0] == (
+        "process 10: 2.00s and 0 launches until it steadily repeats a unit of 2 launches, which comes 10 times and "
+        "takes 10.0ms"
+    )
+
+
+def test_slow_first_units_belong_to_the_start():
+    """Two repetitions that take longer: the first launches of two kernels load code, for one of which that's known."""
+    calls = [
+        ("cuInit", 100, 10), ("cuLaunchKernel", 200, 50, 3), ("cuLaunchKernel", 260, 0.1, 3),
+        ("cuLaunchKernel", 280, 30, 4), *steps(400, slow=(500, 21)),
+    ]  # fmt: skip
+    calls[4] = ("cuLaunchKernel", 400, 300, 1)
+    calls[5] = ("cuLaunchKernel", 701, 0.01, 2)
+    found = ask("startup", made(*calls))
+    assert times(found) == {
+        "before CUDA": 100.0, "driver start": 10.0, "host code": 90.0, "lazy loading": 380.0,
+        "launches": pytest.approx(0.1 + 0.03), "host code, warm-up": pytest.approx(921 - 580 - 0.13),
+    }  # fmt: skip
+    assert found.verdicts["startup"][1] == ("process 10: not steady: its first 2 units, of which the first took 500ms")
+    rows = {row["library"]: (row["kernels"], row["loaded"], row["time"] / MS) for row in found.rows["libraries"]}
+    assert rows == {"libfast.so": (2, 1, pytest.approx(299.99)), "libbig.so": (2, 2, pytest.approx(79.9))}
+    row = next(row for row in found.rows["startup"] if row["what"] == "lazy loading")
+    assert row["told"].startswith(
+        "loading GPU code takes 380ms, 41.3 % of the start; 3 kernels in their first launches, most of it for "
+        "libfast.so"
+    )
+    assert [(row["name"], row["took"] / MS) for row in found.rows["longest"]][:2] == [
+        ("cuLaunchKernel", 300.0), ("cuLaunchKernel", 50.0)
+    ]  # fmt: skip
+
+
+def test_capturing_graphs_includes_host_code():
+    calls = [
+        ("cuInit", 10, 1), ("cuStreamBeginCapture", 20, 1), ("cuStreamEndCapture", 90, 2),
+        ("cuGraphInstantiate", 100, 30), *steps(200),
+    ]  # fmt: skip
+    assert times(ask("startup", made(*calls))) == {
+        "before CUDA": 10.0, "driver start": 1.0, "graph capture": 72.0, "graph creation": 30.0, "host code": 87.0,
+    }  # fmt: skip
+
+
+def test_the_thread_that_launches_counts():
+    calls = [("cuInit", 10, 1), ("cuMemAlloc", 20, 150, 0, 2), *steps(200)]
+    assert times(ask("startup", made(*calls))) == {"before CUDA": 10.0, "driver start": 1.0, "host code": 189.0}
+
+
+def test_time_that_was_not_recorded_is_in_no_row():
+    off = [records.make("recording", at=ZERO + at * MS, on=on) for at, on in ((0, True), (100, False), (150, True))]
+    found = ask("startup", made(("cuInit", 10, 1), *steps(200), more=off))
+    assert times(found) == {"before CUDA": 10.0, "driver start": 1.0, "host code": 139.0}
+    assert "recording was off for 50.0ms, which are in no row" in found.verdicts["startup"]
+
+
+def test_without_a_unit_that_repeats():
+    found = ask("startup", made(("cuInit", 10, 1), ("cuLaunchKernel", 20, 1, 1)))
+    assert times(found) == {"before CUDA": 10.0, "driver start": 1.0, "host code": 9.0, "launches": 1.0}
+    assert found.verdicts["startup"][0] == "process 10: no unit of launches repeats, so this is all of its 21.0ms"
+
+
+def test_several_processes_and_none():
+    found = ask("startup", made(("cuInit", 10, 1), *steps(200)), made(("cuInit", 10, 500), *steps(600), pid=11))
+    assert [(row["pid"], row["time"] / MS, row["most"], row["most_time"] / MS) for row in found.rows["processes"]] == [
+        (11, 600.0, "driver start", 500.0), (10, 200.0, "host code", 189.0)
+    ]  # fmt: skip
+    assert found.verdicts["startup"][0].startswith(
+        "process 11, of 2 that launched: --pid chooses: 600ms and 0 launches"
+    )
+    done = run("startup", data=forge.pack(made(("cuInit", 10, 1))))
+    assert done.returncode == 1 and b"no launch of a kernel or graph" in done.stderr
