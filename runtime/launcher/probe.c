@@ -200,9 +200,9 @@ static void add_ptx_stages(const struct probing *probing, const char *options, s
     append(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
 }
 
-// Find the file of a probe. False for one that only gpt-ptx-probe can find, or nobody.
+// Find the file of a probe. Returns false if gpt-ptx-probe has to look for it.
 static bool find_source(const char *probe, char path[PATH_MAX]) {
-    static const char *const folders[] = {"../_probes", "../../probes"}; // of a package, of a checkout
+    static const char *const folders[] = {"../_probes", "../../probes"}; // in a package; in a checkout
     char runtime[PATH_MAX];
     if (is_file(probe))
         return snprintf(path, PATH_MAX, "%s", absolute(probe)) < PATH_MAX;

@@ -19,7 +19,7 @@ struct part { // one module's text
     char *text;
     size_t size;
 };
-CUresult sim_add_part(void *parts, const char *text, size_t size); // behind those of a struct part **
+CUresult sim_add_part(void *parts, const char *text, size_t size); // appends to a struct part **
 void sim_free_parts(struct part *parts);
 CUresult sim_link_parts(const struct part *parts, char **result); // one text, to be freed
 

@@ -125,7 +125,7 @@ extern bool sim_runs;            // run kernels; otherwise launches are accepted
 extern const char *sim_twins;    // the folder with PTX by which cubins run, or NULL; see cubin.c
 extern unsigned sim_timeout;     // seconds without progress until a launch is ended; 0: never
 bool sim_read_environment(void); // sets these; false, with a message the first time, if a value is invalid
-size_t sim_total_memory(void);   // of the device
+size_t sim_total_memory(void);   // bytes
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
 void sim_say_once(const char *format, ...)
     __attribute__((format(printf, 1, 2))); // if kernels run, and it was not the last
@@ -274,7 +274,7 @@ struct code {
     void *object; // if the image is host code
 };
 void sim_release_code(struct code *code);
-void sim_close_objects(void); // whose code was released; without the lock
+void sim_close_objects(void); // after their code was released; without the lock
 CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // zero-terminated, to be freed
 void sim_set_sizes(struct entry *entry, size_t shared, size_t local);  // sets the sizes of its static memory
 void sim_set_registers(struct entry *entry, unsigned long registers);

@@ -1,7 +1,7 @@
 """The floors of runtime/hook, its folders: entry uses probe, probe uses watch, watch uses write, never upwards.
 
-Within a folder no two files use each other, also not by way of others. A weak reference is no use, as the file is
-complete without it: so the hook refers to its stubs, which some processors lack.
+Within a folder, no two files use each other, directly or through other files. Weak references don't count, because a
+file is complete without them. The hook refers weakly to its stubs, which some processors lack.
 """
 
 import re

@@ -163,7 +163,7 @@ def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, progr
 
 
 def test_what_a_probe_says_is_read_once(tmp_path):
-    """Python isn't started for probes that the cache has, and is for those that a file's change could concern."""
+    """Probes in the cache are used without starting Python, unless a file has changed or a callback is a file."""
     launcher, reader, probe, log = (tmp_path / name for name in ("gpt-hook", "gpt-ptx-probe", "mine.toml", "log"))
     shutil.copy(hooked.runtime() / "gpt-hook", launcher)
     reader.write_text(f'#!/bin/sh\necho "$*" >>{log}\nexec {shlex.quote(shutil.which("gpt-ptx-probe"))} "$@"\n')

@@ -27,7 +27,7 @@ static const struct {
 };
 
 static handler *after_init;
-static _Atomic unsigned changes; // of what flags depend on: flags that were just computed may be stale
+static _Atomic unsigned changes;         // counted; flags computed before the last one are stale
 static const char *calls = "all,-query"; // calls to record: words separated by commas
 
 void hook_decode_setup(handler *at_init) {

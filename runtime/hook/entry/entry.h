@@ -46,7 +46,7 @@ const char *hook_type(const struct slot *slot);
 struct slot *hook_named_slot(const char *symbol); // the slot of a function in driver.h, or NULL
 extern handler hook_on_init, hook_on_capture;
 
-void hook_find_all_flags(void); // of all slots, after something they depend on has changed
+void hook_find_all_flags(void); // for all slots, after something they depend on has changed
 void hook_expect_probes(const struct order *order,
                         bool recording); // once there is an order with probes and recording is on
 
@@ -86,7 +86,7 @@ void hook_find_real(void);
 // Libraries that find the driver without us.
 
 void hook_see_namespaces(void);                            // reports a driver loaded by dlmopen
-void hook_tell_unseen(const char *path, const char *fact); // of a library's calls, once
+void hook_tell_unseen(const char *path, const char *fact); // calls that aren't recorded; warns once
 
 // -- setup.c ---------------------------------------------------------------
 

@@ -404,7 +404,7 @@ void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresul
         hook_want_fewer(first, hook_most_registers(threads, (uint64_t)blocks));
 }
 
-// Whether a launch gets probes
+// Launches that the user leaves out
 
 const struct reason *hook_left_out(struct probed *probed) {
     uint64_t before = atomic_fetch_add_explicit(&probed->launches, 1, memory_order_relaxed);

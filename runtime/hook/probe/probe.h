@@ -259,8 +259,8 @@ const struct reason *hook_find_obstacle(const struct probed *probed, const struc
 // Return how many registers a thread may use at most if a multiprocessor has to hold this many blocks of this
 // size.
 unsigned hook_most_registers(uint64_t threads, uint64_t blocks);
-// Have the kernel assembled again with at most this many registers. Doesn't wait for the result. At setup,
-// the first function is told how to ask for it.
+// Have the kernel assembled again with at most this many registers. Doesn't wait for the result.
+// hook_kernels_setup sets the function that asks for it.
 typedef void asks_for_kernel(const struct looked_up *function, const char *name);
 void hook_kernels_setup(asks_for_kernel *asks);
 void hook_want_fewer(struct probed *first, unsigned registers);
@@ -506,8 +506,8 @@ struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
 struct pool *hook_make_pool(uint64_t context);
 bool hook_add_scratch(struct pool *pool, uint64_t size); // once; false without room. Don't hold the lock
 void hook_wake_claims(void);                             // don't hold the lock
-struct pool *hook_pool_here(void);                       // of the current context. Don't hold the lock
-char *hook_make_zeros(void);                             // for the current context
+struct pool *hook_pool_here(void); // the current context's, or NULL. Don't hold the lock
+char *hook_make_zeros(void);       // for the current context
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the first bytes, in our stream
 
 // Under the lock. Functions that call the driver drop it for that time.
@@ -548,7 +548,7 @@ extern uint64_t hook_rounds; // walks through slabs in use, each of which looks 
 
 // The thread that writes (drain.c) waits for news, and says what it does.
 extern pthread_cond_t hook_news;
-extern bool hook_is_awaited;           // a call waits for what it writes next
+extern bool hook_is_awaited;           // a call of the program waits for the writer
 extern uint64_t hook_looks;            // how often no slab had a completed event
 extern _Atomic bool hook_writer_calls; // the writer is in a call of the driver
 void hook_write_later(void);           // a slab was issued
