@@ -28,6 +28,7 @@ from gpt.screen.units import human_count, human_share
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 COUNTS = (
     Column("requests", "u64"),
@@ -96,6 +97,7 @@ class BankConflict(MapAnalysis):
     name = "bank_conflict"
     fields = ("clock", "address", "bytes")
     log = True
+    summed = "launches and accesses"
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,6 +126,12 @@ class BankConflict(MapAnalysis):
         if len(self._rows) < MOST_LAUNCHES:
             share = 100 * counts["conflicts"] / (passes or 1)
             self._rows.append((*launch_row(self._number, process, buffer), share, *counts.values()))
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept, which don't tell which lanes accessed together."""
+        self._number += 1
+        kernel = self._kernels.setdefault(buffer.kernel, _Kernel())
+        kernel.sums.update(launches=1, accesses=sums.records, dropped=sums.dropped)
 
     def merge(self, other: BankConflict) -> None:
         """Merge an analysis of later traces."""

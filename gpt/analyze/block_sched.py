@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.base.options import Option
+from gpt.screen.units import amount, human_count
 
 if TYPE_CHECKING:
     from gpt.analyze.lib.occupancy import Occupancy
     from gpt.analyze.lib.schedule import Schedule
     from gpt.trace.buffers import Buffer, ProbedLaunch, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 CYCLES = (
     Column("running", "u64", "cycles"),
@@ -39,10 +42,11 @@ KERNELS = (
     Column("slots", "u64"),
     *CYCLES,
     Column("silent", "u64", title="blocks lost", shown="any"),
+    Column("clocks", "u64", "cycles", "of all blocks", "never"),
 )
 LAUNCHES = (
     *LAUNCH,
-    *KERNELS[3:],
+    *KERNELS[3:-1],
     Column("span", "u64?", "ns", "time"),
     *OCCUPANCY,
 )
@@ -90,6 +94,7 @@ class _Totals:
         from gpt.analyze.lib.occupancy import Occupancy
 
         self.launches = self.blocks = self.sms = self.slots = self.silent = 0
+        self.clocks = 0  # clocks that its blocks ran
         self.running = self.scheduling = 0.0
         self.occupancy = Occupancy()
 
@@ -97,6 +102,7 @@ class _Totals:
         self.launches += other.launches
         self.blocks += other.blocks
         self.silent += other.silent
+        self.clocks += other.clocks
         self.running += other.running
         self.scheduling += other.scheduling
         self.occupancy.add(other.occupancy)
@@ -111,6 +117,14 @@ class _Totals:
     def line(self) -> str:
         """Return the line for scripts to parse."""
         return f"No.block:{self.blocks} Running:{round(self.running)} Scheduling:{round(self.scheduling)}(cycle)"
+
+
+def _find_clocks(sums: BufferSums) -> int:
+    """Return the clocks that blocks ran, added up."""
+    fields = sums.fields
+    if "stop" not in fields:
+        return int(fields["elapsed"].total)
+    return (int(fields["stop"].total) - int(fields["start"].total)) % (1 << 64)
 
 
 def _share(running: float, scheduling: float) -> float:
@@ -131,6 +145,7 @@ class BlockSched(MapAnalysis):
     """The sums of all launches, and the schedule of one launch: number `launch`, or the one with the most cycles."""
 
     name = "block_sched"
+    summed = "launches and blocks"
 
     def __init__(self, launch: int | None = None) -> None:
         from gpt.analyze.lib.schedule import FIELDS, LENGTHS, TIME
@@ -142,6 +157,7 @@ class BlockSched(MapAnalysis):
         self._wanted = launch
         self._kernels: dict[str, _Totals] = {}
         self._rows: list[tuple[Any, ...]] = []  # one per launch
+        self._sums = Counter[str]()  # blocks and clocks of launches without detail
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Replay a launch."""
@@ -154,6 +170,7 @@ class BlockSched(MapAnalysis):
         schedule = make_schedule(saved, card)
         totals.silent = schedule.silent if schedule else launch.blocks
         totals.occupancy = make_occupancy(schedule, launch, card)
+        totals.clocks = int(schedule.running.sum()) if schedule else 0
         span: float | None = None
         if schedule:
             totals.running, totals.scheduling = float(schedule.running.mean()), float(schedule.scheduling.mean())
@@ -167,6 +184,17 @@ class BlockSched(MapAnalysis):
             row = *totals.row()[1:], span, *totals.occupancy.row()
             self._rows.append((*launch_row(self._number, process, buffer), *row))
 
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add the blocks of a launch of which only sums were kept: they don't tell what ran beside what."""
+        launch, totals = buffer.launch, _Totals()
+        totals.launches, totals.blocks = 1, launch.blocks
+        if buffer.map.level == "block":
+            totals.silent = launch.blocks - sums.records
+            totals.clocks = _find_clocks(sums)
+        self._kernels.setdefault(buffer.kernel, _Totals()).add(totals)
+        self._number += 1
+        self._sums.update(blocks=launch.blocks, clocks=totals.clocks)
+
     def _is_shown(self, totals: _Totals) -> bool:
         if self._wanted is not None or self.shown is None:
             return self._wanted in (None, self._number)
@@ -179,7 +207,10 @@ class BlockSched(MapAnalysis):
         for kernel in self._kernels.values():
             total.add(kernel)
         ordered = sorted(self._kernels.items(), key=lambda k: (-k[1].running - k[1].scheduling, k[0]))
-        rows = [(name, kernel.launches, *kernel.row()) for name, kernel in ordered]
+        rows = [(name, kernel.launches, *kernel.row(), kernel.clocks) for name, kernel in ordered]
+        if self._sums:
+            share = f"{human_count(self._sums['clocks'])} clocks in {amount(self._sums['blocks'], 'block')}"
+            verdict = [*verdict, f"launches without detail: {share}; cycles, SMs and occupancy leave them out"]
         yield make_answer("kernels", KERNELS, rows, [total.line(), *verdict], top=TOP)
         rows = [(name, *kernel.occupancy.row()) for name, kernel in ordered]
         yield make_answer("occupancy", OCCUPANCIES, rows, _describe_occupancy(total.occupancy, total.sms), top=TOP)
@@ -271,7 +302,6 @@ def _describe_occupancy(of: Occupancy, sms: int) -> list[str]:
 def _describe(shown: Shown) -> str:
     """Return the title of the picture."""
     from gpt.screen.brief import brief_name
-    from gpt.screen.units import amount
 
     launch, totals = shown.launch, shown.totals
     shape = "x".join(map(str, launch.grid)), "x".join(map(str, launch.block))

@@ -26,14 +26,15 @@ from gpt.trace.kinds import TENSORS
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
     from gpt.trace.tensors import NamedTensor, Tensors
 
 LAUNCHES = (
     *LAUNCH,
     Column("accesses", "u64"),
     Column("bytes", "u64?", "bytes"),
-    Column("pages", "u64"),
-    Column("clocks", "u64", "cycles"),
+    Column("pages", "u64?"),
+    Column("clocks", "u64?", "cycles"),
     Column("dropped", "u64", title="lost", shown="any"),
 )
 ACCESSES = (
@@ -91,6 +92,7 @@ class Dmat(MapAnalysis):
     fields = ("address", "clock")
     optional = ("bytes", "sm", "count")  # an entry can stand for `count` accesses
     log = True
+    summed = "accesses and bytes"
 
     def __init__(self, launch: int | None = None, page: int | None = None, tensors: Path | None = None) -> None:
         super().__init__()
@@ -120,6 +122,14 @@ class Dmat(MapAnalysis):
         if accesses and (self._wanted == self._number or (self._wanted is None and accesses > best)):
             matrix = _make_matrix(slots, found, clock, self._shift, "count" in known)
             self._shown = _Shown(self._number, process, buffer, matrix, accesses, saved.dropped)
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept: it has no matrix."""
+        self._number += 1
+        size, count = (sums.fields.get(name) for name in ("bytes", "count"))
+        row = int(count.total) if count else sums.records, int(size.total) if size else None, None, None, sums.dropped
+        if len(self._rows) < MOST_LAUNCHES:
+            self._rows.append((*launch_row(self._number, process, buffer), *row))
 
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Yield the launches, and the matrix of one."""

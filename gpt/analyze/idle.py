@@ -268,7 +268,7 @@ class _Answer:
                 took, period = (human_time(ns / times.count) for ns in (times.took, times.took + times.total))
                 return (
                     f"launch-bound: kernels of {took} behind launches of {period}{where}; a CUDA graph would save at "
-                    f"most {share}"
+                    f"most {share}; 'gpt-analyze launches' lists them"
                 )
             case causes.CALL:
                 return (

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.values import Distribution
     from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
     from gpt.trace.tables import Counts, Rows, TableLayout
 
 NUMBERS = ("least", "median", "mean", "p95", "greatest", "sum")
@@ -44,6 +45,13 @@ VALUES = (
     Column("name", "text", "kernel", "kernel"),
     Column("low", "u64", title="from"),
     Column("high", "u64?", title="up to"),
+    Column("records", "u64", title="values"),
+)
+POWERS = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("field", "text"),
+    Column("low", "u64", title="from"),
+    Column("high", "number", title="up to"),
     Column("records", "u64", title="values"),
 )
 TOP = 60  # rows that a table shows
@@ -71,12 +79,15 @@ class _Field(NamedTuple):
 class Fields(MapAnalysis):
     """The fields of all maps, or of the maps that match `map_`."""
 
+    summed = "all but median and p95"
+
     def __init__(self, map_: str | None = None) -> None:
         super().__init__()
         self._glob = map_
         self._sums: dict[tuple[str, str], Counter[str]] = {}  # by kernel and map
         self._fields: dict[tuple[str, str], dict[str, _Field]] = {}
         self._bins: dict[tuple[str, str], Counter[tuple[int, int | None]]] = {}  # bins of histograms
+        self._powers: dict[tuple[str, str], dict[str, Counter[tuple[int, int]]]] = {}  # values by size, without detail
         self._full: set[str] = set()  # names of tables that had no room for a key
         self._rows: dict[tuple[str, str, TableLayout], tuple[Counts, Rows]] = {}  # rows of tables
 
@@ -126,6 +137,24 @@ class Fields(MapAnalysis):
             if layout.capacity:
                 field.values.add(slots[name])
 
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept."""
+        from gpt.analyze.lib.values import Distribution
+
+        layout, key = buffer.map, (buffer.kernel, buffer.map.name)
+        counted = self._sums.setdefault(key, Counter())
+        counted.update(launches=1, records=sums.records if layout.capacity else sums.saves)
+        counted.update(dropped=sums.dropped if layout.capacity else 0, counted=not layout.capacity)
+        fields = self._fields.setdefault(key, {})
+        for name in filter(lambda name: self._is_named(layout.name, name), layout.types):
+            is_sum = layout.type == "total" and name not in layout.ops
+            field = fields.setdefault(name, _Field(Distribution(), is_sum))
+            if layout.capacity:
+                field.values.add_sums(sums.fields[name], sums.records, layout.types[name][0] != "f")
+                powers = self._powers.setdefault(key, {}).setdefault(name, Counter())
+                for low, high, count in sums.fields[name].iter_bins():
+                    powers[low, high] += count
+
     def _add_histogram(self, layout: MapLayout, key: tuple[str, str], saved: SavedBuffer) -> None:
         sums = self._sums.setdefault(key, Counter())
         sums.update(launches=1, records=int(saved.counts.sum()), counted=not layout.capacity)
@@ -163,6 +192,8 @@ class Fields(MapAnalysis):
             if any(of == name for _, of in self._bins):
                 yield self._make_histogram(name)
             yield from self._make_tables(name)
+            if any(of == name for _, of in self._powers):
+                yield self._make_powers(name)
         yield self._make_bins(names[:PANELS])
 
     def _find_fields(self, name: str) -> list[str]:
@@ -196,6 +227,17 @@ class Fields(MapAnalysis):
         ]
         drawn = plot("bars", "low", "records", title=self.titled(name))
         return make_answer(f"histogram {name}", VALUES, rows, top=TOP, plots=[drawn])
+
+    def _make_powers(self, name: str) -> dict[str, Any]:
+        """Return how many values had which number of bits, in the launches of which only sums were kept."""
+        rows = [
+            (kernel, field, *edges, count)
+            for (kernel, of), fields in self._powers.items()
+            for field, powers in fields.items()
+            for edges, count in sorted(powers.items())
+            if of == name
+        ]
+        return make_answer(f"sizes {name}", POWERS, rows, ["sizes of values in launches without detail"], top=BINS)
 
     def _make_tables(self, name: str) -> Answers:
         """Yield the rows of a table, most often saved first; tables of this name with other fields come separately."""

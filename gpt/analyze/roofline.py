@@ -29,6 +29,7 @@ from gpt.trace.loading import FirstLaunches
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 KERNELS = (
     Column("name", "text", "kernel", "kernel"),
@@ -62,6 +63,7 @@ MAPS = {
 }
 TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, best first
 MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
+COUNTS = {"gmem_bytes": "bytes", "tensorop_count": "flops"}  # maps with amounts, and what they are
 NO_DEVICE = "unknown device"
 TOP, SOURCES = 30, 3  # rows that tables show, and devices whose peaks are explained
 CACHED = "more than 100 % of the memory: bytes that caches serve count too"
@@ -97,6 +99,7 @@ class Roofline(MapAnalysis):
     """The sums of kernels, by device."""
 
     name = "gmem_bytes"
+    summed = "bytes and FLOPs"
     partial = frozenset((name,))
 
     def __init__(self, peak_flops: float | None = None, peak_bytes: float | None = None) -> None:
@@ -129,26 +132,33 @@ class Roofline(MapAnalysis):
         """Add the data that a launch saved."""
         from gpt.analyze.lib.schedule import make_schedule
 
-        key = buffer.kernel, name_device(process, buffer.launch.device)
-        sums = self._kernels.setdefault(key, _Sums())
-        unsaved = process.probes.unsaved_of(buffer.launch.kernel)
-        match buffer.map.name:
-            case "gmem_bytes":
-                there = buffer.map.unsigned.intersection(MAPS["gmem_bytes"])
-                parts = {name: int(saved.slots[name].sum(dtype="u8")) if name in there else 0
-                         for name in MAPS["gmem_bytes"]}  # fmt: skip
-                bulk = max(parts["bulk"], parts["expected"])  # `expected` has bulk copies by tensor map, but no stores
-                sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
-                if "tensorop_count" in unsaved:  # the kernel has no such operation
-                    sums.add("flops", 0)
-            case "tensorop_count":
-                sums.add("flops", int(saved.slots["flops"].sum(dtype="u8")))
-                if "gmem_bytes" in unsaved:
-                    sums.add("bytes", 0)
-            case _:
-                schedule = make_schedule(saved, process.cards.get(buffer.launch.device, {}))
-                if schedule and schedule.ns_per_clock is not None:
-                    sums.add("block_sched", float(schedule.ended.max()))
+        if buffer.map.name in COUNTS:
+            there = buffer.map.unsigned.intersection(MAPS[buffer.map.name])
+            self._add(process, buffer, {name: int(saved.slots[name].sum(dtype="u8")) for name in there})
+            return
+        schedule = make_schedule(saved, process.cards.get(buffer.launch.device, {}))
+        if schedule and schedule.ns_per_clock is not None:
+            self._find(process, buffer).add("block_sched", float(schedule.ended.max()))
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept. Sums of block_sched don't tell how long it took."""
+        if buffer.map.name in COUNTS:
+            self._add(process, buffer, {name: int(field.total) for name, field in sums.fields.items()})
+
+    def _find(self, process: Process, buffer: Buffer) -> _Sums:
+        return self._kernels.setdefault((buffer.kernel, name_device(process, buffer.launch.device)), _Sums())
+
+    def _add(self, process: Process, buffer: Buffer, found: Mapping[str, int]) -> None:
+        sums, unsaved = self._find(process, buffer), process.probes.unsaved_of(buffer.launch.kernel)
+        if buffer.map.name == "tensorop_count":
+            sums.add("flops", found["flops"])
+        else:
+            parts = {name: found.get(name, 0) for name in MAPS["gmem_bytes"]}
+            bulk = max(parts["bulk"], parts["expected"])  # `expected` has bulk copies by tensor map, but no stores
+            sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
+        for name, what in COUNTS.items():
+            if name in unsaved:  # the kernel has no such operation
+                sums.add(what, 0)
 
     def end(self, process: Process) -> None:
         """Add the times of a process that has ended."""

@@ -191,7 +191,9 @@ def _advise(startup: Startup, what: str) -> str:
             return "between launches, in the warm-up: compilation, the choice of algorithms, Python"
         case kinds.HOST:
             return "between the first call and the first launch: reading weights, building the model"
-    return f"{amount(kind.calls, 'call')}"
+        case kinds.COPIES:
+            return "copies from the device or within it, and memsets"
+    return f"{amount(kind.calls, 'call')}, which load no code" if what == kinds.LAUNCHES else amount(kind.calls, "call")
 
 
 def _advise_loading(startup: Startup) -> str:
@@ -203,8 +205,8 @@ def _advise_loading(startup: Startup) -> str:
     loaded = {name: one for name, one in startup.libraries.items() if one.loaded}
     if loaded:
         most = max(loaded, key=lambda name: (loaded[name].time, name))
-        kernels = amount(sum(one.loaded for one in loaded.values()), "kernel")
-        told += f"; {kernels} in their first launches, most of it for {most}"
+        kernels = amount(sum(one.loaded for one in loaded.values()), "first launch")
+        told += f"; {kernels} of kernels did it, most of it for {most}"
     return f"{told}: run a warm-up before it matters, or cut the code with gpt-debloat"
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gpt.trace.buffers import MapLayout
+    from gpt.trace.sums import BufferSums
 
 WARP = 32  # threads
 
@@ -33,6 +34,11 @@ class TensoropCount(KernelSums):
 
             values = np.maximum.reduceat(values, range(0, values.shape[1], WARP), axis=1)
         return super().add_up(layout, values)
+
+    def take_sums(self, layout: MapLayout, sums: BufferSums) -> dict[str, int]:
+        """Return the sums of a launch that was reduced."""
+        found = super().take_sums(layout, sums)
+        return {name: value // WARP for name, value in found.items()} if layout.level == "thread" else found
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
         """Return both sums."""

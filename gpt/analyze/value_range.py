@@ -6,6 +6,7 @@ are counted too: they tell whether the kernel could compute in half precision.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.values import Distribution
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 THREADS = (
     Column("least", "f64?"),
@@ -101,6 +103,7 @@ class ValueRange(MapAnalysis):
     """The ranges of kernels and launches."""
 
     name = "value_range"
+    summed = "least and greatest values, and NaNs"
     fields = ("nans",)
     floats = ("least", "greatest")
 
@@ -122,6 +125,22 @@ class ValueRange(MapAnalysis):
             kernel.first = self._number, " and ".join(wrong)
         if len(self._rows) < MOST_LAUNCHES:
             self._rows.append((*launch_row(self._number, process, buffer), *one.row()))
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add the threads of a launch of which only sums were kept: not what each of them computed."""
+        self._number += 1
+        kernel = self._kernels.setdefault(buffer.kernel, _Range())
+        nans = sums.fields["nans"]
+        without = nans.bins[0] if nans.bins and not nans.first else 0
+        kernel.sums.update(launches=1, nans=int(nans.total), with_nan=sums.records - without)
+        least, greatest = float(sums.fields["least"].least), float(sums.fields["greatest"].greatest)
+        if least <= greatest:
+            kernel.least = least if kernel.least is None else min(least, kernel.least)
+            kernel.greatest = greatest if kernel.greatest is None else max(greatest, kernel.greatest)
+        endless = least <= greatest and math.isinf(max(abs(least), abs(greatest)))
+        wrong = [what for what, there in (("NaN", nans.total), ("infinity", endless)) if there]
+        if wrong and kernel.first is None:
+            kernel.first = self._number, " and ".join(wrong)
 
     def merge(self, other: ValueRange) -> None:
         """Merge an analysis of later traces."""
@@ -154,13 +173,13 @@ class ValueRange(MapAnalysis):
         counts = " ".join(f"{name} {total[name]}" for name in ("computed", "with_nan", "with_infinity", "beyond_half"))
         name, first = ordered[0]
         name = shorten(printable(brief_name(name)), NAMED, middle=False)
-        if not total["computed"]:
+        if not total["computed"] and not first.first:
             return [f"{self.name}:{counts}", "no thread computed in single precision"]
         if first.first:
             number, what = first.first
             threads = max(first.sums["with_nan"], first.sums["with_infinity"])
-            share = f"{threads:,} of its {amount(first.sums['computed'], 'thread')}"
-            line = f"{what} in {name}, {share}, first in launch {number}"
+            share = f", {threads:,} of its {amount(first.sums['computed'], 'thread')}" * (not self._details[True])
+            line = f"{what} in {name}{share}, first in launch {number}"
         elif total["beyond_half"]:
             line = f"no NaN, no infinity; largest result {first.sizes.greatest:.4g} in {name}, beyond half precision"
         else:

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.durations import Durations
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 WARPS = (
     Column("warps", "u64"),
-    *(Column(name, "u64", "ns") for name in ("p50", "p99", "longest")),
-    Column("tail_share", "f64", "%", "tail"),
+    *(Column(name, "u64?", "ns") for name in ("p50", "p99", "longest")),
+    Column("tail_share", "f64?", "%", "tail"),
     Column("mean", "u64", "ns"),
     Column("span", "u64", "ns"),
-    Column("tail", "u64", "ns", "tail time"),
+    Column("tail", "u64?", "ns", "tail time"),
     Column("silent", "u64", title="warps lost", shown="any"),
 )
 KERNELS = (
@@ -50,14 +51,19 @@ ALONE, SHARED = "alone", "shared"
 
 
 class _Run(NamedTuple):
-    """A launch: when its first warp began and its last one ended, on the GPU's clock, and how its warps ran."""
+    """A launch: when its first warp began and its last one ended, on the GPU's clock, and how its warps ran.
+
+    Without detail, `tail` is None and `times` are empty.
+    """
 
     where: Hashable  # the GPU
     kernel: str
     begin: int
     end: int
-    tail: int
+    tail: int | None
     silent: int
+    warps: int
+    total: float  # ns that its warps ran, added up
     times: Durations
     row: tuple[Any, ...]  # the columns LAUNCH
 
@@ -66,6 +72,7 @@ class WarpSched(MapAnalysis):
     """The run times of the warps of all launches."""
 
     name = "warp_sched"
+    summed = "launches, warps, means and spans"
     fields = ("start", "end")
 
     def __init__(self) -> None:
@@ -86,7 +93,19 @@ class WarpSched(MapAnalysis):
         times.add((end - start).astype(np.float64))
         where, row = process.gpu(buffer.launch.device), launch_row(len(self._runs) + 1, process, buffer)
         edges = (int(start.min()), int(end.max()), _find_tail(start, end)) if len(start) else (0, 0, 0)
-        self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times, row))
+        silent = int((~here).sum())
+        self._runs.append(_Run(where, buffer.kernel, *edges, silent, times.count, times.total, times, row))
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add the warps of a launch of which only sums were kept."""
+        from gpt.trace.durations import Durations
+
+        launch, start, end = buffer.launch, sums.fields["start"], sums.fields["end"]
+        where, row = process.gpu(launch.device), launch_row(len(self._runs) + 1, process, buffer)
+        silent = launch.blocks * buffer.map.units(launch.threads) - sums.records
+        total = (int(end.total) - int(start.total)) % (1 << 64)
+        edges = int(start.least), int(end.greatest), None
+        self._runs.append(_Run(where, buffer.kernel, *edges, silent, sums.records, float(total), Durations(), row))
 
     def merge(self, other: WarpSched) -> None:
         """Merge an analysis of later traces."""
@@ -103,10 +122,10 @@ class WarpSched(MapAnalysis):
         rows = [(*key, len(runs), *_values(runs)) for key, runs in groups.items()]
         rows.sort(key=lambda row: (-row[3] * row[8], row[0], row[1]))
         warps = sum(row[3] for row in rows)
-        tails = [run.tail / (run.end - run.begin or 1) for run in self._runs]
+        tails = [run.tail / (run.end - run.begin or 1) for run in self._runs if run.tail is not None]
         told = f"{amount(warps, 'warp')} of {amount(len(self._runs), 'launch')}, {shared.count(SHARED):,} beside others"
-        verdict = [f"{told}; tail: {100 * sum(tails) / len(tails):.1f} % of a launch in the mean", *verdict]
-        yield make_answer("kernels", KERNELS, rows, verdict, top=TOP)
+        told += f"; tail: {100 * sum(tails) / len(tails):.1f} % of a launch in the mean" if tails else ""
+        yield make_answer("kernels", KERNELS, rows, [told, *verdict], top=TOP)
         listed = zip(self._runs[:MOST_LAUNCHES], shared, strict=False)
         more = len(self._runs) - MOST_LAUNCHES
         verdict = [f"{more:,} more launches are only in the sums"] if more > 0 else []
@@ -143,15 +162,21 @@ def _find_shared(runs: list[_Run]) -> list[str]:
 
 
 def _values(runs: list[_Run]) -> tuple[Any, ...]:
-    """Return the columns WARPS; for several launches, span and tail are means."""
+    """Return the columns WARPS; for several launches span and tail are means, the latter of those with detail."""
     from gpt.trace.durations import Durations
 
     times = Durations()
     for run in runs:
         times.merge(run.times)
-    span, tail = (sum(values) / len(runs) for values in ([r.end - r.begin for r in runs], [r.tail for r in runs]))
-    shown = times.percentile(0.5), times.percentile(0.99), times.largest, 100 * tail / (span or 1)
-    return times.count, *shown, times.total / (times.count or 1), span, tail, sum(run.silent for run in runs)
+    span = sum(run.end - run.begin for run in runs) / len(runs)
+    warps, silent = sum(run.warps for run in runs), sum(run.silent for run in runs)
+    tails = [(run.tail, run.end - run.begin) for run in runs if run.tail is not None]
+    mean = sum(run.total for run in runs) / (warps or 1)
+    if not tails:
+        return warps, None, None, None, None, mean, span, None, silent
+    share = 100 * sum(tail for tail, _ in tails) / (sum(time for _, time in tails) or 1)
+    shown = times.percentile(0.5), times.percentile(0.99), times.largest, share
+    return warps, *shown, mean, span, sum(tail for tail, _ in tails) / len(tails), silent
 
 
 def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:

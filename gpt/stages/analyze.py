@@ -27,6 +27,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "memusage",
     "memory",
     "idle",
+    "launches",
     "gaps",
     "startup",
     "stages",

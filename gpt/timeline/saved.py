@@ -19,6 +19,7 @@ from gpt.screen.demangle import readable
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, MapLayout, ProbedLaunch
     from gpt.trace.model import Launch, TraceModel
+    from gpt.trace.sums import BufferSums
 
 Facts = dict[str, int | str]
 Places = npt.NDArray[np.uint32]
@@ -119,6 +120,8 @@ def describe(buffer: Buffer) -> Facts:
     if buffer.unsaved:
         return {name: str(buffer.lost or "")}
     try:
+        if buffer.reduced:
+            return _describe_sums(layout, buffer.read_sums())
         saved = buffer.read()
     except (MissingError, TruncatedError) as error:
         return {name: f"lost: {error.fact}"}
@@ -143,6 +146,15 @@ def describe(buffer: Buffer) -> Facts:
         facts |= {f"{name}.SMs": len(blocks), f"{name}.blocks an SM": _range(blocks)}
     fields = [field for field in layout.types if field != "sm"]
     return facts | ({f"{name}.{field}": _describe(used[field], layout, field) for field in fields} if len(used) else {})
+
+
+def _describe_sums(layout: MapLayout, sums: BufferSums) -> Facts:
+    """Describe a map of which only sums were kept."""
+    if layout.type == "total" and not layout.ops:
+        found = {field: one.total for field, one in sums.fields.items()}
+        return {f"{layout.name}.{field}": int(sum_) for field, sum_ in found.items() if sum_ or not any(found.values())}
+    facts: Facts = {f"{layout.name}.records": sums.records if layout.capacity else sums.saves}
+    return facts | ({f"{layout.name}.dropped": sums.dropped} if sums.dropped and layout.capacity else {})
 
 
 def _describe(values: npt.NDArray[np.generic], layout: MapLayout, field: str) -> int | str:

@@ -19,13 +19,14 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.base.errors import MalformedError
+from gpt.base.errors import MalformedError, MissingError
 from gpt.stream import packed
 from gpt.stream.reasons import OTHER, Reason, find_reason
 from gpt.trace.inputs import FORMATS, StoredBuffer
 from gpt.trace.params import ArgumentValue, parse_arguments
 from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
 from gpt.trace.select import Selected
+from gpt.trace.sums import BufferSums, parse_sums
 from gpt.trace.tables import TableLayout
 
 Record = dict[str, Any]
@@ -155,7 +156,7 @@ class MapLayout:
         if self.table:
             return self._read_table(data, offset, self.table)
         if self.copies:
-            return self._read_histogram(data, offset)
+            return self._read_histogram(data, offset, self.copies)
         units = self.units(threads)
         unit = self.head + self.capacity * self.stride
         steps = (units * unit, unit)
@@ -174,8 +175,14 @@ class MapLayout:
             dropped = int((over - np.uint64(self.capacity)).sum())
         return SavedBuffer(counts, slots, None, dropped)
 
-    def _read_histogram(self, data: Bytes, offset: int) -> SavedBuffer:
-        shape = self.copies or 1, (self.capacity * self.stride if self.capacity else COUNT) // COUNT
+    def read_reduced(self, data: bytes) -> SavedBuffer:
+        """Read a histogram whose copies were added up."""
+        if len(data) != (self.capacity * self.stride or COUNT):
+            raise MalformedError(f"map '{self.name}': a histogram of {len(data)} bytes")
+        return self._read_histogram(data, 0, 1)
+
+    def _read_histogram(self, data: Bytes, offset: int, copies: int) -> SavedBuffer:
+        shape = copies, (self.capacity * self.stride if self.capacity else COUNT) // COUNT
         bins: Counts = np.ndarray(shape, "<u8", data, offset).sum(axis=0, dtype=np.uint64)
         counts: Counts = np.array([bins.sum()], np.uint64)
         return SavedBuffer(counts, np.zeros(0, self._slot), None, 0, bins if self.capacity else None)
@@ -297,8 +304,29 @@ class Buffer:
         """
         return parse_arguments(self._params, self.launch.params) if self.launch.params else []
 
+    @property
+    def reduced(self) -> bool:
+        """True if only sums of its records were kept, because of --detail. Sums of a histogram are all there is."""
+        return self._parts.reduced is not None and self.map.type != "histogram"
+
+    def read_sums(self) -> BufferSums:
+        """Return the sums of a buffer that was reduced. Raises what `Parts.read` raises."""
+        return parse_sums(self._read_reduced(), self.map.types if self.map.capacity else {}, self.map.name)
+
+    def _read_reduced(self) -> bytes:
+        assert self._parts.reduced is not None
+        self.map.check_size(self._parts.reduced, self.launch.blocks, self.launch.threads)
+        if self.map.table:
+            raise MalformedError(f"map '{self.map.name}': a table was reduced")
+        data, offset = self._parts.read(None, self._files)
+        return bytes(data[offset : offset + self._parts.size])
+
     def read(self) -> SavedBuffer:
-        """Read the arrays. Raises what `Parts.read` raises."""
+        """Read the arrays. Raises what `Parts.read` raises, and MissingError if the buffer was reduced."""
+        if self.reduced:
+            raise MissingError("only its sums were kept, as --detail says")
+        if self._parts.reduced is not None:
+            return self.map.read_reduced(self._read_reduced())
         shape = self.launch.blocks, self.launch.threads
         if self.lost is None:
             self.map.check_size(self._parts.size, *shape)

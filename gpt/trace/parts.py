@@ -102,6 +102,7 @@ class Parts:
         self.size = size
         self.lost: Reason | None = None
         self.dropped = 0  # records that did not fit, if the first part has the number
+        self.reduced: int | None = None  # size of the buffer whose sums this is
         self._parts: list[BufferPart] = []
         self._held = 0
         self._joined: Bytes | None = None
@@ -118,6 +119,7 @@ class Parts:
                 f"buffer of {record['size']} bytes: a part from {part.at} on after {self._held} of {self.size}"
             )
         self.dropped = self.dropped or record.get("dropped", 0)
+        self.reduced = record.get("reduced", self.reduced)
         self._parts.append(part)
         self._held += part.length
         return self._held == self.size

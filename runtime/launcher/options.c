@@ -51,6 +51,8 @@ static const char HELP[] =
     "      --launch-skip N    don't probe the first N launches of each kernel\n"
     "      --launch-count N   probe at most N launches of each kernel\n"
     "      --sample 1/N       probe one in N launches of each kernel\n"
+    "      --detail N         keep only sums after the first N launches of a kernel\n"
+    "                         and grid\n"
     "      --max-memory SIZE  device memory for buffers, such as 512M (a tenth of\n"
     "                         free memory)\n"
     "      --complete         wait for a buffer rather than run a launch without\n"
@@ -100,6 +102,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
         {"launch-skip", required_argument, NULL, 'S'},
         {"launch-count", required_argument, NULL, 'C'},
         {"sample", required_argument, NULL, 'n'},
+        {"detail", required_argument, NULL, 'e'},
         {"max-memory", required_argument, NULL, 'm'},
         {"max-disk", required_argument, NULL, 'M'},
         {"complete", no_argument, NULL, 'a'},
@@ -171,6 +174,9 @@ static void parse_options(struct request *request, int argc, char **argv) {
             break;
         case 'n':
             probing->sample = optarg;
+            break;
+        case 'e':
+            probing->detail = optarg;
             break;
         case 'm':
             probing->memory = optarg;

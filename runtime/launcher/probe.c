@@ -403,6 +403,7 @@ const char *use_probing(const struct probing *probing) {
         {"GPT_HOOK_PROBE_SKIP", offsetof(struct probing, skip)},
         {"GPT_HOOK_PROBE_COUNT", offsetof(struct probing, count)},
         {"GPT_HOOK_PROBE_SAMPLE", offsetof(struct probing, sample)},
+        {"GPT_HOOK_PROBE_DETAIL", offsetof(struct probing, detail)},
         {"GPT_HOOK_PROBE_MEMORY", offsetof(struct probing, memory)},
     };
     struct probing checked = *probing;
@@ -422,6 +423,8 @@ const char *use_probing(const struct probing *probing) {
         check_number("--launch-count", checked.count, false);
     if (checked.sample)
         checked.sample = check_sample(checked.sample);
+    if (checked.detail)
+        check_number("--detail", checked.detail, false);
     if (checked.memory)
         checked.memory = check_size("--max-memory", checked.memory);
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)

@@ -42,7 +42,7 @@ def test_cycles_are_those_of_a_first_in_first_out_scheduler():
     found = ask("block_sched", trace(BLOCKS))
     (kernel,) = found.rows["kernels"]
     assert kernel == {"name": NAME, "launches": 1, "blocks": 5, "sms": 2, "slots": 2, "running": 175, "scheduling": 8,
-                      "share": pytest.approx(100 * 7.5 / 182.5), "silent": 0}  # fmt: skip
+                      "share": pytest.approx(100 * 7.5 / 182.5), "silent": 0, "clocks": 350}  # fmt: skip
     assert found.verdicts["kernels"] == ["No.block:5 Running:175 Scheduling:8(cycle)", "1 launch ran with probes"]
     sms = [(row["sm"], row["blocks"], row["slots"], row["running"], row["scheduling"]) for row in found.rows["sms"]]
     assert sms == [(0, 4, 2, 250, 15), (9, 1, 1, 100, 0)]

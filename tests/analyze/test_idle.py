@@ -15,61 +15,9 @@ from gpt.trace.process import iter_processes
 from gpt.trace.unrecorded import FOREVER, Unrecorded
 from tests import tiers
 from tests.analyze.asked import answers, ask, run
-from tests.analyze.test_one_pass import make_segments
+from tests.analyze.segments import make_segments
+from tests.analyze.working import US, ZERO, Made
 from tests.trace import forge
-
-US, ZERO = 1000, 10**9
-APIS = (
-    "cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuMemAlloc", "cuGraphLaunch",
-    "cuMemHostAlloc",
-)  # fmt: skip
-TYPES = {"cuMemcpyHtoDAsync": ("memcpy", "HtoD"), "cuMemcpyDtoHAsync": ("memcpy", "DtoH")}
-TIMES = forge.GPU_TIMES | {"probed": "u32", "device": "u32"}
-
-
-class Made:
-    """A process whose calls and work are added one by one; times are in us."""
-
-    def __init__(self, pid=10, uuid="GPU-1", sms=132):
-        self.pid = pid
-        self.found = [
-            forge.api(number, name) | dict(zip(("type", "op"), TYPES.get(name, ()), strict=False))
-            for number, name in enumerate(APIS, 1)
-        ]
-        self.found += [records.make("function", id=n, name=f"k{n}") for n in range(1, 9)]
-        self.found.append(records.make("device", index=0, name="H200", arch="sm_90", uuid=uuid, runs="sass", sms=sms))
-
-    def call(self, name, start, took, *work, thread=1, function=1, size=0, address=0, blocks=132):
-        """Make a call that starts `work`: from when it ran, and for how long."""
-        at, api = ZERO + round(start * US), APIS.index(name) + 1
-        if name == "cuLaunchKernel":
-            row = (at, round(took * US), api, 0, 7, function, 0, blocks, 1, 1, 32, 1, 1, 0, 0, 0, 0, 0)
-            self.found.append(forge.calls([row], forge.LAUNCH, thread))
-        elif name == "cuGraphLaunch":
-            self.found.append(forge.calls([(at, round(took * US), api, 0, 5, 7)], forge.OBJECT, thread))
-        else:
-            row = (at, round(took * US), api, 0, address, address, size, 7)
-            self.found.append(forge.calls([row], forge.MEMORY, thread))
-        if work:
-            self.run(*work, api=name, call=at, thread=thread, function=function if name == "cuLaunchKernel" else 0)
-        return self
-
-    def run(self, begin, took, api="cuLaunchKernel", call=0, thread=0, function=1):
-        """Add work on the GPU."""
-        row = (ZERO + round(begin * US), round(took * US), call, 7, APIS.index(api) + 1, function, thread, 0, 0, 0)
-        self.found.append(records.make("gpu_times", **forge.rows([row], TIMES)))
-        return self
-
-    def range(self, name, begin, end, thread=1):
-        """Push a range and pop it."""
-        id_ = len(self.found)
-        where = {"id": id_, "type": "push", "thread": thread, "name": name, "start": ZERO + round(begin * US)}
-        self.found.append(records.make("range", **where))
-        self.found.append(records.make("range_end", id=id_, thread=thread, end=ZERO + round(end * US)))
-        return self
-
-    def segment(self, **header):
-        return forge.trace(*self.found, pid=self.pid, **header)
 
 
 def causes(found):
@@ -150,7 +98,8 @@ def test_kernels_that_are_shorter_than_their_launches():
     assert causes(found) == [("launch pace", None, 50.0, 10, 5.0)]
     assert doing(found) == {("host code", None): 10.0, ("cuLaunchKernel", None): 40.0}
     assert found.rows["verdict"][0]["told"] == (
-        "launch-bound: kernels of 3.00us behind launches of 8.00us; a CUDA graph would save at most 60.2 %"
+        "launch-bound: kernels of 3.00us behind launches of 8.00us; a CUDA graph would save at most 60.2 %; "
+        "'gpt-analyze launches' lists them"
     )
 
 

@@ -14,8 +14,8 @@ GROWTH = {  # MB for the data that its man page says it keeps
     "memusage": 125_000 * 500 / 1e6,  # an allocation in eight calls
 }
 NAMES = (
-    "gaps", "idle", "startup", "stages", "nvtx", "summary", "gmem_bytes", "roofline", "maps", "overhead",
-    "exposed_latency", "memusage", "tensorop_count", "export --format sqlite -o out.sqlite",
+    "gaps", "idle", "startup", "launches", "stages", "nvtx", "summary", "gmem_bytes", "roofline", "maps",
+    "overhead", "exposed_latency", "memusage", "tensorop_count", "export --format sqlite -o out.sqlite",
     "export --format parquet -o out.tables",
 )  # fmt: skip
 

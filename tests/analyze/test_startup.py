@@ -95,7 +95,7 @@ def test_slow_first_units_belong_to_the_start():
     assert rows == {"libfast.so": (2, 1, pytest.approx(299.99)), "libbig.so": (2, 2, pytest.approx(79.9))}
     row = next(row for row in found.rows["startup"] if row["what"] == "lazy loading")
     assert row["told"].startswith(
-        "loading GPU code takes 380ms, 41.3 % of the start; 3 kernels in their first launches, most of it for "
+        "loading GPU code takes 380ms, 41.3 % of the start; 3 first launches of kernels did it, most of it for "
         "libfast.so"
     )
     assert [(row["name"], row["took"] / MS) for row in found.rows["longest"]][:2] == [

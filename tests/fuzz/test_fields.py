@@ -99,7 +99,8 @@ WIDE = [("header", "pid"), ("function", "id"), ("api", "id"), ("device", "index"
 
 @pytest.mark.parametrize(("kind", "key"), WIDE)
 @pytest.mark.parametrize(
-    "command", every(6, ["block_sched", "summary", "gaps", "stages", "memory", "graphs", "nvtx", "idle", "startup"])
+    "command",
+    every(6, ["block_sched", "summary", "gaps", "stages", "memory", "graphs", "nvtx", "idle", "startup", "launches"]),
 )
 def test_an_id_beyond_32_bits_is_named(folder, kind, key, command):
     found = fields.trace()

@@ -90,8 +90,9 @@ def wanted(shape):
     return one, two, len(values)
 
 
+@probing.in_both_forms
 @pytest.mark.parametrize("how", ["default", "graph"])
-def test_tables_have_what_the_threads_saved(tmp_path, program, how):
+def test_tables_have_what_the_threads_saved(tmp_path, program, how, code):
     found = run(tmp_path, program, how)
     shapes = [shape for shape in SHAPES for _ in range(2 if how == "graph" else 1)]
     assert {name: len(launches) for name, launches in found.items()} == dict.fromkeys(

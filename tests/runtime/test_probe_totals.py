@@ -18,6 +18,7 @@ from tests.analyze.asked import ask
 from tests.runtime import hooked, probing
 from tests.runtime.ends import CLIENT, PTX
 from tests.stream.totals_reader import read_maps
+from tests.tiers import full
 
 SHAPES = [(1, 1, 0), (3, 1, 1), (6, 70, 0), (6, 70, 3), (2, 32, 0), (2, 32, 5), (5, 8, 2), (1, 1024, 0), (2, 1000, 7)]
 MAP = """
@@ -196,6 +197,20 @@ low = 1000
 high = 1064
 step = 8
 
+[map.wide]
+type = "histogram"
+data = {value = "u64"}
+low = 3
+high = 700000000000703
+step = 1000000000001
+
+[map.large]
+type = "histogram"
+data = {value = "u32"}
+low = 2
+high = 4294967002
+step = 858993400
+
 [probe.end]
 position = "kernel"
 after = '''.reg .u32 %value;
@@ -210,7 +225,10 @@ setp.ne.u32 %odd, %laneid, 3;
 SAVE [doubling] {%wide};
 @%odd SAVE [narrow] {%value};
 SAVE [linear] {%value};
-SAVE [shifted] {%value};'''
+SAVE [shifted] {%value};
+SAVE [wide] {%wide};
+mul.lo.u32 %value, %value, 4198404;
+SAVE [large] {%value};'''
 """
 
 
@@ -221,8 +239,13 @@ def find_bins(values, starts):
     return [(start, after[start], counts[start]) for start in starts if counts[start]]
 
 
-@pytest.mark.parametrize("how", ["default", "graph"])
-def test_histograms_count_each_value(tmp_path, program, how):
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("default", "ptx"), ("graph", "ptx"), ("default", "sass"), full("graph", "sass")],
+    indirect=["code"],
+)
+def test_histograms_count_each_value(tmp_path, program, how, code):
+    """In machine code the save under a predicate is a branch of ptxas's that the weaver has to understand."""
     probe = tmp_path / "h.toml"
     probe.write_text(HISTOGRAMS)
     words = [str(number) for shape in SHAPES for number in shape]
@@ -231,7 +254,7 @@ def test_histograms_count_each_value(tmp_path, program, how):
     assert (done.returncode, done.stderr) == (0, "")
     found = read_maps(tmp_path / "t.mp")
     shapes = [shape for shape in SHAPES for _ in range(2 if how == "graph" else 1)]
-    assert sorted(found) == ["doubling", "linear", "narrow", "shifted"]
+    assert sorted(found) == ["doubling", "large", "linear", "narrow", "shifted", "wide"]
     for number, (blocks, threads, _) in enumerate(shapes):
         plain = [1000 * block + thread for block in range(blocks) for thread in range(threads)]
         small = [value & 1023 for value in plain]
@@ -241,6 +264,11 @@ def test_histograms_count_each_value(tmp_path, program, how):
         assert launch["doubling"] == find_bins([value**4 for value in plain], doubling)
         assert launch["narrow"] == find_bins(few, doubling[:33])
         assert launch["linear"] == find_bins(small, [0, *range(7, 1003, 5)])
+        assert launch["wide"] == find_bins(
+            [value**4 for value in plain], [0, *range(3, 10**12 * 700 + 704, 10**12 + 1)]
+        )
+        large = [0, *range(2, 4294967003, 858993400)]
+        assert launch["large"] == find_bins([4198404 * value for value in small], large)
         assert launch["shifted"] == find_bins(small, [0, *range(1000, 1065, 8)])
     with open(tmp_path / "t.mp", "rb") as file:
         answers = ask("maps", list(read_records(file, "t.mp")))

@@ -118,6 +118,41 @@ def read_table(record, data):
     return found, dropped
 
 
+def read_sums(record, data):
+    """Return the sums of a buffer that was reduced: records, dropped, the sum of counts, and each field's sum, least
+    and greatest value, and how many values need how many bits.
+    """
+    fields, at = {}, 24
+    for field in record["fields"] if record["capacity"] else ():
+        kind = {"u": "Q", "i": "q", "f": "d"}[field["type"][0]]
+        sum_, least, greatest = struct.unpack_from("<3" + kind, data, at)
+        first, number = struct.unpack_from("<2Q", data, at + 24)
+        counts = struct.unpack_from(f"<{number}Q", data, at + 40)
+        assert not counts or (counts[0] and counts[-1])
+        bits = {first + place: count for place, count in enumerate(counts) if count}
+        fields[field["name"]] = sum_, least, greatest, bits
+        at += 40 + 8 * number
+    assert at == len(data)
+    return *struct.unpack_from("<3Q", data), fields
+
+
+def read_reduced(path):
+    """By the map's name, for each launch of which only sums were kept: the size of its buffer, and its sums; of a
+    histogram the bins.
+    """
+    path, found, maps = Path(path), {}, {}
+    for record in records(path.read_bytes()):
+        if record["kind"] == "map":
+            maps[record["id"]] = record
+        if record["kind"] == "buffer" and "reduced" in record:
+            of = maps[record["map"]]
+            assert of["type"] != "table" and "at" not in record and "units" not in record
+            data = whole([record], 0, path.parent)
+            read = read_bins if of["type"] == "histogram" else read_sums
+            found.setdefault(of["name"], {})[record["launch"]] = record["reduced"], read(of, data)
+    return found
+
+
 def read_maps(path):
     """By the map's name, for each launch: the units of a total, the bins of a histogram, or the rows of a table with
     the number of values that didn't fit.
@@ -126,7 +161,7 @@ def read_maps(path):
     for record in records(path.read_bytes()):
         if record["kind"] == "map":
             maps[record["id"]] = record
-        if record["kind"] == "buffer":
+        if record["kind"] == "buffer" and "reduced" not in record:
             parts.setdefault((record["launch"], record["map"]), []).append(record)
     for (launch, number), several in sorted(parts.items()):
         record = maps[number]

@@ -16,6 +16,7 @@ from gpt.trace.params import to_text
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 LAUNCH = (  # columns of a launch, to the left of its map's columns
     Column("kernel", "text", "kernel", "launches of"),
@@ -46,7 +47,8 @@ class MapAnalysis(ABC):
 
     An analysis of several maps lists them in `maps`. Of fields separated by `|`, one must exist.
 
-    `add` takes the data that a launch saved. `iter_answers` yields the answers; the `verdict` says what's missing.
+    `add` takes the data that a launch saved. `add_sums` takes its sums if --detail left no more; `summed` says which
+    totals they give. `iter_answers` yields the answers; the `verdict` tells it what's missing.
     """
 
     streams = True
@@ -55,7 +57,8 @@ class MapAnalysis(ABC):
     optional: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     log = False  # True if the map is a log
-    partial: frozenset[str] = frozenset()  # maps that omit a field if the kernel has nothing for it
+    summed = "all"
+    partial: frozenset[str] = frozenset()  # maps that leave out a field if the kernel has nothing for it
 
     def __init__(self) -> None:
         from gpt.trace.kinds import SAVES
@@ -65,7 +68,9 @@ class MapAnalysis(ABC):
         self._number = 0  # the last launch's number, in analyses that number launches
         self._known = False  # True once a trace had the map
         self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
-        self._read = 0  # launches
+        self._read = 0  # buffers
+        self._details = Counter[bool]()  # launches, by whether only sums of them were kept
+        self._last_read = (0, 0), False  # pid and id of a launch, and whether it was reduced
         self._lost = Counter[str]()  # launches, by reason
         self._logs = Counter[str]()  # records `kept` and `dropped`, and launches: all, and those with `full` logs
         self._done = Coverage()  # processes that have ended
@@ -79,6 +84,10 @@ class MapAnalysis(ABC):
     @abstractmethod
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Add the data that a launch saved."""
+
+    @abstractmethod
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept."""
 
     @abstractmethod
     def iter_answers(self, verdict: list[str]) -> Answers:
@@ -112,17 +121,32 @@ class MapAnalysis(ABC):
     def _take(self, process: Process, buffer: Buffer) -> None:
         self.check(buffer.map)
         try:
+            if buffer.reduced:
+                sums = buffer.read_sums()
+                self._count(process, buffer)
+                self.add_sums(process, buffer, sums)
+                return
             saved = buffer.read()
         except (MissingError, TruncatedError) as error:
             where = process.pid, buffer.launch.id
             self._lost[error.fact] += where != self._last_lost  # a launch with several maps counts once
             self._last_lost = where
             return
-        self._read += 1
+        self._count(process, buffer)
         if saved.units is not None and buffer.map.capacity:
             full = saved.dropped > 0
             self._logs.update(kept=len(saved.units), dropped=saved.dropped, launches=1, full=int(full))
         self.add(process, buffer, saved)
+
+    def _count(self, process: Process, buffer: Buffer) -> None:
+        """Count a buffer that was read, and its launch; one of several maps counts once."""
+        self._read += 1
+        (where, was), at = self._last_read, (process.pid, buffer.launch.id)
+        if where == at:
+            self._details[was] -= 1
+        reduced = buffer.reduced or (was and where == at)
+        self._details[reduced] += 1
+        self._last_read = at, reduced
 
     def end(self, process: Process) -> None:
         """Add the coverage of a process that has ended."""
@@ -136,6 +160,7 @@ class MapAnalysis(ABC):
         self._number += other._number
         self._known |= other._known
         self._read += other._read
+        self._details.update(other._details)
         self._lost.update(other._lost)
         self._logs.update(other._logs)
         self._done.merge(other._done)
@@ -162,7 +187,8 @@ class MapAnalysis(ABC):
         for process, launches in self._launches.items():
             coverage.merge(make_coverage(process, launches))
         if self._read:
-            yield from self.iter_answers([*self._kept_lines(), *coverage.verdict(), *self._lost_lines()])
+            lines = [*self._detail_lines(), *self._kept_lines(), *coverage.verdict(), *self._lost_lines()]
+            yield from self.iter_answers(lines)
         yield from coverage.answer()
 
     @property
@@ -173,6 +199,11 @@ class MapAnalysis(ABC):
     def titled(self, title: str) -> str:
         """Return the title of a picture of all launches, with the share of the records that it shows below."""
         return f"{title}\n{self.kept}" if self.kept else title
+
+    def _detail_lines(self) -> Iterator[str]:
+        if self._details[True]:
+            launches = amount(self._details.total(), "launch")
+            yield f"detail: {self._details[False]:,} of {launches}, totals: {self.summed}"
 
     def _kept_lines(self) -> Iterator[str]:
         if self.kept:

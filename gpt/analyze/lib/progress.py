@@ -18,6 +18,7 @@ from gpt.screen.units import kept_share
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 NAME = Column("name", "text", "kernel", "kernel")
 KERNELS = (Column("launches", "u64"), Column("warps", "u64"), Column("records", "u64"))
@@ -76,6 +77,7 @@ class ProgressFold(MapAnalysis):
     axis = Column("clock", "u64", "cycles")
     per = 1
     log = True
+    summed = "launches"
 
     def __init__(self, launch: int | None = None) -> None:
         super().__init__()
@@ -124,6 +126,13 @@ class ProgressFold(MapAnalysis):
             since = slots[self.axis.name] - zero[where]
             values = [array[listed][:POINTS] for array in (warp, slots["sm"], since, 100 * progress)]
             self._shown = _Shown(self._number, values, len(warp), saved.dropped)
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept, which don't tell how a warp went on."""
+        self._number += 1
+        totals = self._kernels.setdefault(buffer.kernel, RateTotals(self.per))
+        totals.launches += 1
+        totals.dropped += sums.dropped
 
     def _is_shown(self, records: int) -> bool:
         if self._wanted is not None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.values import Distribution
     from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 NAME = Column("name", "text", "kernel", "kernel")
 LAUNCHES = Column("launches", "u64")
@@ -51,7 +52,8 @@ class Kernel:
 class Ratios(MapAnalysis):
     """The `ratio` of `cost` to `number`, two of the `fields`, times `scale`.
 
-    `sums` are the columns of the fields. The line that scripts parse has their sums, in field order.
+    `sums` are the columns of the fields. The line that scripts parse has their sums, in the order of the fields.
+    Distributions leave out launches of which only sums were kept.
     """
 
     ratio: Column
@@ -75,6 +77,17 @@ class Ratios(MapAnalysis):
         silent = int((saved.counts == 0).sum())
         sums = {name: int(saved.slots[name].sum()) for name in self.fields}
         sums |= {"warps": saved.counts.size - silent, "silent": silent, "dropped": saved.dropped}
+        self._add(process, buffer, kernel, sums)
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept."""
+        kernel = self.kernels.setdefault(buffer.kernel, Kernel(buffer.kernel))
+        warps = buffer.launch.blocks * buffer.map.units(buffer.launch.threads)
+        found = {name: int(sums.fields[name].total) for name in self.fields}
+        found |= {"warps": sums.records, "silent": warps - sums.records, "dropped": sums.dropped}
+        self._add(process, buffer, kernel, found)
+
+    def _add(self, process: Process, buffer: Buffer, kernel: Kernel, sums: Mapping[str, int]) -> None:
         kernel.sums.update(sums, launches=1)
         self._number += 1
         if len(self._rows) < MOST_LAUNCHES:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
+    from gpt.trace.sums import BufferSums
 
 KERNEL = (
     Column("name", "text", "kernel", "kernel"),
@@ -44,9 +45,22 @@ class KernelSums(MapAnalysis):
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Add a launch."""
-        sums = {name: self.add_up(buffer.map, saved.slots[name]) if name in buffer.map.unsigned else 0
-                for name in (*self.fields, *self.optional)}  # fmt: skip
-        sums |= {self.columns[0].name: sum(sums[name] for name in self.parts), "dropped": saved.dropped}
+        self._add(process, buffer, saved.dropped, {
+            name: self.add_up(buffer.map, saved.slots[name])
+            for name in (*self.fields, *self.optional) if name in buffer.map.unsigned
+        })  # fmt: skip
+
+    def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
+        """Add a launch of which only sums were kept."""
+        self._add(process, buffer, sums.dropped, self.take_sums(buffer.map, sums))
+
+    def take_sums(self, layout: MapLayout, sums: BufferSums) -> dict[str, int]:
+        """Return the sums of fields."""
+        return {name: int(field.total) for name, field in sums.fields.items() if name in layout.unsigned}
+
+    def _add(self, process: Process, buffer: Buffer, dropped: int, found: Mapping[str, int]) -> None:
+        sums = {name: found.get(name, 0) for name in (*self.fields, *self.optional)}
+        sums |= {self.columns[0].name: sum(sums[name] for name in self.parts), "dropped": dropped}
         self._kernels.setdefault(buffer.kernel, Counter()).update(sums, launches=1)
         self._number += 1
         if len(self._rows) < MOST_LAUNCHES:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpt.trace.sums import FieldSums
+
 BITS = 9
 SHIFT = np.int64(52 - BITS)
 WIDE = 64  # if both the median and the least number above 0 are this much smaller than the greatest, bins double
@@ -66,6 +68,18 @@ class Distribution:
             low = wide & wide.dtype.type((1 << HALF) - 1)
             self.total += (int((wide >> wide.dtype.type(HALF)).sum()) << HALF) + int(low.sum())
         self._count(self._find_bins(found))
+
+    def add_sums(self, found: FieldSums, records: int, whole: bool) -> None:
+        """Add numbers of which only sums are known: they aren't in any bin, so percentiles leave them out."""
+        count = sum(found.bins)
+        self.nans += records - count
+        if not count:
+            return
+        self.count += count
+        self.whole &= whole
+        self.total += found.total
+        self.least = found.least if self.least is None else min(self.least, found.least)
+        self.greatest = found.greatest if self.greatest is None else max(self.greatest, found.greatest)
 
     def merge(self, other: Distribution) -> None:
         """Add another distribution's numbers, none of them unsigned."""
@@ -118,11 +132,12 @@ class Distribution:
         return np.where(own < 0, -away, away), np.where(from_zero, 0.0, float(self._base))
 
     def percentile(self, part: float) -> int | float | None:
-        """Return a percentile, `part` from 0 to 1, or None if there are no numbers."""
-        if not self.count:
+        """Return a percentile, `part` from 0 to 1, or None without numbers."""
+        count = int(self._counts.sum())
+        if not count:
             return None
-        rank = max(1, math.ceil(part * self.count))
-        if rank == self.count:
+        rank = max(1, math.ceil(part * count))
+        if rank == count:
             return self.greatest
         at = int(np.searchsorted(np.cumsum(self._counts), rank))
         if not self.whole or self.least is None or self.greatest is None:

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
 
+if TYPE_CHECKING:
+    from gpt.probe.lower.emit import Emitter
+
 COPIES = 64  # copies of a histogram or table, a power of two; with more SMs, several share a copy
 BUDGET = 64 << 20  # default bytes of a log
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letters of types in model.SIZES -> in records
+
+
+class Room(NamedTuple):
+    """A histogram's place in shared memory, if a launch has room for it: at an `offset` in the last `size` bytes of the
+    dynamic shared memory, which begins at `symbol`.
+    """
+
+    symbol: str
+    size: int
+    offset: int
+
+    def find(self, code: Emitter) -> str:
+        """Return a register of 32 bits with the address of the room."""
+        end = code.once("b32", "add.u32", code.once("b32", "mov.u32", self.symbol), code.special("%dynamic_smem_size"))
+        return code.once("b32", "sub.u32", end, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +41,8 @@ class PlacedMap:
     callback: str | None = None
     may_fill: bool = False  # the array may be full when a record is saved
     once: bool = False  # no thread saves twice
-    idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds only zeros
+    idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds nothing but zeros
+    room: Room | None = None  # a histogram's; a launch may have none nevertheless
 
     @property
     def type(self) -> str:
@@ -55,6 +74,11 @@ class PlacedMap:
     def copies(self) -> int | None:
         """The number of copies of a histogram or table."""
         return COPIES if self.type in ("histogram", "table") else None
+
+    @property
+    def bins(self) -> int:
+        """The number of bins of a histogram."""
+        return self.stride // 8
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -103,4 +127,5 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         low=scale.low if scale else None,
         step=scale.step if scale else None,
         head=placed.head if placed.head != 8 else None,
+        room=placed.room.offset if placed.room else None,
     )

@@ -61,7 +61,8 @@ class Woven:
     cluster: list[int] | None = None
     variables: Sequence[SharedVariable] = ()
     table: str | None = None
-    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as in a `kernel` record
+    room: int = 0  # bytes of shared memory for its histograms, if a launch adds them
+    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as a `kernel` record has them
 
     def make_kernel(self, id_: int, first: int, verified: bool) -> dict[str, Any]:
         """Make the kernel's record. `id_` is the id of its module; its maps' ids start at `first`."""
@@ -72,6 +73,7 @@ class Woven:
             params=[_present(param._asdict()) for param in self.params],
             added=[_present(param._asdict()) | {"map": first + place} for place, param in enumerate(self.added)],
             cluster=self.cluster,
+            room=self.room or None,
             maps=list(range(first, first + len(self.maps))),
             sites=[site._asdict() for site in self.sites if site.matched],
             variables=[_present(variable._asdict()) for variable in self.variables] or None,

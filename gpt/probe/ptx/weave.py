@@ -47,6 +47,7 @@ from gpt.probe.ptx.edits import (
 from gpt.probe.ptx.function import PtxFunction
 from gpt.probe.ptx.fuse import fuse
 from gpt.probe.ptx.params import declare, extended
+from gpt.probe.ptx.room import add_room, find_room
 from gpt.probe.ptx.state import State
 from gpt.probe.ptx.template import Shapes
 from gpt.probe.ptx.variables import Variables
@@ -113,6 +114,7 @@ class _Weaver:
         ]
         self.entry = next(function for function in self.functions if function.is_kernel)
         self.plan = Plan(kernel, self.functions, files, self.prefix, count)
+        self.room = 0 if relocatable else find_room(module, self.functions, self.plan, self.prefix)
         self.names = [
             Names(file, f"{self.prefix}{number}_", self.plan.find_zeros(number)) for number, file in enumerate(files)
         ]
@@ -141,6 +143,7 @@ class _Weaver:
             plan.misfits,
             cluster_of(module, self.entry.item),
             *self.variables.shared,
+            self.room,
         )
 
     def check(self) -> None:
@@ -168,6 +171,7 @@ class _Weaver:
         kept = [function for function in self.functions if function.uses or function.stateful]
         for function in kept:
             self.lower(function, state)
+        add_room(self.module, self.entry, maps, self.prefix, self.known, self.insertions)
         return maps, state, kept
 
     def lower(self, function: PtxFunction, state: State) -> None:

@@ -4,16 +4,21 @@ All bodies of a kernel that aren't cached are compiled in one run, each as its o
 RET are the snippet. The RET itself is left out, so the next word takes over its waits. waits.py adds the waits that a
 function leaves to its caller.
 
-Compiled words are cached in memory and in the user's cache, under a digest of their text. They aren't shipped with the
-package. The text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves
-idle, and on everything that lowering writes. A shipped set would miss whenever one of these changed, and nobody would
-notice except by the time it takes: one run of ptxas for all of a kernel's bodies, once per new face.
+ptxas likes to jump over a predicated save with `@!P0 BRA.U` if no lane saves, and has `@!P0 BRA` between BSSY and BSYNC
+behind it for the case that some do. check.py doesn't take BRA.U, whose exact meaning nobody has measured. As the second
+branch is enough, the first one becomes a NOP.
+
+Compiled words are kept in memory and in the user's cache, under a digest of their text. They aren't shipped with the
+package. A text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves idle,
+and on each word that the lowering writes. A shipped set would miss whenever one of these changed, and nobody would
+notice but by the time it takes: a run of ptxas for all of a kernel's bodies, once for each new face.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,16 +36,16 @@ from gpt.formats.cubin_edit import table_of as read_table
 from gpt.formats.elf import SHT_RELA
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass.waits import announce, await_reads, await_results, space
-from gpt.sass.check_words import FORBIDDEN, is_collective
+from gpt.sass.check_words import FORBIDDEN, NOP, is_collective
 from gpt.sass.code import Code
 from gpt.sass.flow import live_before
 from gpt.sass.graph import make_graph
 from gpt.sass.masks import Registers, unpack
 from gpt.sass.tables import Operand, Table, UnknownOpcodeError
-from gpt.sass.words import control_of, dump_words, opcode_of, parse_words, with_bits
+from gpt.sass.words import SIZE, bits, control_of, dump_words, guard_of, opcode_of, parse_words, with_bits, with_control
 from gpt.sass.woven import Snippet
 
-FORMAT = b"7"  # version of the cache format
+FORMAT = b"8"  # version of the cache's contents
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
@@ -200,6 +205,8 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
         return "never ends"
     last = max(index for index, name in enumerate(names) if name == RET)
     words = list(words[: last + 1])
+    for index in _find_shortcuts(Code(dump_words(words), table)):
+        words[index] = with_control(NOP, control_of(words[index])._replace(reuse=0))
     for word, name in zip(words[:-1], names, strict=False):
         if name in FORBIDDEN - {"YIELD", RET} and not is_collective(word):
             return f"needs {name}, which a probe can't use"
@@ -212,6 +219,28 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
     body, extra = announce(words[:-1], table)
     body = space(await_results(await_reads(body, table), table), table)
     return Compiled(Snippet(tuple(body), inputs), table, wait | extra, sized)
+
+
+def _find_shortcuts(code: Code) -> Iterator[int]:
+    """Yield each BRA.U that only saves time: a branch with its guard follows, from a BSSY to the BSYNC before its end.
+
+    In between, nothing may touch memory or the guard, so lanes with the guard lose nothing by coming to that branch, as
+    they do whenever some other lane hasn't the guard.
+    """
+    for index, one in enumerate(code):
+        if one.name != "BRA" or bits(one.word, 32, 2) != 1 or bits(one.word, 91, 1) or one.target is None:
+            continue
+        end, opened = one.target // SIZE, False
+        for other in (code[number] for number in range(index + 1, min(end, len(code)))):
+            if other.name == "BSSY":
+                opened = other.guard.always and other.target == one.target
+            elif other.name == "BRA":
+                meets = other.target == one.target - SIZE and code[end - 1].name == "BSYNC"
+                if opened and meets and guard_of(other.word) == guard_of(one.word):
+                    yield index
+                break
+            elif other.memory not in (None, "constant") or other.masks.writes & one.masks.reads:
+                break
 
 
 def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int, ...] | str:

@@ -118,8 +118,8 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
         table, code, detail, text, original, wanted, cluster, registers, registers_before, keeps, head,
-        copies;
-    struct cursor in_params, in_added, in_variables, in_cluster, start, end;
+        copies, fields, least, most, room;
+    struct cursor in_params, in_added, in_variables, in_cluster, in_fields, in_least, in_most, start, end;
 };
 
 static struct record read_record(struct cursor *cursor) {
@@ -136,7 +136,9 @@ static struct record read_record(struct cursor *cursor) {
                               &record.wanted,    &record.cluster,
                               &record.registers, &record.registers_before,
                               &record.keeps,     &record.head,
-                              &record.copies};
+                              &record.copies,    &record.fields,
+                              &record.least,     &record.most,
+                              &record.room};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -148,7 +150,9 @@ static struct record read_record(struct cursor *cursor) {
          {"text", &record.text, NULL}, {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL},
          {"cluster", &record.cluster, &record.in_cluster}, {"registers", &record.registers, NULL},
          {"registers_before", &record.registers_before, NULL}, {"keeps", &record.keeps, NULL},
-         {"head", &record.head, NULL}, {"copies", &record.copies, NULL});
+         {"head", &record.head, NULL}, {"copies", &record.copies, NULL},
+         {"fields", &record.fields, &record.in_fields}, {"min", &record.least, &record.in_least},
+         {"max", &record.most, &record.in_most}, {"room", &record.room, NULL});
     record.end = *cursor;
     return record;
 }
@@ -197,6 +201,59 @@ static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
     return found;
 }
 
+static bool has_name(struct value names, struct cursor at, struct value name) {
+    bool found = false;
+    for (uint64_t i = 0; names.type == ARRAY && i < names.number && !at.bad; i++) {
+        struct value one = take_value(&at);
+        found |= one.type == TEXT && one.number == name.number && !memcmp(one.data, name.data, one.number);
+    }
+    return found && !at.bad;
+}
+
+static bool read_field(struct woven_field *field, const struct record *record, struct cursor *at,
+                       uint64_t stride) {
+    struct value name = none, type = none, offset = none;
+    KEYS(at, {"name", &name, NULL}, {"type", &type, NULL}, {"offset", &offset, NULL});
+    char text[4] = "";
+    if (at->bad || name.type != TEXT || type.type != TEXT || type.number < 2 || type.number > 3)
+        return false;
+    memcpy(text, type.data, type.number);
+    uint64_t bits = strtoul(text + 1, NULL, 10), place = unsigned_of(offset), size = bits / 8;
+    bool known = *text == 'f' ? bits == 32 || bits == 64
+                              : (*text == 'u' || *text == 'i') &&
+                                    (bits == 8 || bits == 16 || bits == 32 || bits == 64);
+    if (!known || place > UINT16_MAX || place % size || place + size > stride)
+        return false;
+    bool least = has_name(record->least, record->in_least, name);
+    bool most = has_name(record->most, record->in_most, name);
+    if ((least || most) && (*text == 'f' || bits < 32))
+        return false;
+    uint64_t sign = *text == 'i' ? 1ull << (bits - 1) : 0, all = bits < 64 ? (1ull << bits) - 1 : UINT64_MAX;
+    *field = (struct woven_field){.offset = (uint16_t)place,
+                                  .size = (uint8_t)size,
+                                  .kind = *text == 'f'   ? FIELD_FLOAT
+                                          : *text == 'i' ? FIELD_SIGNED
+                                                         : FIELD_UNSIGNED,
+                                  .flip = least  ? all ^ sign
+                                          : most ? sign
+                                                 : 0};
+    return true;
+}
+
+// Find out what reduce.c has to know. A map that it doesn't understand keeps all its records.
+static void read_fields(struct woven_map *map, const struct record *record) {
+    struct cursor at = record->in_fields;
+    bool whole = map->stride && map->stride % sizeof(uint64_t) == 0;
+    if (is(record->type, "histogram"))
+        map->reducible = whole && (!map->capacity || (map->capacity == 1 && !map->head));
+    if (map->copies || !whole || record->fields.type != ARRAY || record->fields.number > MOST_FIELDS)
+        return;
+    map->fields = calloc(record->fields.number + 1, sizeof(*map->fields));
+    map->reducible = map->fields != NULL;
+    for (; map->reducible && map->field_count < record->fields.number; map->field_count++)
+        map->reducible = read_field(&map->fields[map->field_count], record, &at, map->stride);
+}
+
 static bool read_map(struct woven *woven, const struct record *record) {
     struct woven_map *map = &woven->maps[woven->map_count];
     *map = (struct woven_map){
@@ -212,6 +269,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
         .copies = unsigned_of(record->copies),
         .knows_repeats = (is(record->type, "array") && is(record->keeps, "last")) ||
                          (is(record->type, "total") && is(record->keeps, "sum")),
+        .has_room = is(record->type, "histogram") && record->room.type == UNSIGNED,
         .grows = is(record->type, "log") && is(record->keeps, "all"),
     };
     bool known = is(record->type, "array") || is(record->type, "total") ||
@@ -220,6 +278,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
         map->copies > 1u << 16 || (map->head && map->head != sizeof(uint64_t)) ||
         (map->level == LEVEL_BLOCK && !is(record->level, "block")))
         return doubt(woven, "it gives an impossible map");
+    read_fields(map, record);
     woven->map_count++;
     return true;
 }
@@ -283,6 +342,7 @@ static bool read_all(struct woven *woven, const char *kernel) {
             probed = record;
     }
     woven->table = keep_text(probed.table);
+    woven->room = unsigned_of(probed.room);
     if (probed.code.type == TEXT)
         return (woven->fault = read_reason(probed.code, probed.detail)), false;
     if (!woven->image || probed.added.type != ARRAY || !probed.added.number)
@@ -340,6 +400,8 @@ void hook_free_woven(struct woven *woven) {
         return;
     for (size_t i = 0; i < woven->variable_count; i++)
         free((char *)woven->variables[i].name);
+    for (size_t i = 0; i < woven->map_count; i++)
+        free(woven->maps[i].fields);
     free(woven->params), free(woven->added), free(woven->maps), free(woven->variables);
     free((char *)woven->table);
     gpt_empty(&woven->answer);

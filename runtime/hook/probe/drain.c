@@ -52,11 +52,15 @@ static bool is_behind(void) { return more_wait && hook_monotonic() - busy_since 
 
 static void write_buffers(struct slab *slab, const struct save *save) {
     const struct woven *woven = save->probed->woven;
+    const uint64_t *sums = save->sums;
     uint64_t at = save->offset;
     if (hook_settings.memusage)
         hook_add_need(slab, save);
     for (size_t i = 0; i < woven->map_count && save->id; i++) {
-        hook_write_parts(slab, save, &woven->maps[i], at, save->sizes[i]);
+        if (save->reduced && woven->maps[i].reducible)
+            sums += hook_write_sums(save, &woven->maps[i], sums);
+        else
+            hook_write_parts(slab, save, &woven->maps[i], at, save->sizes[i]);
         at += hook_rounded(save->sizes[i]);
     }
 }
@@ -70,11 +74,40 @@ static void write_save(struct slab *slab, struct save *save) {
         hook_forget_benchmark(save);
 }
 
+// As many launches at once as are reduced together. A node's save ends before its arguments.
+enum { AT_ONCE = 64 };
+
 static void write_replay(struct slab *slab, const struct save *save) {
-    struct save node;
-    for (size_t at = 0; hook_next_replayed(save, &at, &node);)
-        write_buffers(slab, &node);
+    static struct save nodes[AT_ONCE];
+    struct save *all[AT_ONCE];
+    size_t at = 0, count = 0;
+    bool more = true;
+    while (more || count) {
+        while (more && count < AT_ONCE && (more = hook_next_replayed(save, &at, &nodes[count])))
+            count++;
+        for (size_t i = 0; i < count; i++)
+            all[i] = &nodes[i];
+        size_t done = count ? hook_reduce(slab, all, count) : 0;
+        for (size_t i = 0; i < done; i++)
+            write_buffers(slab, &nodes[i]);
+        memmove(nodes, nodes + done, (count -= done) * sizeof(*nodes));
+    }
     hook_end_replay(save->replay);
+}
+
+// Write launches up to the next graph launch, and return the save behind them.
+static struct save *write_saves(struct slab *slab, struct save *first) {
+    struct save *all[AT_ONCE], *next = first;
+    size_t count = 0;
+    for (; next && !next->replay && count < AT_ONCE; next = next->next)
+        all[count++] = next;
+    size_t done = hook_reduce(slab, all, count);
+    next = all[done - 1]->next;
+    for (size_t i = 0; i < done; i++) {
+        write_save(slab, all[i]);
+        hook_free_save(all[i]);
+    }
+    return next;
 }
 
 static void write_slab(struct slab *slab) {
@@ -85,10 +118,11 @@ static void write_slab(struct slab *slab) {
     hook_writer_calls = false;
     bool pushed = !slab->failed;
     for (struct save *save = slab->saves, *next; save; save = next) {
-        if (save->replay)
-            write_replay(slab, save);
-        else
-            write_save(slab, save);
+        if (!save->replay) {
+            next = write_saves(slab, save);
+            continue;
+        }
+        write_replay(slab, save);
         next = save->next;
         hook_free_save(save);
     }

@@ -57,18 +57,21 @@ uint64_t hook_call_again(const struct frame *frame) {
 struct places {
     unsigned function, params, extra;
     bool has_extra;
+    unsigned shared; // 0: in the configuration, which is the first
 };
 
 static struct places places_of(const struct frame *frame) {
     switch (frame->slot->special) {
     case SPECIAL_LAUNCH_EX:
-        return (struct places){1, 2, 3, true};
+        return (struct places){1, 2, 3, true, 0};
     case SPECIAL_LAUNCH_COOPERATIVE:
-        return (struct places){0, 9, 0, false};
+        return (struct places){0, 9, 0, false, 7};
     default:
-        return (struct places){0, 9, 10, true};
+        return (struct places){0, 9, 10, true, 7};
     }
 }
+
+unsigned hook_place_of_shared(const struct frame *frame) { return places_of(frame).shared; }
 
 void hook_pass_arguments(struct frame *frame, uint64_t function, void **params, void **extra) {
     struct places places = places_of(frame);

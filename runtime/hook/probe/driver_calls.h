@@ -82,6 +82,9 @@ bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, uint6
 
 struct frame;
 uint64_t hook_call_again(const struct frame *frame); // with the current arguments; returns the result
+// Return the position of the shared memory in a launch's arguments; 0: in the configuration, which is the
+// first.
+unsigned hook_place_of_shared(const struct frame *frame);
 // Set the function and the parameters of a launch.
 void hook_pass_arguments(struct frame *frame, uint64_t function, void **params, void **extra);
 // Repeat a frame's launch with another function and these parameters. Returns false if the driver refuses it.

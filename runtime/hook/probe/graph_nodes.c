@@ -44,8 +44,10 @@ static void give_save(struct member *member, const struct launch *launch) {
         member->reason = silent ? WHY(node_parameters) : WHY(parameters);
     else if (!hook_size_buffers(member->save, launch))
         hook_strip_member(member, WHY(buffers_too_large));
-    else
+    else {
         member->room = member->save->bytes;
+        member->save->shared = hook_find_room(&member->choice, launch);
+    }
 }
 
 // The CUDA runtime names kernels in nodes by functions that it gets through private tables.
@@ -84,6 +86,7 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
     if (!launch.function)
         return;
     launch.cooperative = has_attribute(member->node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+    launch.cluster[0] = has_attribute(member->node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
     member->choice = choose(node, &launch, context);
     const struct probed *first = member->choice.first;
     member->function = first ? first->function : hook_ask_function(launch.function);
@@ -290,6 +293,8 @@ CUDA_KERNEL_NODE_PARAMS hook_probed_params(const struct member *member) {
     *(params.func ? &params.func : &params.kern) = (void *)member->choice.handle;
     params.kernelParams = member->save->arguments;
     params.extra = NULL;
+    if (member->save->shared)
+        params.sharedMemBytes = member->save->shared;
     return params;
 }
 

@@ -386,6 +386,28 @@ struct choice hook_choose(const struct launch *launch, uint64_t context) {
     return choice;
 }
 
+// The room begins at a multiple of PADDING, behind what the launch has. It's within the shared memory that
+// any launch may have, so no attribute changes. A cluster, whose blocks must all fit, gets none.
+uint32_t hook_find_room(const struct choice *choice, const struct launch *launch) {
+    enum { PADDING = 1024, MOST = 48 << 10, THREADS = 16, KNOWN = 1, FITS = 2 };
+    uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
+    uint64_t room = choice->probed->woven->room, fixed = (uint64_t)choice->bound->static_shared;
+    uint64_t padded = ((uint64_t)launch->shared + PADDING - 1) / PADDING * PADDING + room;
+    if (!room || launch->cluster[0] || room > MOST || fixed > MOST || padded > MOST - fixed)
+        return 0;
+    uint64_t question = ((uint64_t)launch->shared << THREADS | threads) << 2 | KNOWN;
+    uint64_t known = atomic_load_explicit(&choice->bound->asked_room, memory_order_relaxed);
+    if ((known & ~(uint64_t)FITS) != question) {
+        int before = 0, after = 0;
+        uint64_t function = choice->bound->function;
+        bool asked = !hook_do.occupancy(&before, function, (int)threads, launch->shared) &&
+                     !hook_do.occupancy(&after, function, (int)threads, padded);
+        known = question | (asked && after == before ? FITS : 0);
+        atomic_store_explicit(&choice->bound->asked_room, known, memory_order_relaxed);
+    }
+    return known & FITS ? (uint32_t)padded : 0;
+}
+
 void hook_let_choice_go(const struct choice *choice) {
     if (choice->probed)
         hook_let_probed_go(choice->first);

@@ -84,9 +84,24 @@ static bool is_known_need(const struct save *save) {
     return known;
 }
 
+// Add shared memory to the launch for its maps, if there's room.
+static void add_room(struct frame *frame, const struct choice *choice, struct save *save) {
+    unsigned place = hook_place_of_shared(frame);
+    uint32_t shared = hook_find_room(choice, &frame->launch);
+    if (!shared ||
+        (!place && !hook_read((const void *)frame_arg(frame, 0), &save->config, sizeof(save->config))))
+        return;
+    save->shared = shared;
+    save->config.sharedMemBytes = shared;
+    save->given = frame_arg(frame, place);
+    frame_set_arg(frame, place, place ? shared : (uint64_t)&save->config);
+}
+
 // Restore the program's arguments in place: some callers use them for several calls.
 static void restore_arguments(struct frame *frame, const struct save *save) {
     hook_pass_arguments(frame, save->function, save->params, save->extra);
+    if (save->shared)
+        frame_set_arg(frame, hook_place_of_shared(frame), save->given);
 }
 
 // Store the reason in the frame: a launch without probes is counted only once it has been made.
@@ -180,6 +195,7 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     }
     save->slab = slab;
     save->offset = offset;
+    add_room(frame, choice, save);
     hook_point_at_buffers(save, hook_slab_address(slab) + offset);
     hook_pass_arguments(frame, choice->handle, save->arguments, NULL);
     frame_leave_note(frame, NOTE_SAVE, save);
@@ -225,6 +241,7 @@ static void write_launch(const struct frame *frame, struct save *save) {
                          .thread = frame->thread->tid, .start = frame->start,
                          .device = (uint64_t)save->slab->pool->device, .stream = launch->stream,
                          .grid = {grid, 3}, .block = {block, 3}, .shared = launch->shared,
+                         .room = {save->shared, save->shared - launch->shared},
                          .params = {save->block, woven->param_bytes}))
         save->id = id;
 }

@@ -67,6 +67,7 @@ static const struct reason *prepare(struct probed *probed, struct bound *bound) 
     if ((kernel && hook_do.kernel_function(&bound->function, probed->probed)) ||
         hook_do.get_attribute(&bound->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
                               bound->function) ||
+        hook_do.get_attribute(&bound->static_shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, bound->function) ||
         hook_do.get_attribute(&used, CU_FUNC_ATTRIBUTE_NUM_REGS, bound->function))
         return WHY(not_found);
     probed->used = (unsigned)used;
@@ -460,6 +461,7 @@ void hook_furnish(void) {
         return;
     __atomic_store_n(&pool->zeros, hook_make_zeros(), __ATOMIC_RELEASE);
     __atomic_store_n(&pool->mover, hook_load_mover(), __ATOMIC_RELEASE);
+    hook_load_reducer(pool);
 }
 
 uint64_t hook_mover(void) {

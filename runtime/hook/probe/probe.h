@@ -23,6 +23,14 @@
 
 enum { MOST_MAPS = 64 };
 
+enum { MOST_FIELDS = 64 }; // reduce.c takes no map with more
+struct woven_field {
+    uint16_t offset;
+    uint8_t size;
+    enum { FIELD_UNSIGNED, FIELD_SIGNED, FIELD_FLOAT } kind;
+    uint64_t flip; // bits that are inverted in a total's least or greatest value
+};
+
 struct woven_map {
     uint64_t id;                     // in the answer
     uint64_t capacity, stride, head; // head: bytes before a unit's slots
@@ -32,7 +40,11 @@ struct woven_map {
     bool log;
     bool knows_repeats; // the lowest bit of its address says that the launch may run several times
     bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
-    uint32_t number;    // in the trace
+    bool has_room;      // a histogram that can count in shared memory: the lowest bit of its address says so
+    bool reducible;     // reduce.c can add up what it holds
+    struct woven_field *fields; // if it's reducible, and not a histogram
+    size_t field_count;
+    uint32_t number; // in the trace
 };
 
 struct woven_param {
@@ -60,6 +72,7 @@ struct woven {
     size_t param_count, added_count, map_count, variable_count;
     size_t param_bytes;         // the kernel's own parameters
     uint32_t cluster[3];        // blocks per entry of a launch's grid
+    uint64_t room;              // bytes of dynamic shared memory that a launch may add for its maps
     const char *table;          // variable with the table of addresses, or NULL
     const struct reason *fault; // why it has no probes, or NULL if it has
     uint32_t number;            // the kernel's number in the trace
@@ -157,6 +170,8 @@ struct bound {
     struct reference of_context;
     uint64_t function;            // the CUfunction in that context
     int max_threads;              // threads of a block
+    int static_shared;            // bytes
+    _Atomic uint64_t asked_room;  // by hook_find_room: the last question and its answer
     const struct reason *refused; // why it can't run there, or NULL if it can
     struct shared_variable *variables;
     size_t variable_count;
@@ -246,6 +261,10 @@ struct choice {
 struct choice hook_choose(const struct launch *launch, uint64_t context);
 void hook_let_choice_go(const struct choice *choice);
 
+// Return the bytes of dynamic shared memory with which a launch has room for its maps, or 0 if that wouldn't
+// fit or fewer blocks would run at once.
+uint32_t hook_find_room(const struct choice *choice, const struct launch *launch);
+
 // Count a launch. Returns why the user's options leave it out, or NULL if they don't.
 const struct reason *hook_left_out(struct probed *probed);
 
@@ -292,6 +311,7 @@ static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256
 enum { BENCHMARK_EVENTS = 4 };
 struct replay;
 struct demand;
+struct pool;
 
 struct save { // a launch and the place of its buffers
     struct save *next;
@@ -313,7 +333,12 @@ struct save { // a launch and the place of its buffers
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
     uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
     uint8_t steps[MOST_MAPS];          // how far logs outgrow their maps' capacity
+    uint32_t shared;                   // bytes of dynamic shared memory with room for maps; 0: without
+    CUlaunchConfig config;             // the program's, but for that
+    uint64_t given;                    // the argument in whose place that goes
     struct demand *demand;             // NULL without a growing log
+    bool reduced;                      // only `sums` are written, which hook_reduce found
+    const uint64_t *sums;              // until the next call of it
     uint32_t grid[3];                  // blocks
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
@@ -375,6 +400,19 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step);
 // Size the logs of a launch by the claims of earlier launches, while all its buffers fit into `most` bytes. A
 // log never gets smaller than its map's capacity. Returns false if the total didn't shrink.
 bool hook_size_logs(struct save *save, uint64_t most);
+
+// -- reduce.c --------------------------------------------------------------
+
+// Launches after the first ones of --detail: the sums of their buffers.
+
+enum { SUM_COUNTS = 3, SUM_FIELD = 3 + 65 }; // words of sums: before the fields, and for each
+void hook_load_reducer(struct pool *pool);   // in the pool's context, which is current
+
+// For the thread that writes, in the slab's context. Count these launches, and reduce all that keep no
+// detail, as many as fit at once. Returns how many it looked at, at least 1.
+size_t hook_reduce(struct slab *slab, struct save **saves, size_t count);
+// Write the sums of a launch's map, from `sums` on. Returns how many words they are.
+uint64_t hook_write_sums(const struct save *save, const struct woven_map *map, const uint64_t *sums);
 
 // -- slabs.c ---------------------------------------------------------------
 
@@ -472,8 +510,9 @@ struct pool {
     uint64_t reserved;    // the most that the driver's pool has held
     uint64_t scratch, scratch_size;
     _Atomic bool furnished;
-    uint64_t mover; // the kernel that copies and clears
-    char *zeros;    // in pinned memory, or NULL
+    uint64_t mover;         // the kernel that copies and clears
+    uint64_t reducer, area; // with --detail: the kernel that adds up, and its memory
+    char *zeros;            // in pinned memory, or NULL
 
     // A claim searches in_use and ready only, not the thousands of slabs that may be draining or held.
     struct slab_list in_use;   // claimed
@@ -870,6 +909,7 @@ bool hook_will_probe(const struct order *order, bool recording); // about to pro
 struct settings {
     uint64_t wait; // ms that a burst of look-ups may wait
     uint64_t skip, count, sample;
+    uint64_t detail; // launches of a kernel and grid that keep all that was saved
     uint64_t memory; // device memory for buffers, in bytes; 0: a tenth of what's free
     bool complete;
     bool keeps;     // stages keep their output (--keep): request everything

@@ -154,7 +154,8 @@ void hook_point_at_buffers(struct save *save, uint64_t address) {
         uint64_t at = address;
         for (uint32_t k = 0; k < woven->added[i].map; k++)
             at += hook_rounded(save->sizes[k]);
-        values[i] = at | (save->repeats && woven->maps[woven->added[i].map].knows_repeats) |
+        const struct woven_map *map = &woven->maps[woven->added[i].map];
+        values[i] = at | (save->repeats && map->knows_repeats) | (save->shared && map->has_room) |
                     save->steps[woven->added[i].map];
         save->arguments[woven->param_count + i] = &values[i];
     }
@@ -183,6 +184,7 @@ static bool write_replayed(const struct replay *replay, const struct member *mem
         HOOK_WRITE(probed, .id = node->id, .kernel = woven->number, .function = member->function,
                    .thread = replay->thread, .start = replay->start, .device = (uint64_t)replay->device,
                    .stream = replay->stream, .grid = {grid, 3}, .block = {block, 3}, .shared = member->shared,
+                   .room = {node->shared, node->shared - member->shared},
                    .params = {member->save->block, woven->param_bytes}, .exec = {true, replay->exec},
                    .node = {true, member->node}, .repeats = {!member->sure, 1}))
         return true;

@@ -84,6 +84,7 @@ void hook_probe_setup(void) {
         .skip = number("GPT_HOOK_PROBE_SKIP", 0),
         .count = number("GPT_HOOK_PROBE_COUNT", UINT64_MAX),
         .sample = number("GPT_HOOK_PROBE_SAMPLE", 1),
+        .detail = number("GPT_HOOK_PROBE_DETAIL", UINT64_MAX),
         .memory = number("GPT_HOOK_PROBE_MEMORY", 0),
         .complete = getenv("GPT_HOOK_PROBE_COMPLETE") != NULL,
         .keeps = keep && *keep,

@@ -90,6 +90,14 @@ bool hook_may_write(uint64_t size, bool needed) {
     return size > 0;
 }
 uint64_t hook_pack_row(uint64_t record) { return record; }
+size_t hook_reduce(struct slab *slab, struct save **saves, size_t count) {
+    (void)slab, (void)saves;
+    return count;
+}
+uint64_t hook_write_sums(const struct save *save, const struct woven_map *map, const uint64_t *sums) {
+    (void)save, (void)map, (void)sums;
+    abort(); // nothing is reduced
+}
 bool hook_pack(const void *data, uint64_t size, uint64_t row, bool quick, struct packing *packed) {
     return (void)data, (void)size, (void)row, (void)quick, (void)packed, false; // not for a live stream
 }

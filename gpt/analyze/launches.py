@@ -1,0 +1,217 @@
+"""gpt-analyze launches: tell whether launches limit a program, and what a CUDA graph or fusion could save at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.locations import WHO, describe, tell_apart
+from gpt.analyze.lib.parts import Parts
+from gpt.screen.units import amount, human_share, human_time
+from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpt.analyze.lib.launch_times import ProcessLaunches, Sums
+    from gpt.trace.model import TraceModel
+
+SUMS = (
+    Column("launches", "u64"),
+    Column("timed", "u64", shown="never"),
+    Column("call", "u64?", "ns", "a call"),
+    Column("work", "u64?", "ns", "its work"),
+    Column("delay", "u64?", "ns", "begins after"),
+    Column("starved", "f64?", "%", "none queued"),
+    Column("short", "f64?", "%", "shorter than call"),
+)
+LAUNCHES = (
+    *WHO,
+    *SUMS,
+    *(Column(name, "u64?", "ns", shown="never") for name in ("delay_p50", "delay_p99", "delay_most")),
+    Column("depth", "f64?", title="queued"),
+    Column("span", "u64", "ns", shown="never"),
+)
+RANGE_SUMS = (Column("range", "text"), *SUMS)
+UNITS = (
+    Column("unit", "text", "kernel", "unit, from"),
+    *WHO[:2],
+    WHO[2]._replace(shown="any"),
+    Column("length", "u64", title="launches"),
+    Column("times", "u64"),
+    Column("took", "u64", "ns", "takes"),
+    Column("calls", "u64?", "ns", "in calls"),
+    Column("work", "u64?", "ns", "GPU time"),
+    Column("graph", "f64?", "%", "graph saves"),
+    Column("fusion", "f64?", "%", "fusion saves"),
+)
+SEQUENCE = (
+    Column("kernel", "text", "kernel", "kernels of the unit, in order"),
+    Column("count", "u64", title="in a row"),
+    *SUMS[1:],
+)
+DEPTHS = (Column("begin", "u64", "ns"), Column("depth", "u64"))
+TOP, TOP_STEPS = 10, 30
+NO_RANGE = "(no range)"
+BOUND = 50  # % of the launches that find nothing queued
+IN_CALLS = 25  # % of the time
+NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
+NO_LAUNCH = "no launch is recorded as a call: 'gpt-hook run' records launches unless --calls excludes them"
+MEANS = "a call, its work, begins after: means; none queued: launches that found no earlier one waiting or running"
+
+
+@dataclass
+class LaunchesPart:
+    """The processes of some traces that launched anything, and the headers of all."""
+
+    headers: list[dict[str, Any]] = field(default_factory=list)
+    found: list[tuple[int, ProcessLaunches]] = field(default_factory=list)
+
+
+class Launches(Parts[LaunchesPart]):
+    """Compare launches with their work on the GPU."""
+
+    drains = True
+    kinds = CALLS | COUNTED | GPU_TIMES | RANGES | {"device"}
+
+    def find(self, trace: TraceModel) -> LaunchesPart:
+        """Find the launches of each process."""
+        from gpt.analyze.lib.launch_times import find_launches
+        from gpt.analyze.lib.sequence import launches_any
+        from gpt.analyze.lib.short_calls import Tapes
+        from gpt.analyze.lib.steady import find_unit
+
+        part = LaunchesPart([process.header for process in trace.processes])
+        for number in range(len(trace.processes)):
+            if launches_any(trace, number):
+                tapes = Tapes(trace, number)
+                part.found.append((number, find_launches(trace, number, tapes, find_unit(tapes))))
+        return part
+
+    def find_need(self, parts: list[LaunchesPart]) -> str | None:
+        """Return how to record launches, or their times on the GPU, or None if there are some."""
+        found = [launches for part in parts for _, launches in part.found]
+        if not found:
+            return NO_LAUNCH
+        return None if any(launches.sums.timed for launches in found) else NO_TIMES
+
+    def answer_parts(self, parts: list[LaunchesPart]) -> Answers:
+        """Yield the sums by process and by range, and for the process with most launches its unit and its queue."""
+        who = tell_apart(header for part in parts for header in part.headers)
+        found, first = [], 0
+        for part in parts:
+            found += [(who[first + number], launches) for number, launches in part.found]
+            first += len(part.headers)
+        found.sort(key=lambda one: (-one[1].sums.launches, one[1].header.get("rank", -1)))
+        if not found:
+            return
+        one, most = found[0]
+        verdict = [*_describe(most), MEANS]
+        if len(found) > 1:
+            verdict[0] = f"{describe(one)}: {verdict[0]}"
+        yield make_answer("launches", LAUNCHES, [_row(where, each) for where, each in found], verdict, top=TOP)
+        if units := [row for where, each in found for row in _unit_row(where, each)]:
+            yield make_answer("units", UNITS, units, [*_describe_unit(most)], top=TOP)
+        if most.unit:
+            steps = [(step.name, step.times, *_sums(step.sums)[1:]) for step in most.unit.steps]
+            more = [f"and {amount(most.unit.more, 'step')} more"] if most.unit.more else []
+            yield make_answer("sequence", SEQUENCE, steps, more, top=TOP_STEPS)
+        if ranges := _iter_ranges([launches for _, launches in found]):
+            yield make_answer("ranges", RANGE_SUMS, ranges, top=TOP)
+        if most.depths:
+            drawn = plot("levels", "begin", "depth", title=f"launches that wait or run, {describe(one)}")
+            rows = [(max(0, most.first + begin), depth) for begin, depth in most.depths]
+            told = "depth: the most launches that waited or ran, over time"
+            yield make_answer("depth", DEPTHS, rows, [told], top=0, plots=[drawn])
+
+
+def _sums(sums: Sums) -> tuple[Any, ...]:
+    """Return the columns SUMS."""
+    if not sums.timed:
+        return sums.launches, 0, *[None] * 5
+    means = (value / sums.timed for value in (sums.calls, sums.work, sums.delay))
+    return sums.launches, sums.timed, *means, 100 * sums.starved / sums.timed, 100 * sums.short / sums.timed
+
+
+def _row(who: tuple[Any, ...], found: ProcessLaunches) -> tuple[Any, ...]:
+    """Return the columns LAUNCHES."""
+    timed = found.sums.timed
+    depth = (found.sums.delay + found.sums.work) / found.span if found.span > 0 and timed else None
+    return *who, *_sums(found.sums), *(found.delays if timed else [None] * 3), depth, found.span
+
+
+def _describe(found: ProcessLaunches) -> Iterator[str]:
+    """Say whether the process is bound by its launches."""
+    sums = found.sums
+    if not sums.timed:
+        yield NO_TIMES
+        return
+    starved, short = (100 * value / sums.timed for value in (sums.starved, sums.short))
+    call, work = human_time(sums.calls / sums.timed), human_time(sums.work / sums.timed)
+    told = (
+        f"{human_share(starved)} of {amount(sums.timed, 'launch')} found nothing queued; a call takes {call}, its work "
+        f"{work}; {human_share(short)} take less time than their call"
+    )
+    if starved < BOUND:
+        yield f"not launch-bound: {told}"
+    elif sums.work < sums.calls or short >= BOUND or _share_of_calls(found) >= IN_CALLS:
+        yield f"launch-bound: {told}"
+    else:
+        yield f"the host launches late, but launches are short: {told}; 'gpt-analyze idle' says what it does instead"
+
+
+def _share_of_calls(found: ProcessLaunches) -> float:
+    """Return the percentage of the time that launch calls take: in the repeated unit if there is one."""
+    sums, time = (found.unit.sums, found.unit.times * found.unit.took) if found.unit else (found.sums, found.span)
+    return 100 * sums.calls / (time or 1)
+
+
+def _saves(found: ProcessLaunches) -> tuple[float, float] | None:
+    """Return the most that a graph of the unit could save, and fusing its short kernels with others as well, in %.
+
+    None for a unit of one launch: a graph would be no fewer.
+    """
+    unit = found.unit
+    if not unit or unit.length < 2 or not unit.sums.timed or not unit.took:
+        return None
+    work, short = (value / unit.times for value in (unit.sums.work, unit.sums.short_work))
+    return 100 * max(0.0, unit.took - work) / unit.took, 100 * min(1.0, max(0.0, unit.took - work + short) / unit.took)
+
+
+def _unit_row(who: tuple[Any, ...], found: ProcessLaunches) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns UNITS of a process that repeats itself."""
+    if not found.unit:
+        return
+    unit, saves = found.unit, _saves(found) or (None, None)
+    times = (value / unit.times if unit.sums.timed else None for value in (unit.sums.calls, unit.sums.work))
+    yield unit.steps[0].name, *who, unit.length, unit.times, unit.took, *times, *saves
+
+
+def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
+    """Say how much of a unit a graph or fusion could save."""
+    if found.unit and (saves := _saves(found)):
+        took = human_time(found.unit.took)
+        yield (
+            f"a CUDA graph of the {amount(found.unit.length, 'launch')} could save at most {human_share(saves[0])} of "
+            f"the {took}, in which no kernel of it runs; fusing kernels that are shorter than their launch with others "
+            f"could save {human_share(saves[1])}"
+        )
+
+
+def _iter_ranges(found: list[ProcessLaunches]) -> list[tuple[Any, ...]]:
+    """Return the columns RANGE_SUMS of all processes, most launches first."""
+    from gpt.analyze.lib.launch_times import Sums
+
+    ranges: dict[str | None, Sums] = {}
+    for launches in found:
+        for name, sums in launches.ranges.items():
+            mine = ranges.setdefault(name, Sums())
+            for key, value in vars(sums).items():
+                setattr(mine, key, getattr(mine, key) + value)
+    rows = [(NO_RANGE if name is None else name, *_sums(sums)) for name, sums in ranges.items()]
+    return sorted(rows, key=lambda row: (-row[1], row[0])) if set(ranges) - {None} else []
+
+
+ANALYSIS = Analysis("Say whether launches are the limit, and what would save them.", Launches)

@@ -1,0 +1,153 @@
+"""Let histograms count in shared memory, where a launch leaves room for that, and add the counts up when a block ends.
+
+The launcher decides for each launch: it adds dynamic shared memory behind the kernel's own, and sets the lowest bit of
+the maps' addresses. Else they count in global memory. Both forms are in the code, behind predicates that are the same
+in all threads.
+
+In the room there's a number of threads that have left, and then 32 bits for each bin. All threads clear it at the
+kernel's entry and meet there once, so nothing of the program has happened yet. Where threads leave, one lane adds their
+number. The last ones of a block find all others gone and add the bins to their SM's copy in global memory.
+
+A kernel has no room
+
+- if the program could notice it, because it reads the size of its shared memory,
+- if a function that it calls saves to a histogram or ends threads, because this code is only in the kernel itself,
+- if it has clusters, since one might not fit with more shared memory,
+- if the bins take more than MOST bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpt.probe.lower.emit import Condition, Emitter
+from gpt.probe.model import Position
+from gpt.probe.plan.maps import PlacedMap, Room
+from gpt.probe.plan.plan import Plan
+from gpt.probe.ptx.calls import in_front
+from gpt.probe.ptx.edits import DECLARE, KERNEL_EXIT, STATE_IN, Insertions, marked
+from gpt.probe.ptx.function import PtxFunction
+from gpt.ptx.scan import Module
+
+HEAD = 8  # bytes before the bins: how many threads have left
+BIN = 4
+MOST = 16 << 10
+SIZES = ("%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size")  # special registers
+CLUSTERS = (".reqnctapercluster", ".maxclusterrank", ".explicitcluster")
+
+
+def find_room(module: Module, functions: Sequence[PtxFunction], plan: Plan, prefix: str) -> int:
+    """Place the bins of histograms in the room, and return its bytes; 0 for none."""
+    others = [function for function in functions if not function.is_kernel]
+    if any(word in module.text for word in (*SIZES, *CLUSTERS)) or any(function.numbers("exit") for function in others):
+        return 0
+    outside = {(use.file, save.map) for function in others for use in function.uses for save in use.snippet.saves}
+    used, size = plan.used_maps, HEAD
+    chosen = []
+    for number, maps in enumerate(plan.maps):
+        for name, placed in maps.items():
+            if placed.type == "histogram" and placed in used and not placed.counted and (number, name) not in outside:
+                chosen.append((maps, name, size))
+                size += -(-placed.bins * BIN // 8) * 8
+    if not chosen or size > MOST:
+        return 0
+    for maps, name, offset in chosen:
+        maps[name] = replace(maps[name], room=Room(f"{prefix}room", size, offset))
+    return size
+
+
+def add_room(
+    module: Module, entry: PtxFunction, maps: Sequence[PlacedMap], prefix: str, known: Mapping[str, int], to: Insertions
+) -> None:
+    """Insert the code at the kernel's entry, and behind the probes' code where threads leave it."""
+    inside = [placed for placed in maps if placed.room]
+    if not inside or not inside[0].room:
+        return
+    to.add(entry.item.start, DECLARE, [f".extern .shared .align 16 .b8 {inside[0].room.symbol}[];"])
+    to.put(entry.item.body + 1, STATE_IN, _clear(Emitter(f"{prefix}r_", known=known), inside[0], f"${prefix}r"))
+    for site in entry.find_sites([Position("kernel")]):
+        if site.kind == "entry":
+            continue
+        at, guard = entry.item.end - 1, None
+        if site.kind == "exit":
+            at = in_front(entry.statements, site.first)
+            text = entry.statements[site.first].guard
+            guard = Condition(text.lstrip("@!"), "!" in text) if text else None
+        to.put(at, KERNEL_EXIT, _leave(Emitter(f"{prefix}r_", known=known), inside, guard, f"${prefix}r"))
+
+
+def _clear(code: Emitter, placed: PlacedMap, label: str) -> str:
+    assert placed.room
+    done, again = f"{label}_done", f"{label}_again"
+    code.put(f"bra.uni {done}", _without_room(code, placed))
+    start = placed.room.find(code)
+    at = code.make("b32", "mad.lo.u32", code.thread(), BIN, start)
+    end = code.make("b32", "add.u32", start, placed.room.size)
+    threads = code.threads()
+    code.lines.append(f"{again}:")
+    here = code.make("pred", "setp.lt.u32", at, end)
+    code.put(f"st.shared.u32 [{at}], 0", Condition(here))
+    code.put(f"add.u32 {at}, {at}, {code.make('b32', 'mul.lo.u32', threads, BIN)}")
+    code.put(f"bra {again}", Condition(here))
+    code.put("bar.sync 0")
+    code.lines.append(f"{done}:")
+    return _braced(code)
+
+
+def _leave(code: Emitter, maps: Sequence[PlacedMap], guard: Condition | None, label: str) -> str:
+    room = maps[0].room
+    assert room
+    done = f"{label}_done"
+    code.put(f"bra.uni {done}", _without_room(code, maps[0]))
+    start = room.find(code)
+    here, group = code.group(guard)
+    count = code.make("b32", "popc.b32", group)
+    code.put("membar.cta")  # what they counted is there before they have left
+    left = code.make("b32", "mov.u32", 0)
+    code.put(f"atom.shared.add.u32 {left}, [{start}], {count}", code.both(code.first(group), guard))
+    first = code.make("b32", "clz.b32", code.make("b32", "brev.b32", group))
+    left = code.make("b32", "shfl.sync.idx.b32", left, first, 31, here)
+    threads = code.once("b32", "mov.u32", code.threads())
+    last = code.make("pred", "setp.eq.and.u32", code.make("b32", "add.u32", left, count), threads, code.positive(guard))
+    nobody = Condition(code.make("pred", "vote.sync.any.pred", last, here), negated=True)
+    code.put(f"bra.uni {done}", nobody)
+    code.put("membar.cta")
+    rank = code.make("b32", "popc.b32", code.below(group))
+    for number, placed in enumerate(maps):
+        _add_up(code, placed, start, rank, count, last, here, f"{label}_{number}")
+    code.lines.append(f"{done}:")
+    return _braced(code)
+
+
+def _add_up(
+    code: Emitter, placed: PlacedMap, start: str, rank: str, count: str, last: str, here: str, label: str
+) -> None:
+    """Add the bins of a histogram to its copy in global memory; each lane takes every `count`-th."""
+    assert placed.room
+    copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
+    base = code.make("b64", "and.b64", code.once("b64", "ld.param.u64", f"[{placed.param}]"), -2)
+    unit = code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
+    number = code.make("b32", "mov.u32", rank)
+    code.lines.append(f"{label}:")
+    here_too = code.make("pred", "setp.lt.and.u32", number, placed.bins, last)
+    found = code.make("b32", "mov.u32", 0)
+    place = code.make("b32", "mad.lo.u32", number, BIN, start)
+    code.put(f"ld.shared.u32 {found}, [{place}+{placed.room.offset}]", Condition(here_too))
+    some = code.make("pred", "setp.ne.u32", found, 0)
+    address = code.make("b64", "mad.wide.u32", number, 8, unit)
+    code.put(f"red.global.add.u64 [{address}], {code.make('b64', 'cvt.u64.u32', found)}", Condition(some))
+    code.put(f"add.u32 {number}, {number}, {count}")
+    more = code.make("pred", "setp.lt.and.u32", number, placed.bins, last)
+    code.put(f"bra.uni {label}", Condition(code.make("pred", "vote.sync.any.pred", more, here)))
+
+
+def _without_room(code: Emitter, placed: PlacedMap) -> Condition:
+    """Return the condition that this launch has no room."""
+    bit = code.make("b64", "and.b64", code.once("b64", "ld.param.u64", f"[{placed.param}]"), 1)
+    return Condition(code.make("pred", "setp.eq.u64", bit, 0))
+
+
+def _braced(code: Emitter) -> str:
+    lines = code.take()
+    return "".join(map(marked, ["{", *code.declarations(), *lines, "}"]))
