@@ -106,7 +106,7 @@ class StartupFold(Parts[StartupPart]):
         verdict = [f"{describe(one)}{several}: {line}" for line in _describe(startup)]
         verdict += [f"recording was off for {human_time(startup.off)}, which are in no row"] if startup.off else []
         verdict += [UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their")] if counted else []
-        verdict.append("'from' and 'at' count from the beginning of the process")
+        verdict += [*_describe_images(startup), "'from' and 'at' count from the beginning of the process"]
         drawn = plot("stack", "what", "time", title="time until the program is steady")
         yield make_answer("startup", STARTUP, _iter_kinds(startup), verdict, plots=[drawn])
         if startup.libraries:
@@ -117,6 +117,14 @@ class StartupFold(Parts[StartupPart]):
         if len(found) > 1:
             rows = [(*name_program(each.header), *where, *_find_sums(each)) for where, each, _ in found]
             yield make_answer("processes", PROCESSES, rows)
+
+
+def _describe_images(startup: Startup) -> Iterator[str]:
+    """Say how many of the loaded images the driver had to compile, if any."""
+    images, ptx = startup.images
+    if ptx:
+        told = "is PTX, which the driver compiles" if ptx == 1 else "are PTX, which the driver compiles"
+        yield f"{ptx:,} of {amount(images, 'loaded image')} {told} unless its cache has the result"
 
 
 def _find_sums(startup: Startup) -> tuple[Any, ...]:

@@ -123,8 +123,10 @@ class Kept:
 
     # Calls
 
-    def last(self, number: int) -> int:
-        """Return when a process's last call ended, even of a type that isn't kept, or its begin if it made none."""
+    def last(self, number: int) -> int | None:
+        """Return when a process's last call ended, even of a type that isn't kept, or None if it made none."""
+        if number not in self._last:
+            return None
         stamp, process = self._last[number]
         return int(times_of(process, np.array([stamp], np.uint64))[0])
 

@@ -53,12 +53,16 @@ class Api(NamedTuple):
 
 
 class LoadedModule(NamedTuple):
-    """GPU code: path and offset of the image in a file, or its digest and the library that loaded it from memory."""
+    """GPU code: path and offset of the image in a file, or its digest and the library that loaded it from memory.
+
+    `type` is `fatbin`, `cubin` or `ptx`.
+    """
 
     path: str | None
     offset: int
     sha256: str | None
     loader: str | None
+    type: str = ""
 
 
 class LoadedFunction(NamedTuple):
@@ -224,7 +228,7 @@ class Process:
                 self.libraries[record["path"]] = record
             case "module":
                 where = record.get("path"), record.get("offset", 0)
-                module = LoadedModule(*where, record.get("sha256"), record.get("loader"))
+                module = LoadedModule(*where, record.get("sha256"), record.get("loader"), record["type"])
                 self.modules.append((record["id"], module))
             case "lookup":
                 self.lookups.append((record["module"], record["what"]))

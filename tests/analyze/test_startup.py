@@ -103,6 +103,13 @@ def test_slow_first_units_belong_to_the_start():
     ]  # fmt: skip
 
 
+def test_images_that_the_driver_compiles():
+    more = [records.make("module", id=n, type=type_, sha256="ab") for n, type_ in ((7, "ptx"), (8, "cubin"))]
+    found = ask("startup", made(("cuInit", 10, 1), *steps(200), more=more))
+    told = "1 of 4 loaded images is PTX, which the driver compiles unless its cache has the result"
+    assert told in found.verdicts["startup"]
+
+
 def test_capturing_graphs_includes_host_code():
     calls = [
         ("cuInit", 10, 1), ("cuStreamBeginCapture", 20, 1), ("cuStreamEndCapture", 90, 2),
