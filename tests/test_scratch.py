@@ -1,4 +1,4 @@
-"""Temporary folders are this user's, whatever others do to their names."""
+"""Temporary folders belong to this user, even if others rename things there."""
 
 import os
 import re

@@ -93,7 +93,7 @@ AT_LEAST = (
 )
 NO_GAPS = "{} launched once, so nothing is between two launches"
 PAUSED = "recording of {} was off for {}: launches in that time are missing"
-CUT = "{} around that {} not counted or listed, but the recorded time is in {} and 'share'"
+CUT = "{} around that time {} not counted or listed, but the recorded time is in {} and 'share'"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 COUNT, SHARE = 5, 7  # their places in a row of GAPS
 WHOLE = "all processes", "all streams"

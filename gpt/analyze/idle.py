@@ -87,7 +87,7 @@ MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # shares of the kernels' time, and of the ti
 KEPT, WIDEST = 20, 60  # kernels of a process that are kept, and columns of a name
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
-SHARED = "{} is in several traces that were read apart: what other processes ran at the same time counts as idle"
+SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # by the type of the function that a cause names
     "memory": "allocate before the loop, or from a pool that keeps freed memory",

@@ -358,7 +358,7 @@ const char *add_parts(const char *option, const char *known, const char *parts) 
 
 const char *make_pipeline(const struct probing *probing, char digest[65]) {
     if (probing->probe_count && probing->jit)
-        fail(USAGE, "--jit", "names its probes itself: no -p beside it");
+        fail(USAGE, "--jit", "names its own probes, so -p can't be used with it");
     struct sigaction before; // a process that ignores it can't wait for children
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, &before);
     FILE *tools = begin_tools();
@@ -410,7 +410,7 @@ const char *use_probing(const struct probing *probing) {
     bool on = probing->probe_count || probing->jit;
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
         if (!on && *(const char **)((char *)&checked + variables[i].offset))
-            fail(USAGE, "run", "options of probes, and no -p or --jit");
+            fail(USAGE, "run", "probe options without -p or --jit");
     if (!on && (probing->benchmark || probing->memusage))
         fail(USAGE, probing->benchmark ? "--benchmark" : "--memusage", "no -p or --jit");
     if (probing->memusage && probing->benchmark)

@@ -117,7 +117,7 @@ void sim_time_out(struct resident *block, unsigned seconds) {
         const struct lane *lane = &block->lanes[i];
         if (lane->warp->ready >> lane->thread.laneid & 1 && lane->stack) {
             sim_fail(block->worker->run, lane, lane->site, CUDA_ERROR_LAUNCH_TIMEOUT,
-                     "no thread has got on for %u seconds (GPT_SIM_TIMEOUT)", seconds);
+                     "no thread has made progress for %u seconds (GPT_SIM_TIMEOUT)", seconds);
             return;
         }
     }

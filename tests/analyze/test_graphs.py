@@ -1,4 +1,4 @@
-"""gpt-analyze graphs: replays of hand-made graphs, and of one on the simulated device."""
+"""gpt-analyze graphs on replays of hand-made graphs, and of a graph on the simulated device."""
 
 import struct
 
@@ -20,12 +20,12 @@ def made(exec_, at, nodes=9, **launches):
 
 
 def replays(*found):
-    """Calls (start, duration, result, handle)."""
+    """Return calls (start, duration, result, handle)."""
     return forge.calls([(start, took, 1, result, handle, 0) for start, took, result, handle in found], forge.OBJECT)
 
 
 def warp(start, took):
-    """Pack what a block of one warp saves; its clock runs at 1 GHz."""
+    """Pack the record of a block of one warp, whose clock runs at 1 GHz."""
     return struct.pack("<QQQII", 1, start, start + took, took, 0)
 
 

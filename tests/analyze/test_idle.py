@@ -1,4 +1,4 @@
-"""gpt-analyze idle: on timelines that were made by hand, and against a plain way to say the same."""
+"""gpt-analyze idle on hand-made timelines, compared with a simpler implementation."""
 
 import io
 from collections import Counter, defaultdict
@@ -202,7 +202,7 @@ def test_traces_that_were_read_apart_say_that_they_share_a_gpu():
     parts = [fold(Made(pid=pid).call("cuLaunchKernel", 0, 5, 5, 95).segment()) for pid in (10, 11)]
     parts[0].merge(parts[1])
     (gpus,) = (answer for answer in parts[0].answer([]) if answer["name"] == "gpus")
-    assert any(line.startswith("GPU 0 is in several traces that were read apart") for line in gpus["verdict"])
+    assert any(line.startswith("GPU 0 is in several traces that were read separately") for line in gpus["verdict"])
 
 
 def test_kernels_with_few_blocks():

@@ -34,7 +34,7 @@ def ioctl(name, at, **more):
 
 
 def inference(*more, tokens=10):
-    """Six calls, a copy of 4 KiB, a warm-up of two launches, and tokens of four launches and a wait, 50 us each."""
+    """Return six calls, a 4 KiB copy, a warm-up of two launches, and tokens of four launches and a wait, 50 us each."""
     calls = [call(at, api) for at, api in ((0, INIT), (10, ALLOC), (20, ALLOC), (30, ALLOC), (40, ALLOC))]
     launches = [launch(100, 7), launch(110, 8)]
     for token in range(tokens):

@@ -1,4 +1,4 @@
-"""gpt-analyze startup: where the time of a program goes until it does its work steadily."""
+"""gpt-analyze startup: a program's time until it works steadily."""
 
 import pytest
 

@@ -31,7 +31,7 @@ def run(*args, data=b"", **options):
 
 
 def summed(*segments, status=0, warnings=0, args=()):
-    """The records of the answer to a stream, by kind."""
+    """Return the records of the answer to a stream, by kind."""
     done = run("--json", *args, data=forge.pack(*segments))
     assert done.returncode == status, done.stderr
     assert len(done.stderr.splitlines()) == warnings, done.stderr
@@ -156,7 +156,7 @@ def test_time_on_the_gpu_is_that_of_kernels_and_copies():
 
 
 def test_first_launches_that_load_their_code_are_told():
-    """Seen on an H200: the event before a launch is in the stream long before the driver has loaded the kernel."""
+    """On an H200, the event before a launch is in the stream long before the driver has loaded the kernel."""
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"), (3, "c"))]
     took = [(73_000_000, 4, 1), (2000, 4, 1), (3000, 4, 1), (900, 4, 2), (100, 4, 2), (5000, 4, 3), (5100, 4, 3)]
     times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took, 1)])
@@ -230,7 +230,7 @@ def test_launches_with_and_without_probes_are_counted():
 
 
 def test_gpu_time_without_probes_is_told_by_reason():
-    """Kernel a runs for 60 us with probes and 20 without, b for 20 without: for two reasons, once and three times."""
+    """Kernel a runs for 60 us with probes and 20 without, b for 20 without: once for one reason, thrice for another."""
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
     unprobed = [records.make("unprobed", function=f, launches=n, reason=r) for f, n, r in
                 ((1, 9, "no PTX"), (2, 1, "x"), (2, 3, "no PTX"))]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every field of every kind of record with values at the edges of what it can hold, one at a time, for every reader.
+"""Give every field of every kind of record the edges of its range, one at a time, for every reader.
 
 Random mutation (streams.py) rarely makes a record that is right but for one number. Here each case is a whole trace
 or stream in which one value of one record is another, so what's behind the first check of a record is reached too.
@@ -87,7 +87,7 @@ def saves() -> list[Record]:
 
 
 def _saved(map_: Record) -> bytes:
-    """A buffer of two blocks of a warp each: of each unit two records where there is room, in order of time."""
+    """Return a buffer of two blocks of a warp each: two records per unit where there is room, in order of time."""
     fields, capacity = packed.parse_fields(map_), map_["capacity"]
     units = map_.get("copies", {"thread": 64, "warp": 2, "block": 2}[map_["level"]])
     slots = b""
@@ -199,13 +199,13 @@ def iter_places(found: list[Record]) -> Iterator[Place]:
 
 
 def pack(record: Record) -> bytes:
-    """A record as it goes into a stream, whatever is in it."""
+    """Pack a record as it's written to a stream, whatever it contains."""
     data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
     return data
 
 
 def changed(found: list[Record], place: Place, value: Any) -> list[Record]:
-    """The records, with another value at a place."""
+    """Return the records, with another value at a place."""
     number, keys = place
     record = copy.deepcopy(dict(found[number]))
     holder: Any = record
@@ -270,7 +270,7 @@ ASKED: list[tuple[str, ...]] = [
 
 
 def ask(found: list[Record], *args: str) -> None:
-    """Runs gpt-analyze on a trace. Raises Wrong."""
+    """Run gpt-analyze on a trace. Raises Wrong."""
     data = b"".join(map(pack, found))
     if args[0] == "diff":
         Path("in.mp").write_bytes(data)
@@ -283,19 +283,19 @@ def ask(found: list[Record], *args: str) -> None:
 
 
 def ask_json(found: list[Record], *args: str) -> None:
-    """The same of JSON lines."""
+    """Do the same with JSON lines."""
     call(stage_main("analyze"), "gpt-analyze", *args, "--from-json", data=to_json(found))
 
 
 def locate(found: list[Record], *args: str) -> None:
-    """Asks gpt-locate what a trace says was used."""
+    """Ask gpt-locate which code a trace used."""
     Path("used").write_bytes(b"".join(map(pack, found)))
     stream = Path("stream.mp").read_bytes()
     call(stage_main("locate"), "gpt-locate", "--used", "used", "--arch", "sm_90", *args, data=stream)
 
 
 def pass_on(stage: str, found: list[Record], *args: str) -> None:
-    """Runs a stage on a stream of code."""
+    """Run a stage on a stream of code."""
     call(stage_main(stage), f"gpt-{stage.replace('_', '-')}", *args, data=b"".join(map(pack, found)))
 
 

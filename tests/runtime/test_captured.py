@@ -26,7 +26,7 @@ def program(tmp_path_factory):
 
 
 def record(tmp_path, program, *scenarios, calls="all", more=()):
-    """The path of the trace, and what the program says that it ran: counts and bytes."""
+    """Return the path of the trace, and the counts and bytes that the program reports."""
     out = tmp_path / "t.mp"
     done = hooked.run(out, program, *scenarios, options=("-f", "--calls", calls, *more))
     assert (done.returncode, done.stderr) == (0, "")
@@ -61,7 +61,7 @@ def analyze(*words):
 
 @cache
 def summarize(path):
-    """The rows and the verdicts of a summary, by answer."""
+    """Return the rows and the verdicts of a summary, by answer."""
     rows, verdicts = {}, {}
     for line in analyze("summary", "--json", path).splitlines():
         one = json.loads(line)
@@ -210,7 +210,7 @@ def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
 
 
 def test_one_number_of_calls_everywhere(tmp_path, program):
-    """In gpt-hook's last line, in the table of processes and in the questions, with calls that are only counted."""
+    """gpt-hook's last line, the table of processes and the questions agree, with calls that are only counted."""
     source = r"""
 int main(void) {
     begin();

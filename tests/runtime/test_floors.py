@@ -25,7 +25,7 @@ def floor(path):
 
 
 def symbols(folder, names):
-    """Return, for each object, the symbols it defines for others, and the ones it uses of them."""
+    """Return, for each object, the symbols that it defines for others, and the symbols that it needs from others."""
     objects = [f"{name}.o" for name in names]
     lines = subprocess.run(["nm", "-A", *objects], cwd=folder, capture_output=True, text=True, check=True).stdout
     found = {name: (set(), set()) for name in names}
@@ -86,7 +86,7 @@ def files_of(folder):
 
 
 def find_circles(found):
-    """The circles among files of which each defines some symbols and uses others."""
+    """Return the cycles among files that each define some symbols and use others."""
     home = {symbol: name for name, (defined, _) in found.items() for symbol in defined}
     return circles({name: {home[s] for s in used & home.keys()} - {name} for name, (_, used) in found.items()})
 
@@ -107,7 +107,7 @@ DEFINITION = re.compile(r"^(?!static\b|extern\b|typedef\b)[a-zA-Z_][^;={}()#]*?\
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_two_files_of_a_folder_seem_to_need_each_other(folder):
-    """The same from the text, which takes no compiler and misses what a macro defines."""
+    """The text gives the same result without a compiler, but misses uses in macros."""
     found = {}
     headers = "".join(path.read_text() for path in (RUNTIME / folder).glob("*.h"))
     weak = {*re.findall(r"(\w+)[\[(]", "".join(re.findall(r"^(?:extern )?IF_STUBS .*", headers, re.M)))}

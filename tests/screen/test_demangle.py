@@ -1,4 +1,4 @@
-"""Names of kernels in readable form, also where somebody made them to do harm."""
+"""Demangled kernel names, including malicious ones."""
 
 import time
 

@@ -121,7 +121,7 @@ static const char *use_probes(const char *texts, size_t size) {
     bool kept = at != NULL;
     for (int i = 0; kept && i < GPT_TEXTS; i++, at += strlen(at) + 1) {
         if (at >= end)
-            return "no order of probes";
+            return "not a choice of probes";
         found[i] = *at ? hook_keep_text(at) : NULL;
         kept = !*at || found[i];
     }

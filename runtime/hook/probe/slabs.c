@@ -1,11 +1,11 @@
 // Slabs: pieces of device memory that hold the buffers of launches.
 //
 // A slab belongs to one stream while launches in that stream take places in it, or to an executable graph.
-// Once it's full, or the program has waited for the GPU, an event goes into the stream behind the last
-// launch. When the event has completed, a thread of ours (drain.c) copies the contents to the trace, clears
-// the slab and gives it back. So the program waits for nothing, and nothing of ours is inserted between two
-// launches that overlap: in such a stream, a full slab is kept until a launch comes that doesn't depend on
-// its predecessor.
+// Once it's full, or the program has waited for the GPU, an event is enqueued on the stream behind the
+// last launch. When the event has completed, a thread of ours (drain.c) copies the contents to the trace,
+// clears the slab and gives it back. So the program never waits, and no operation of ours is inserted between
+// two launches that overlap: in such a stream, a full slab is kept until a launch comes that doesn't depend
+// on its predecessor.
 //
 // States
 //

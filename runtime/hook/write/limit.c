@@ -95,7 +95,7 @@ static struct written *find_written(void) {
 }
 
 static void reach(struct written *all) {
-    static _Atomic pid_t stopped; // the last process counted here; a child inherits its parent's
+    static _Atomic pid_t stopped; // the process counted last: this one or an ancestor
     pid_t own = getpid();
     if (atomic_load(&stopped) != own && atomic_exchange(&stopped, own) != own)
         atomic_fetch_add(&all->stopped, 1);

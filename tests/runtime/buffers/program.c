@@ -4,9 +4,9 @@
 // is so busy that minutes pass while a thread of the hook doesn't run.
 //
 // A launch must find clear memory. Its record is written once, with the launch's own data, or counted as
-// lost, and lost only where the test allows that; with --complete no launch is left out without need. The
+// lost, and lost only where the test allows that; with --complete no launch is left out unnecessarily. The
 // driver isn't called under a lock, no more than --max-memory is allocated, memory isn't freed or written
-// while it's read, and nobody waits for ever, or for a time without need.
+// while it's read, and no thread waits forever or unnecessarily.
 //
 //     buffers [SEED [COUNT]]
 
@@ -21,7 +21,7 @@
 #include "hook/write/write.h"
 #include "schedule.h"
 
-// What drain.c writes comes here.
+// Receives drain.c's output.
 static void saw_buffer(const struct gpt_buffer *buffer);
 static void saw_times(const struct gpt_times *times) { (void)times; }
 #undef HOOK_WRITE
