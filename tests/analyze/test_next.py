@@ -4,6 +4,7 @@ import pytest
 
 from gpt.stream import records
 from tests.analyze.asked import answers, ask, run
+from tests.analyze.working import Made
 from tests.trace import forge
 
 US, MS = 1000, 10**6
@@ -79,6 +80,10 @@ def test_ranks_that_wait():
     ranks = [made(kernel=NCCL, pid=10 + rank, rank=rank) for rank in range(2)]
     assert named(*ranks) == ("collectives", "whom the ranks wait for in 100.0 % of the GPU time")
     assert named(ranks[0])[0] == "idle" and named(*(made(pid=pid) for pid in (10, 11)))[0] == "idle"
+
+
+def test_times_without_calls_are_enough():
+    assert named(Made().run(0, 10).run(30, 10).segment()) == ("idle", "why the GPU is idle 50.0 % of the time")
 
 
 def test_nothing_is_named_where_nothing_was_launched():

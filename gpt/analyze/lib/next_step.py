@@ -93,8 +93,8 @@ def _array(stamp: int) -> Any:
 
 
 def name_next(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints | None]) -> Record | None:
-    """Return the answer that names the next command, or None if no launch was recorded as a call."""
-    if not any(fact.launches for fact in facts):
+    """Return the answer that names the next command, or None if neither launches nor their work were recorded."""
+    if not any(fact.launches or fact.idle for fact in facts):
         return None
     named, why, option = _choose(totals, facts, [one for one in hints if one])
     return make_answer("next", NEXT, [(f"gpt-analyze {named}", why, option)])
