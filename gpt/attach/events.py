@@ -112,9 +112,9 @@ def _of_map(data: dict[str, Any]) -> Iterator[Event]:
         if not name.startswith("@call"):
             continue
         for key, values in entries.items():
-            pid, tid, function = (_count(int(word)) for word in key.split(","))
+            pid, tid, function = (int(word) for word in key.split(","))
             start, *rest = values
-            yield UnderWay(pid, tid, function, _count(start), tuple(map(_word, rest)))
+            yield UnderWay(_id(pid), _id(tid), _count(function), _count(start), tuple(map(_word, rest)))
 
 
 def _of_text(line: str, tag: str | None) -> Iterator[Event]:
@@ -127,7 +127,7 @@ def _of_text(line: str, tag: str | None) -> Iterator[Event]:
         start, *values = found[5].split(", ")
         try:
             pid, tid, function, began = (_count(int(word)) for word in (*found.groups()[1:4], start))
-            yield UnderWay(pid, tid, function, began, tuple(_word(int(word)) for word in values))
+            yield UnderWay(_id(pid), _id(tid), function, began, tuple(_word(int(word)) for word in values))
         except ValueError:
             yield Strange(line)
     elif not line.startswith(QUIET):
@@ -159,7 +159,7 @@ def _parse(line: str, tag: str | None) -> Event:
         for word in words[6:]:
             name, _, value = word.partition("=")
             fields[name] = _word(int(value, 16))
-        return Call(kind == "kernel", pid, tid, start, duration, _signed(int(words[4])), words[5], fields)
+        return Call(kind == "kernel", _id(pid), _id(tid), start, duration, _signed(int(words[4])), words[5], fields)
     if kind == "name":
         pid_, tid_, start_, part, *text = rest.split(" ", 4)
         return NamePart(int(pid_), int(tid_), int(start_), int(part), text[0] if text else "")
@@ -174,6 +174,13 @@ def _parse(line: str, tag: str | None) -> Event:
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError
+    return value
+
+
+def _id(value: int) -> int:
+    """Return the id of a process or thread."""
+    if not 0 <= value < 1 << 31:
         raise ValueError
     return value
 

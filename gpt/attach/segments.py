@@ -191,7 +191,10 @@ class SegmentWriter:
                 yield from self._turn_to(process)
                 yield from found
         self._kept = 0
-        if self._headers:
+        last = next((process for process in self._open.values() if not process.header), None)
+        if last:  # a sync is part of a segment that hasn't ended
+            if all(process.number != self._turn for process in self._open.values()):
+                yield from self._turn_to(last)
             self._syncs += 1
             yield records.make("sync", id=self._syncs)
 

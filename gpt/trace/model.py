@@ -144,12 +144,16 @@ class TraceModel:
         return process.clock.monotonic + process.machines.offset(process.header)
 
     def last(self, number: int) -> int:
-        """Return when the last call of a process ended, whatever its type, or its begin if it made none.
+        """Return when the last call of a process ended, whatever its type, in ns since the first process began.
 
-        In ns since the first process began.
+        Without calls, that's when the process began.
         """
-        found = self._kept.last(number)
-        return self.began(self.processes[number]) if found is None else found
+        last = self._kept.last(number)
+        return self.began(self.processes[number]) if last is None else last
+
+    def called(self, number: int) -> bool:
+        """Return whether the trace has a call of a process."""
+        return self._kept.last(number) is not None
 
     def counted(self, number: int) -> int:
         """Return how many of a process's calls were only counted, so their times are unknown."""

@@ -239,6 +239,23 @@ def test_the_parts_of_a_change_are_those_of_one_thread(tmp_path):
     assert found.verdicts["whole"][1] == ("in the thread that spends most time in calls, all of that is in CUDA calls")
 
 
+def test_only_known_conditions_are_said_to_differ(tmp_path):
+    """B may have run on the same GPU if A doesn't name its own; one run of A had B's probes."""
+    card = records.make("device", index=0, name="H200", arch="sm_90", runs="sass")
+    call = forge.calls([(1, MS, INIT, 0)])
+    probe = forge.probe_map("dmat", n="u64")
+    for name, segments in (("a", [[call], [probe, call]]), ("b", [[card, probe, forge.calls([(1, 2 * MS, INIT, 0)])]])):
+        (tmp_path / name).mkdir()
+        for number, segment in enumerate(segments):
+            made = forge.trace(*APIS, *segment, pid=ord(name) + 10 * number)
+            (tmp_path / name / f"{number}.mp").write_bytes(forge.pack(made))
+    found = Answers(run("diff", "--json", tmp_path / "a", tmp_path / "b").stdout)
+    assert not any("GPU" in line for line in found.verdicts["sides"])
+    assert not any("that may be why" in line for line in found.verdicts["whole"])
+    bare = Answers(run("diff", "--json", tmp_path / "a" / "0.mp", tmp_path / "b" / "0.mp").stdout)
+    assert "B ran with different probes: that may be why" in bare.verdicts["whole"]
+
+
 @pytest.mark.full
 def test_two_traces_are_needed(two, tmp_path):
     for paths in ([], two[:1], [*two, two[0]]):

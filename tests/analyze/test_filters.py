@@ -76,7 +76,7 @@ def test_gpu_times_say_their_device(options, total):
 )
 def test_ioctls_of_threads_and_times(options, count):
     assert found("ioctl", *options).rows["ioctls"][0]["calls"] == count
-    questions = {row["question"]: row for row in found("summary", *options).rows["questions"]}
+    questions = {row["question"]: row for row in found("summary", "--verbose", *options).rows["questions"]}
     assert questions["scheduler of the GPU"]["value"] == count
 
 

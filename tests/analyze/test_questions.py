@@ -93,7 +93,8 @@ def test_what_the_trace_says():
     times.append((ZERO + 52 * US, 4 * US, COPY, 0))
     controls = [ioctl("NV_ESC_RM_CONTROL", 60 + n, command=command) for n, command in
                 enumerate((0xA06C0101, 0xA06C0101, 0xA06F0104, 0x20800102))]  # fmt: skip
-    found = ask("summary", inference(forge.gpu_times(times), *controls, ioctl("NV_ESC_RM_ALLOC", 64)))
+    segment = inference(forge.gpu_times(times), *controls, ioctl("NV_ESC_RM_ALLOC", 64))
+    found = ask("summary", segment, args=["--verbose"])
     asked = questions(found)
     assert {name: (row["short"], row["value"]) for name, row in asked.items()} == {
         "calls of loading": ("6 of 59 calls", 6),
@@ -123,7 +124,7 @@ def test_what_the_trace_says():
 
 
 def test_what_it_does_not_say_has_an_option():
-    asked = questions(ask("summary", inference()))
+    asked = questions(ask("summary", inference(), args=["--verbose"]))
     options = {name: row["option"] for name, row in asked.items() if "option" in row}
     assert options == {"compute against copies": "--gpu-time", "idle periods of the GPU": "--gpu-time",
                        "ioctls to nvidia.ko": "--ioctl", "scheduler of the GPU": "--ioctl"}  # fmt: skip

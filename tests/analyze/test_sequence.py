@@ -48,8 +48,8 @@ def test_gaps_between_launches_of_a_thread():
     host = "host code"
     assert longest == [("k1", "k3", host, 60.0, 6 * MS, 5 * MS), ("k1", "k2", host, 100.0, 2 * MS, 2 * MS)]
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the 11.0ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
-        "36.4 % in launches, 63.6 % between them, waits included, 0.0 % after the last one"
+        "process 10 took 11.0ms from its first call to its last; of that, thread 1 spent 0.0 % before its "
+        "first launch, 36.4 % in launches, 63.6 % between them, waits included, and 0.0 % after the last one"
     )
     assert found.verdicts["gaps"][1].startswith("no GPU times: ")
 
@@ -79,13 +79,14 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
     assert [(row["gap"], row["total"]) for row in found.rows["gaps"]] == [
         ("launch", 500 * MS), ("wait", 497 * MS),
     ]  # fmt: skip
-    told = "process 10, of the 503ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
+    told = (
+        "process 10 took 503ms from its first call to its last; of that, thread 1 spent 0.0 % before its first launch, "
+    )
     assert found.verdicts["gaps"][:4] == [
-        told
-        + "0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), 0.0 % after the last "
-        "one",
-        "98.8 % of this time is between the end of a wait for all work and the next launch: the GPU had no kernel "
-        "of it to run",
+        f"{told}0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), and 0.0 % after "
+        "the last one",
+        "98.8 % of that time is between the end of a wait for all work and the next launch: the GPU had no kernel of "
+        "this process to run",
         "gaps after waits may lie inside gaps after launches: don't add them up",
         "300 calls counted but not timed: their time counts as host code",
     ]
@@ -98,8 +99,8 @@ def test_the_thread_that_launches_most_is_the_one_described():
             for thread, times in ((1, (99,)), (2, range(10, 50, 10)))]  # fmt: skip
     told = ask("gaps", made(*launches((0, 1)), more=more)).verdicts["gaps"][0]
     assert told.startswith(
-        "process 10, of the 100ms from its first call to its last, for thread 2, which launches most of 2: 10.0 % "
-        "before its first launch, 4.0 % in launches, 27.0 % between them"
+        "process 10 took 100ms from its first call to its last; of that, thread 2, which launches most of 2, spent "
+        "10.0 % before its first launch, 4.0 % in launches, 27.0 % between them"
     )
 
 
@@ -114,7 +115,10 @@ def test_gaps_say_that_recording_was_off():
     times = gpu_times((1, 2, 0, "cuLaunchKernel", 1), (97, 2, 96, "cuLaunchKernel", 1))
     found = ask("gaps", made(*launches((0, 1), (96, 1)), more=[times, *recording((0, True), (20, False), (80, True))]))
     assert found.rows["gaps"][0]["total"] == 35 * MS
-    assert "process 10, of the 37.0ms recorded from its first call to its last" in found.verdicts["gaps"][0]
+    assert (
+        "process 10 took 37.0ms of recorded time from its first call to its last; of that, "
+        in found.verdicts["gaps"][0]
+    )
     assert (found.rows["gaps"][0]["count"], found.rows["gaps"][0].get("longest")) == (0, None)
     assert found.verdicts["gaps"][1:3] == [
         "recording of process 10 was off for 60.0ms: launches in that time are missing",
@@ -242,8 +246,8 @@ def test_time_before_the_first_work_and_after_the_last_is_told():
     calls = [("cuInit", 10, 1), *launches((30, 1), (50, 1), (70, 1)), ("cuMemAlloc", 90, 10, 64)]
     found = ask("gaps", made(*calls, more=[ran]))
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the 90.0ms from its first call to its last, for thread 1: 22.2 % before its first launch, "
-        "3.3 % in launches, 42.2 % between them, waits included, 32.2 % after the last one"
+        "process 10 took 90.0ms from its first call to its last; of that, thread 1 spent 22.2 % before its "
+        "first launch, 3.3 % in launches, 42.2 % between them, waits included, and 32.2 % after the last one"
     )
     assert found.verdicts["idle"] == [
         "GPU 0: idle 46.5 % of the 43.0ms from the first to the last thing that ran on it, which began 1.03s after its "
@@ -335,6 +339,13 @@ def test_rounds_after_a_warm_up_that_launches_more_often():
     assert row["covered"] == pytest.approx(100 * 7 / 18)
     (told,) = (line for line in ask("stages", segment).verdicts["stages"] if "equal rounds" in line)
     assert told.startswith("7 equal rounds of 1 launch from launch 12 on, of which the 6 after Warmup are timed; ")
+
+
+def test_rounds_that_only_the_inference_has_are_said_to_be():
+    """Five kernels, each launched 100 times in a row: the inference begins when the last one has been launched."""
+    calls = launches(*((10 * (100 * kernel + n), kernel) for kernel in range(1, 6) for n in range(100)))
+    (told,) = (line for line in ask("stages", made(*calls)).verdicts["stages"] if "equal rounds" in line)
+    assert told.startswith("99 equal rounds of 1 launch from launch 402 on, in the launches after Warmup alone; ")
 
 
 def test_rounds_that_interleave_are_counted_thread_by_thread():
@@ -610,6 +621,15 @@ def test_rounds_of_graphs_are_said_to_be():
         assert any(f"equal rounds of {told} from launch " in line for line in verdict), verdict
 
 
+def test_a_graph_whose_handle_is_a_number_of_a_kernel_is_not_that_kernel():
+    graph, more = forge.api(9, "cuGraphLaunch"), []
+    for at in range(1, 9):
+        more.append(forge.calls([(ZERO + 10 * at * MS, MS, 9, 0, 1, 0)], forge.OBJECT))
+        more.append(forge.calls([forge.launch(ZERO + (10 * at + 2) * MS, MS, 2, 1)], forge.LAUNCH))
+    verdict = ask("stages", made(more=[graph, *more])).verdicts["stages"]
+    assert any("8 equal rounds of 2 launches, 1 of graphs, from launch 1 on" in line for line in verdict), verdict
+
+
 @pytest.mark.parametrize("calls", [[("cuInit", 0, 1)], [("cuMemcpyHtoD", 1, 1, 64), ("cuStreamSynchronize", 3, 1)]])
 def test_stages_without_a_launch_say_what_is_missing(calls):
     done = run("stages", data=forge.pack(made(*calls)))
@@ -703,3 +723,12 @@ def test_calls_that_all_contain_their_kernels_load_nothing():
     times = records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES))
     found = ask("summary", made(*(("cuLaunchKernel", *call) for call in made_), more=[times]))
     assert (found.rows["kernels"][0]["gpu_total"], found.verdicts["kernels"]) == (240 * MS, [])
+
+
+def test_gaps_of_a_process_that_made_no_call():
+    """As when a trace ends before its calls were written."""
+    times = forge.gpu_times([(ZERO, 4 * MS, 1, 0), (ZERO + 10 * MS, 4 * MS, 1, 0)])
+    done = run("gaps", data=forge.pack(forge.trace(times)))
+    text = " ".join(done.stdout.decode().split())
+    said = "GPU 0: idle 42.9 % of the 14.0ms from the first to the last thing that ran on it, which began"
+    assert done.returncode == 0 and said in text and "the last call" not in text

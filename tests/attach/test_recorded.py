@@ -167,6 +167,21 @@ def test_json_that_is_none_harms_nothing(tmp_path):
     assert len(found.calls()) == 1
 
 
+@pytest.mark.parametrize("more", [[], [call("cuMemFree_v2", 5_600_000_000, pid=8)]])
+def test_beats_after_a_process_has_ended(more, tmp_path):
+    """They belong to no segment, unless another process runs."""
+    lines = [*BEGIN, WHOLE[4], "beat 5500000000", *more, "beat 5700000000", "exit 7 6000000000", "beat 6500000000"]
+    found = trace(tmp_path, as_text([*lines, *END]))
+    assert [process.pid for process in found.processes] == [7, 8][: 1 + len(more)]
+    assert len(found.calls()) == 1 + len(more)
+
+
+@pytest.mark.parametrize("pid", [2**31, 2**64 - 1])
+def test_a_process_id_that_is_none(pid, tmp_path):
+    found = trace(tmp_path, as_text([*BEGIN, WHOLE[4], call("cuMemFree_v2", 5_600_000_000, pid=pid), *END]))
+    assert [process.pid for process in found.processes] == [7]
+
+
 @pytest.mark.parametrize("form", [as_text, as_json])
 def test_lost_events_that_no_number_holds(form, tmp_path):
     lines = [*BEGIN, WHOLE[4], *[f"Lost {2**64 - 1} events"] * 2, f"Lost {2**64} events", *END]

@@ -191,6 +191,28 @@ def extract_file(*args: str) -> Callable[[bytes], None]:
     return run
 
 
+def printed_seeds(sample: Sample) -> list[bytes]:
+    from tests.attach import printed
+
+    lines = [
+        *printed.BEGIN, printed.launch(0x10, 5_000_002_000), *printed.name("_Z3onePf", 5_000_003_000),
+        printed.call("cuModuleGetFunction", 5_000_003_000, object=0x20), "Lost 3 events",
+        printed.call("nvidia_unlocked_ioctl", 5_000_003_500, kind="kernel", request=0xC00846D6), "beat 5500000000",
+        "exit 7 6000000000", *printed.END, "@call1[7, 8, 1]: (5000006000, 0)",
+    ]  # fmt: skip
+    return [printed.as_text(lines).encode(), printed.as_json(lines).encode()]
+
+
+def convert_printed(data: bytes) -> None:
+    """Make a trace of what bpftrace printed, which must be readable."""
+    Path("printed").write_bytes(data)
+    done = call(stage_main("attach"), "gpt-attach", "-q", "-f", "-o", "trace.mp", "printed")
+    if not done.status:
+        with open("trace.mp", "rb") as trace:
+            for _ in wire.read_records(trace, "trace.mp"):
+                pass
+
+
 # PTX
 
 
@@ -305,6 +327,7 @@ READERS = [
     Target("wheel", wheel_seeds, extract_file("-r"), quick=20),
     Target("zip", zip_seeds, refuses(rebuild_zip), quick=300),
     Target("file", samples("small", "cubin", "ptx"), extract_file("--scan"), quick=40),
+    Target("bpftrace", printed_seeds, convert_printed, text_mutator(*words.BPFTRACE, *words.JSON), quick=40),
     Target("ptx-text", ptx_seeds, refuses(read_ptx), ptx, quick=300),
     Target("ptx-scan", ptx_seeds, refuses(scan_ptx), ptx, quick=100),
     Target("ptx-outline", ptx_seeds, refuses(outline_ptx), ptx, quick=60),

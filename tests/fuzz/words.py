@@ -1,4 +1,4 @@
-"""Words that text is changed with: of PTX, of probe files, of JSON."""
+"""Words that text is changed with: of PTX, of probe files, of JSON, of bpftrace's output."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ JSON = rb"""
     { } [ ] , : " null true NaN -Infinity 1e999 "end" _Z {"$int":"9"} {"$b64":"!"} {"$raw":"/w=="} {"$ext":[-1,""]}
     {"$pairs":[[{},1]]} {"$map":1} "\ud800" "\u0000"
 """.split()
+BPFTRACE = rb"""
+    call kernel name beat begin end exit argv command functions machine library Lost events @call1[7, @call0_ ]: (5 , -1
+    cuMemFree_v2 bytes= function=20 rows=ffffffffffffffff object=0 \xff
+""".split()
+BPFTRACE += [b"\n", b" "]

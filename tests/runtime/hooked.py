@@ -26,6 +26,7 @@ SHARED = ("-shared", "-fPIC")  # for compile_c, to make a library
 ARCH = ROOT / "runtime" / "arch" / "x86_64"
 INCLUDE = (f"-I{ROOT}/runtime", f"-I{ARCH}")  # folders of the runtime's own files
 PROGRAMS = ROOT / "tests" / "programs"
+DEVICE = os.environ.get("GPT_TEST_DEVICE", "sim")  # `real` in tests/gpu/live.py
 PRELUDE = '#include "client.h"\n'  # what most C clients begin with
 BASE = ("-std=gnu11", "-O0", "-g", "-Wno-unused", f"-I{PROGRAMS}")  # unoptimized: they are short, and compile faster
 
@@ -114,7 +115,7 @@ def command(*args: str | Path, quiet: bool = True) -> list[str]:
 
 
 def run(
-    out: Path, *args: str | Path, options: tuple[str | Path, ...] = ("--calls", "all"), device: str = "sim", **more
+    out: Path, *args: str | Path, options: tuple[str | Path, ...] = ("--calls", "all"), device: str = DEVICE, **more
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command under gpt-hook, its trace in `out`."""
     line = command("run", "-o", out, "--device", device, *options, "--", *args)

@@ -76,6 +76,37 @@ static void run(void) {
 """
 
 
+# Every form of a launch
+FORMS = (
+    CLIENT
+    + r"""
+int main(int argc, char **argv) {
+    setup(argv[1]);
+    void *params[] = {&items, &added, &count}, *stream;
+    struct { CUdeviceptr items; unsigned added, count; } packed = {items, added, count};
+    size_t size = sizeof(packed);
+    void *extra[] = {(void *)1, &packed, (void *)2, &size, NULL};
+    CUlaunchConfig config = {6, 1, 1, 70, 1, 1, 0, NULL, NULL, 0};
+    OK(D(cuStreamCreate)(&stream, 1));
+    run();
+    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, NULL, extra));
+    expect(3);
+    OK(D(cuLaunchKernelEx)(&config, function, params, NULL));
+    expect(3);
+    OK(D(cuLaunchKernelEx)(&config, function, NULL, extra));
+    expect(3);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuLaunchCooperativeKernel)(function, 6, 1, 1, 70, 1, 1, 0, stream, params));
+    expect(3);
+    OK(D(cuStreamDestroy_v2)(stream));
+    OK(D(cuCtxSynchronize)());
+    check();
+    return 0;
+}
+"""
+)
+
+
 def build(folder, source):
     return simulated.build(folder / "client", source)
 

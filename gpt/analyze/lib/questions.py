@@ -179,8 +179,8 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
         unit.first + 1, begin, share, unit.in_threads or None  # fmt: skip
 
 
-def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers:
-    """Yield the tables of iterations and phases, and the list of questions."""
+def answer_questions(totals: Totals, facts: Sequence[InferenceFacts], verbose: bool) -> Answers:
+    """Yield the tables of iterations and phases, and the list of questions; about ioctls only if it's `verbose`."""
     ordered = sorted(facts, key=lambda fact: (-fact.launches, fact.header.get("rank", -1)))
     who = tell_apart(fact.header for fact in ordered)
     names = {id(fact): describe(one) for fact, one in zip(ordered, who, strict=True)}
@@ -200,8 +200,8 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers
         yield make_answer("phases", PHASES, phases, verdict, top=TOP)
     if totals.functions:
         asked = [_loading(totals, ordered, names), _iterations(totals, ordered, names), _compute(totals),
-                 _idle(totals, ordered, names),
-                 _waiting(totals, facts), _ioctls(totals), _scheduler(totals, facts)]  # fmt: skip
+                 _idle(totals, ordered, names), _waiting(totals, facts)]  # fmt: skip
+        asked += [_ioctls(totals), _scheduler(totals, facts)] if verbose else []
         yield make_answer("questions", QUESTIONS, asked)
 
 
