@@ -161,10 +161,25 @@ class Idle(Parts[IdlePart]):
             yield from _Answer(parts).iter()
 
 
+def _describe_times(times: Times) -> str:
+    """Say how often something happened, and how long it took each time, or at most if the others were far shorter."""
+    count = amount(times.count, "time")
+    if times.count > 1 and 2 * times.longest > times.total:
+        return f"{count}, {human_time(times.total)} together, {human_time(times.longest)} of it once"
+    return f"{count}, {human_time(times.total / (times.count or 1))}{' each' if times.count > 1 else ''}"
+
+
 def _sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
     """Return the ns of kernels, and of the part of these for which SMs had no block: if all had one, that's 0."""
     known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
     return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
+
+
+def _waited(cause: str, times: Times) -> int | None:
+    """Return how long the host had waited, unless one wait is the same for many idle times, as if work is queued."""
+    from gpt.analyze.lib.idle_causes import BETWEEN, LATE
+
+    return times.waited or None if cause not in (BETWEEN, LATE) else None
 
 
 class _Answer:
@@ -233,6 +248,7 @@ class _Answer:
                 copies=use.copies + other.copies,
                 idle=use.idle + other.idle,
                 times=use.times + other.times,
+                cut=use.cut + other.cut,
                 first=min(use.first, other.first),
                 last=max(use.last, other.last),
                 off=use.off + other.off + gap,
@@ -246,7 +262,7 @@ class _Answer:
         yield make_answer("gpus", GPUS, self._iter_uses(), [*self._iter_lines()])
         sums = self._sums
         rows = [
-            (cause, name, *self._times(times), times.waited or None, f"{cause}: {name}" if name else cause)
+            (cause, name, *self._times(times), _waited(cause, times), f"{cause}: {name}" if name else cause)
             for (cause, name), times in sums.causes.items()
         ]
         if not rows:
@@ -320,6 +336,7 @@ class _Answer:
         name = names[0]
         count, mean = amount(times.count, "time"), human_time(times.total / times.count)
         each = "" if times.count == 1 else " each"
+        often = _describe_times(times)
         where = self._find_range(cause, names)
         share = human_share(100 * times.total / (self._whole or 1))
         waited = human_time(times.waited / times.count)
@@ -344,14 +361,14 @@ class _Answer:
                 others = f" and {names[1]}" if len(names) == 2 else ""
                 others = f", {names[1]} and {len(names) - 2} more" if len(names) > 2 else others
                 return (
-                    f"the GPU waits {count}, {mean}{each}, while the host is in {name}{others}{where}: "
+                    f"the GPU waits {often}, while the host is mostly in {name}{others}{where}: "
                     f"{ACTIONS.get(self._sums.types.get(name or '', ''), ELSE)}"
                 )
             case causes.HOST_CODE:
                 hint = "" if set(self._sums.ranges) - {None} else "; NVTX ranges would say which"
                 return (
-                    f"the host runs its own code {count}, {mean}{each}, between calls{where}{hint}: do that in another "
-                    "thread while the GPU works"
+                    f"the GPU waits {often}, while the host mostly runs its own code between calls{where}{hint}: do "
+                    "that in another thread while the GPU works"
                 )
             case causes.BETWEEN:
                 return (
@@ -362,6 +379,11 @@ class _Answer:
                 return (
                     f"work begins late, {count}, although it was launched before{where}: its stream waits for another "
                     "one, or the GPU serves another process; 'gpt-analyze timeline' shows the streams"
+                )
+            case causes.OFF:
+                return (
+                    f"recording was off for a part of {amount(times.count, 'idle period')}, so why isn't known: record "
+                    "without a pause to see that"
                 )
         return f"{count}: the trace doesn't say which call launched what ran next"
 
@@ -389,6 +411,8 @@ class _Answer:
         return f"for {human_share(100 * copies / (self._whole or 1))} of the time the GPU only copies{told}"
 
     def _iter_lines(self) -> Iterator[str]:
+        from gpt.analyze.lib.gap_lengths import describe_cut, describe_loading
+
         yield "share: of the time from the GPU's first work to its last; copies are not idle"
         if self._partial:
             yield PARTIAL
@@ -398,11 +422,13 @@ class _Answer:
         yield from (SHARED.format(f"GPU {number}") for number, uses in enumerate(self._uses) if len(uses) > 1)
         if off := sum(use.off for use in self._all()):
             yield f"not recorded between work: {human_time(off)}, which are neither busy nor idle"
+        if cut := sum(use.cut for use in self._all()):
+            told = describe_cut(cut, amount(cut, "idle period"), "'idle'")
+            yield f"{told}, as 'recording off'"
         if self._counted:
             yield UNTIMED.format(amount(self._counted, "call"), "its" if self._counted == 1 else "their")
         if self._loaded[0]:
-            kernels = amount(self._loaded[0], "kernel")
-            yield f"idle, not busy: {human_time(self._loaded[1])} for loading {kernels} in a first launch"
+            yield describe_loading(*self._loaded)
 
     def _iter_uses(self) -> Iterator[tuple[Any, ...]]:
         for number, uses in enumerate(self._uses):

@@ -39,7 +39,8 @@ class Use(NamedTuple):
     kernels: int
     copies: int
     idle: int
-    times: int
+    times: int  # idle periods, without cut ones
+    cut: int  # those in which recording was off for a while
     first: int
     last: int
     off: int  # ns between work that aren't recorded: recording was off, or no process had work left
@@ -52,7 +53,7 @@ class _Gpu:
         self.unrecorded = unrecorded
         self.first: int | None = None
         self.reach = self.kernel_reach = 0
-        self.kernels = self.idle = self.count = self.off = 0
+        self.kernels = self.idle = self.count = self.cut = self.off = 0
         self.ender: tuple[int, int, int] = (0, 0, 0)  # process, function and call of the work that ended last
 
     def add(self, rows: Array, is_kernel: npt.NDArray[np.bool_], number: int) -> Array:
@@ -65,7 +66,8 @@ class _Gpu:
         last = np.maximum.accumulate(np.where(ends >= reach[1:], np.arange(len(rows)), -1))
         found = self._find(rows, reach, last, number)
         self.idle += int((found["end"] - found["begin"] - found["off"]).sum())
-        self.count += len(found)
+        cut = int(np.count_nonzero(found["off"]))
+        self.count, self.cut = self.count + len(found) - cut, self.cut + cut
         self.off += int(found["off"].sum())
         if last[-1] >= 0:
             self.ender = tuple(rows[["process", "function", "api"]][last[-1]].tolist())
@@ -122,7 +124,8 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         assert gpu.first is not None
         whole = gpu.reach - gpu.first - gpu.off
         copies = whole - gpu.idle - gpu.kernels
-        uses.append(Use(key, numbers, whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.first, gpu.reach, gpu.off))
+        sums = whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.cut
+        uses.append(Use(key, numbers, *sums, gpu.first, gpu.reach, gpu.off))
     return uses, idle, times
 
 
