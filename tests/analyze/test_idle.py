@@ -85,8 +85,8 @@ def test_a_wait_costs_at_most_what_the_host_waited():
         ("cuLaunchKernel", "cuStreamSynchronize"): 10.0,
     }  # fmt: skip
     assert found.rows["verdict"][0]["told"] == (
-        "the GPU waits 2 times, 310us each, while the host mostly runs its own code between calls; NVTX ranges would say "
-        "which: do that in another thread while the GPU works"
+        "the GPU waits 2 times, 310us each, while the host mostly runs its own code between calls; NVTX ranges would "
+        "say which: do that in another thread while the GPU works"
     )
 
 
@@ -120,7 +120,10 @@ def test_a_call_counts_for_what_it_covers():
     found = ask("idle", made.segment())
     assert causes(found) == [("in a call", "cuMemAlloc", 310.0, 1, 310.0)]
     assert doing(found) == {("cuMemAlloc", None): 200.0, ("host code", None): 100.0, ("cuLaunchKernel", None): 10.0}
-    assert "the GPU waits 1 time, 310us, while the host is mostly in cuMemAlloc: allocate" in found.rows["verdict"][0]["told"]
+    assert (
+        "the GPU waits 1 time, 310us, while the host is mostly in cuMemAlloc: allocate"
+        in found.rows["verdict"][0]["told"]
+    )
 
 
 def test_host_code_in_a_range():
