@@ -87,7 +87,8 @@ MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # shares of the kernels' time, and of the ti
 KEPT, WIDEST = 20, 60  # kernels of a process that are kept, and columns of a name
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
-SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
+SHARED = "{} is in several traces that were read apart: what other processes ran at the same time counts as idle"
+PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # by the type of the function that a cause names
     "memory": "allocate before the loop, or from a pool that keeps freed memory",
@@ -114,6 +115,7 @@ class IdlePart:
     names: list[dict[str, float]]  # ns of the kernels that took most
     counted: list[int]
     loaded: tuple[int, int]  # kernels that were loaded in a first launch, and ns
+    partial: bool  # True if the selection leaves out work that went on at the same time
 
 
 class Idle(Parts[IdlePart]):
@@ -129,7 +131,7 @@ class Idle(Parts[IdlePart]):
         from gpt.analyze.lib.idle_times import find_idle
 
         uses, idle, times = find_idle(trace)
-        part = IdlePart([process.header for process in trace.processes], uses, [], [], [], [], [], (0, 0))
+        part = IdlePart([process.header for process in trace.processes], uses, [], [], [], [], [], (0, 0), False)
         ran = {number for use in uses for number in use.processes}
         for number in range(len(trace.processes)):
             host = HostCalls(trace, number)
@@ -145,6 +147,7 @@ class Idle(Parts[IdlePart]):
             for use in uses
             for began in [min(trace.began(trace.processes[number]) for number in use.processes)]
         ]
+        part.partial = any(process.is_partial for process in trace.processes)
         part.loaded = trace.loading(list(trace.gpus()))
         return part
 
@@ -207,6 +210,7 @@ class _Answer:
             describe(one) for at, one in enumerate(self._who) if all(at not in use.processes for use in self._all())
         ]
         self._whole = sum(use.whole for use in self._all())
+        self._partial = any(part.partial for part in parts)
 
     def _all(self) -> Iterator[Use]:
         """Yield all uses."""
@@ -386,6 +390,8 @@ class _Answer:
 
     def _iter_lines(self) -> Iterator[str]:
         yield "share: of the time from the GPU's first work to its last; copies are not idle"
+        if self._partial:
+            yield PARTIAL
         if self._untimed:
             more = f" and {len(self._untimed) - 1:,} more" if len(self._untimed) > 1 else ""
             yield f"when work of {self._untimed[0]}{more} ran is not recorded: it counts as idle"

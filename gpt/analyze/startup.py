@@ -56,6 +56,7 @@ NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and a start ends when launches repeat: 'gpt-hook run' records "
     "launches unless --calls or ctl excludes them"
 )
+PARTIAL = "only the chosen calls count: the time of others counts as host code"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 
 
@@ -65,6 +66,7 @@ class StartupPart:
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     found: list[tuple[int, Startup, int]] = field(default_factory=list)  # number, start, calls that were counted
+    partial: bool = False  # True if the selection leaves out calls
 
 
 class StartupFold(Parts[StartupPart]):
@@ -80,6 +82,7 @@ class StartupFold(Parts[StartupPart]):
         from gpt.analyze.lib.steady import find_steady
 
         part = StartupPart([process.header for process in trace.processes])
+        part.partial = any(process.is_partial or process.is_narrow for process in trace.processes)
         for number in range(len(trace.processes)):
             if launches_any(trace, number):
                 found = find_startup(trace, number, find_steady(Tapes(trace, number)))
@@ -106,6 +109,7 @@ class StartupFold(Parts[StartupPart]):
         verdict = [f"{describe(one)}{several}: {line}" for line in _describe(startup)]
         verdict += [f"recording was off for {human_time(startup.off)}, which are in no row"] if startup.off else []
         verdict += [UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their")] if counted else []
+        verdict += [PARTIAL] if any(part.partial for part in parts) else []
         verdict += [*_describe_images(startup), "'from' and 'at' count from the beginning of the process"]
         drawn = plot("stack", "what", "time", title="time until the program is steady")
         yield make_answer("startup", STARTUP, _iter_kinds(startup), verdict, plots=[drawn])

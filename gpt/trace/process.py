@@ -300,6 +300,12 @@ class Process:
         return self._selected.selection.narrow
 
     @property
+    def is_partial(self) -> bool:
+        """True if the selection leaves out some of the calls and work that went on at the same time as others."""
+        selection = self._selected.selection
+        return bool(selection.threads or selection.streams or selection.kernels)
+
+    @property
     def left_out(self) -> bool | None:
         """True if the selection left out everything that it checked; None if it checked nothing."""
         if self._excluded:

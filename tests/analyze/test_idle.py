@@ -238,6 +238,14 @@ def test_one_action_for_calls_of_one_type():
     assert "3 times, 900us each, while the host is in cuMemAlloc and cuMemHostAlloc: allocate" in row["told"]
 
 
+@pytest.mark.parametrize(("args", "partial"), [(["--cuda-stream", "0x7"], True), (["--gpu", "0"], False), ([], False)])
+def test_a_selection_that_leaves_out_work_is_said(args, partial):
+    for name, table in (("idle", "gpus"), ("startup", "startup")):
+        found = ask(name, looked_at().segment(), args=tuple(args))
+        told = any(line.startswith("only the chosen") for line in found.verdicts[table])
+        assert told == (partial or (name == "startup" and bool(args)))
+
+
 def test_work_whose_call_is_not_known():
     found = ask("idle", Made().run(0, 10).run(30, 10).segment())
     assert causes(found) == [("not known", None, 20.0, 1, 20.0)]

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -79,7 +78,7 @@ def test_what_kernels_need(tool):
 def test_one_by_another_name_is_understood(tool, tmp_path):
     """Messages begin with the executable's name, which may be Triton's ptxas-blackwell."""
     (tmp_path / "ptxas-other").symlink_to(cuda.tool("ptxas"))
-    other = replace(tool, path=str(tmp_path / "ptxas-other"))
+    other = tool._replace(path=str(tmp_path / "ptxas-other"))
     one, two = (Runner(60).assemble(t, RICH.encode(), "m", SM_80, Options()) for t in (tool, other))
     assert one.reports == two.reports != {}
     assert faults(other, HEAD + "\n.visible .entry k() { bogus; }\n")[0][0] == "m:5"

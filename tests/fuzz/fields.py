@@ -49,7 +49,7 @@ def saves() -> list[Record]:
             ops = {op: told[op] for op in ("min", "max", "last") if op in told}
             maps.append(map_ | ops | ({"head": 0} if told.get("counts") is False else {}))
     bins = forge.probe_map("bins", len(maps) + 1, "histogram", "thread", 1, value="u64")
-    maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0})
+    maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0, "room": 0})
     table = forge.probe_map("table", len(maps) + 1, "table", "thread", 3, zone="u32", least="u32", sum="u64")
     places = [{"name": "zone", "type": "u32", "offset": 8}, {"name": "least", "type": "u32", "offset": 16},
               {"name": "sum", "type": "u64", "offset": 24}]  # fmt: skip
@@ -62,17 +62,23 @@ def saves() -> list[Record]:
         code="other", detail="why",
         variables=[{"name": "v", "space": "global", "size": 4, "offset": 8, "copy": "taken"}], arch="sm_90",
         registers=32, spills=1, stack=2, shared=3, constant=4, registers_before=30, spills_before=0, stack_before=0,
-        shared_before=0, constant_before=0,
+        shared_before=0, constant_before=0, room=64,
     )  # fmt: skip
-    plain = forge.probed(1, 1, 1, 2, 32) | {"start": 7000}
+    plain = forge.probed(1, 1, 1, 2, 32) | {"start": 7000, "room": 64}
     node = forge.probed(2, 1, 1, 2, 32) | {"start": 5000, "params": bytes(8), "exec": 77, "node": 5, "repeats": 1}
     data = {map_["id"]: _saved(map_) for map_ in maps}
+    total, histogram = (next(map_ for map_ in maps[3:] if map_["type"] == type_) for type_ in ("total", "histogram"))
+    sums = {  # of --detail
+        histogram["id"]: bytes(histogram["stride"]),
+        total["id"]: struct.pack("<3Q", 2, 0, 2) + len(total["fields"]) * struct.pack("<5Q", 14, 7, 7, 3, 0),
+    }
     packed_ = struct.pack("<Q", 1) + data[3][: len(data[3]) // 2]
     frame = zstandard.ZstdCompressor().compress(packed_)
     whole = len(data[3])
     return [
         *maps, kernel, plain, node, *(forge.buffer(1, data[map_["id"]], map_["id"]) for map_ in maps),
-        *(forge.buffer(2, data[map_["id"]], map_["id"]) for map_ in maps[3:]),
+        *(forge.buffer(2, data[map_["id"]], map_["id"]) for map_ in maps[3:] if map_["id"] not in sums),
+        *(forge.buffer(2, found, id_) | {"reduced": len(data[id_])} for id_, found in sums.items()),
         forge.buffer(2, data[1], 1, entries=3, dropped=2, path="absent", offset=0, packed=9,
                      codec="columns+zstd", row=16, quick=1),
         forge.buffer(2, data[2], 2, lost="no room"),

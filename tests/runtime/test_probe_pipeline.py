@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
+from gpt.probe.read.load import find_probe
 from gpt.sass.arch import ARCHS
 from gpt.stream.reasons import find_reason
 from tests import cuda
@@ -159,6 +160,40 @@ def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, progr
     for name in names[1:]:
         trace, asked = run(tmp_path, program, cubin, options=line(tmp_path, f"{{\n{name}\n}}"))
         assert (unprobed(trace), asked) == (PLAIN, 1)
+
+
+def test_what_a_probe_says_is_read_once(tmp_path):
+    """Probes in the cache are used without starting Python, unless a file has changed or a callback is a file."""
+    launcher, reader, probe, log = (tmp_path / name for name in ("gpt-hook", "gpt-ptx-probe", "mine.toml", "log"))
+    shutil.copy(hooked.runtime() / "gpt-hook", launcher)
+    reader.write_text(f'#!/bin/sh\necho "$*" >>{log}\nexec {shlex.quote(shutil.which("gpt-ptx-probe"))} "$@"\n')
+    reader.chmod(0o755)
+    mine = find_probe("gmem_bytes").read_text()
+    probe.write_text(mine)
+    env = os.environ | {"GPT_RUNTIME": str(hooked.runtime()), "XDG_CACHE_HOME": str(tmp_path)}
+    words = [part for name in ("block_sched", probe) for part in ("-p", name)]
+
+    def read(asked, said=""):
+        log.write_text("")
+        command = [launcher, "run", "-qf", "--device", "sim", "-o", tmp_path / "t.mp", *words, "--", "true"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert (done.returncode != 0, said in done.stderr) == (bool(said), True), done.stderr
+        assert log.read_text().count("\n") == asked
+
+    read(1)
+    read(0)
+    probe.write_text(mine + "# changed\n")
+    read(1)
+    probe.write_text("nothing")
+    read(1, said="mine.toml")
+    probe.write_text(mine)
+    read(0)
+    probe.write_text(f'callback = "calls.py"\n{mine}'.replace('callback = "gmem_bytes"\n', ""))
+    read(1, said="calls.py: no such callback")
+    (tmp_path / "calls.py").write_text("")
+    read(1)
+    (tmp_path / "calls.py").unlink()
+    read(1, said="calls.py: no such callback")
 
 
 def test_the_launcher_knows_the_proven_architectures():

@@ -54,7 +54,7 @@
 // the event must come after all launches. It doesn't fail at the end of the process: those launches are lost.
 // A slab that's claimed again is opened again. Once it's in the stream, a launch takes the lock to say so.
 //
-// Lock order: the lock of a graph (struct prepared), then hook_pools_lock. demand.c has its own lock, and no
+// Lock order: the lock of a graph (struct prepared), then hook_pools_lock. saves.c has its own lock, and no
 // thread holds both.
 //
 // Waits
@@ -146,6 +146,7 @@ enum { ZEROS = 1 << 20, MOST_COPIED = 16 << 20 }; // bytes
 pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t hook_pools_changed = PTHREAD_COND_INITIALIZER;
 unsigned hook_slabs_issued;
+bool hook_pools_end, hook_slabs_given_up;
 _Atomic uint64_t hook_progress;
 static struct pool *pools;
 
@@ -485,4 +486,12 @@ bool hook_add_scratch(struct pool *pool, uint64_t size) {
     bool made = pool->scratch;
     pthread_mutex_unlock(&hook_pools_lock);
     return made;
+}
+
+struct pool *hook_pool_here(void) {
+    uint64_t context = hook_current_context();
+    pthread_mutex_lock(&hook_pools_lock);
+    struct pool *pool = hook_find_pool(context);
+    pthread_mutex_unlock(&hook_pools_lock);
+    return pool;
 }

@@ -18,6 +18,7 @@ from tests import cuda
 from tests.probe.sass import running
 from tests.runtime import hooked
 from tests.sass.interp.cases import CASES, KERNELS
+from tests.tiers import every
 
 NUMBERS = {case.name: number for number, case in enumerate(CASES)}
 MAPS = {
@@ -146,10 +147,13 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        *itertools.product(("reduction-2x256-5", "leaving-2x33-5", "groups-2x50-5"), sorted({*MAPS} - {"warps"})),
-        *itertools.product(("widths-2x64-5", "votes-2x96-5", "groups-2x50-5"), ["warps"]),  # which leave in one group
-    ],
+    every(  # `make test` has each kind, and each kernel of the first line
+        3,
+        [
+            *itertools.product(("reduction-2x256-5", "leaving-2x33-5", "groups-2x50-5"), sorted({*MAPS} - {"warps"})),
+            *itertools.product(("widths-2x64-5", "votes-2x96-5", "groups-2x50-5"), ["warps"]),  # leave in one group
+        ],
+    ),
 )
 def test_totals_hold_the_same(tmp_path, name, kind):
     """Totals of every kind are compared, with one writer per unit or many: stores, atomics, and sums over lanes."""
