@@ -1,4 +1,4 @@
-"""What all tests share: the executables first on PATH, and files that are built once for all workers."""
+"""Shared by all tests: the executables first on PATH, and files that are built once for all workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all workers of a session have in common."""
+    """Return a folder shared by all workers of a session."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def compiled() -> None:
 
 @pytest.fixture(scope="session")
 def sample(shared: Path) -> Callable[[str], Path]:
-    """The sample of a name (tests/formats/samples.py), built by whichever worker asks first. Not to be changed."""
+    """Return the named sample (tests/formats/samples.py), built by whichever worker asks first. Don't change it."""
 
     def get(name: str) -> Path:
         folder = shared / name

@@ -74,7 +74,7 @@ def _homes() -> Iterable[Path]:
 
 
 def tool(name: str) -> Path:
-    """Where `ptxas`, `fatbinary`, `cuobjdump`, `nvdisasm` or `nvcc` is. Raises FileNotFoundError."""
+    """Return the path of `ptxas`, `fatbinary`, `cuobjdump`, `nvdisasm` or `nvcc`. Raises FileNotFoundError."""
     for home in _homes():
         if os.access(path := home / "bin" / name, os.X_OK):
             return path
@@ -84,12 +84,12 @@ def tool(name: str) -> Path:
 
 
 def headers() -> Path:
-    """Where cuda.h is."""
+    """Return the folder with cuda.h."""
     return tool("nvcc").resolve().parent.parent / "include"
 
 
 def run(name: str, *args: str | Path, cwd: Path | None = None) -> str:
-    """Runs a tool and returns what it printed. Raises RuntimeError with all its output if it fails."""
+    """Run a tool and return what it printed. Raises RuntimeError with all its output if it fails."""
     return _run([tool(name), *args], cwd)
 
 
@@ -101,10 +101,10 @@ def _run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
 
 
 def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
-    """CUDA C++ to a cubin (`sm_90`), to PTX text (`compute_90`), or with option `-dlto` to LTO-IR.
+    """Compile CUDA C++ to a cubin (`sm_90`), to PTX text (`compute_90`), or with the option `-dlto` to LTO-IR.
 
-    In a process of its own: what NVRTC makes of a source depends on the options of those before it.
-    Raises RuntimeError with the compiler's log.
+    Runs in a process of its own, because NVRTC's output depends on the options of earlier compilations. Raises
+    RuntimeError with the compiler's log.
     """
     given = [*options]
     return keep((source, arch, given, [*_homes()]), lambda: _nvrtc_compile(source, arch, given))
@@ -148,7 +148,7 @@ def _surroundings() -> str:
 
 
 def forget() -> None:
-    """Remove what no session has used for days."""
+    """Remove everything that hasn't been used for days."""
     assert compiled
     for path in compiled.iterdir():
         with suppress(FileNotFoundError):  # another session removed it
@@ -169,7 +169,7 @@ def _nvrtc_compile(source: str, arch: str, options: list[str]) -> bytes:
 
 
 def fatbin(elements: Iterable[tuple[str, str, bytes]], codec: Codec = "balance", options: Iterable[str] = ()) -> bytes:
-    """One region of elements `(arch, type, bytes)`: arch as `sm_90`, type `cubin`, `ptx` or `ltoir`.
+    """Return one region of elements `(arch, type, bytes)`: arch as `sm_90`, type `cubin`, `ptx` or `ltoir`.
 
     `options` are fatbinary's own: `-c` for relocatable code, `-link` for linked.
     """
@@ -223,7 +223,7 @@ def shared_library(
     sources: Iterable[Path] = (),
     flags: Iterable[str] = (),
 ) -> Path:
-    """Builds `out` with the regions in `.nv_fatbin` and a wrapper for each in `.nvFatBinSegment`.
+    """Build `out` with the regions in `.nv_fatbin` and a wrapper for each in `.nvFatBinSegment`.
 
     `relocatable` regions go to `__nv_relfatbin`; then the others are what nvlink made of them, and say so in
     their wrappers: version 2, and a pointer to an array. `sources` are C files to link in; they reach the
@@ -267,18 +267,18 @@ def _shared_library(
 
 
 def c_compiler(*args: str | Path) -> str:
-    """Runs the C compiler (`CC`, else `cc`), every warning an error, and returns what it printed."""
+    """Run the C compiler (`CC`, else `cc`) with every warning an error, and return what it printed."""
     cc = os.environ.get("CC", "cc").split()
     return _run([*cc, "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", *args])
 
 
 def have_cxx() -> bool:
-    """Whether nvcc would find the host compiler that it cannot do without."""
+    """Return whether nvcc would find the host compiler that it needs."""
     return shutil.which("g++") is not None
 
 
 def nvcc(*args: str | Path, cwd: Path | None = None) -> str:
-    """Runs nvcc, with cudart of the same wheels to link with. Only where `have_cxx()`."""
+    """Run nvcc, which links with the cudart of the same wheels. Needs `have_cxx()`."""
     return run("nvcc", *args, "-L", tool("nvcc").parent.parent / "lib", cwd=cwd)
 
 

@@ -1,8 +1,8 @@
-"""Runs our executables in processes that have loaded their modules already: most of a short run is imports.
+"""Run our executables in processes that have already imported their modules: imports take most of a short run.
 
-A server, one for each process that tests, imports the package once; for each run it forks a child, which gets its own
-arguments, environment, folder and standard streams, and ends as an executable does. What is not of gpt's Python is not
-run here. Examples of man pages, tests/e2e and some tests of the contract start executables as users do.
+A server, one per test process, imports the package once. For each run it forks a child, which gets its own arguments,
+environment, folder and standard streams, and ends as an executable does. Only gpt's Python runs here. Examples in man
+pages, tests/e2e and some contract tests start executables as users do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOCK = threading.Lock()
 
 @cache
 def mains() -> dict[str, str]:
-    """`module:function` of each executable, where gpt_start finds it."""
+    """Return `module:function` of each executable, in gpt_start's places."""
     scripts: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     found = {name: main.replace("gpt_start:", "gpt.executables:") for name, main in scripts.items()}
     return found
@@ -54,7 +54,7 @@ def run(
     check: bool = False,
     **more: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """What `subprocess.run` does with `input` and `capture_output`. Standard input is a pipe.
+    """Run a command like `subprocess.run` with `input` and `capture_output`. Standard input is a pipe.
 
     Or `stdin` and `stdout` are files or descriptors; then `data`, or what is returned of the output, is empty.
     With `more` options, and where Python itself reads the environment, `subprocess.run` runs it.
@@ -85,7 +85,7 @@ def _number(file: IO[bytes] | int) -> int:
 
 @contextmanager
 def _fed(data: bytes) -> Iterator[int]:
-    """A pipe that a thread fills."""
+    """Yield a pipe that a thread fills."""
     theirs, ours = os.pipe()
     feeder = threading.Thread(target=_feed, args=(ours, data))
     feeder.start()
@@ -110,7 +110,7 @@ def start(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs a command on these descriptors; returns its status, as Popen has it."""
+    """Run a command on these descriptors; return its status, as in Popen."""
     words = [str(word) for word in command]
     told = {"words": words, "cwd": str(cwd or os.getcwd()), "env": dict(os.environ if env is None else env)}
     with LOCK:
@@ -160,7 +160,7 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _become(told: dict[str, Any], streams: list[int]) -> int:
-    """Is the executable, and returns its status."""
+    """Become the executable, and return its status."""
     os.setsid()
     os.chdir(told["cwd"])
     os.environ.clear()

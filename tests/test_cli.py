@@ -1,4 +1,4 @@
-"""What stages share: exit status, messages, signals, and the reading and writing of segments."""
+"""Features shared by stages: exit status, messages, signals, and reading and writing segments."""
 
 import io
 import json
@@ -208,7 +208,7 @@ def test_a_terminal_as_input_is_a_usage_error():
         os.close(master)
         os.close(slave)
     assert done.returncode == 2
-    assert done.stderr == b"gpt-test: error: <stdin>: reads a stream on standard input, which is a terminal\n"
+    assert done.stderr == b"gpt-test: error: <stdin>: expects a stream on standard input, which is a terminal\n"
 
 
 # A filter

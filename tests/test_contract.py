@@ -1,4 +1,4 @@
-"""What every stage must do, whatever it is for: gpt-stream(5) and gpt(7) as tests, on real processes.
+"""The common behavior of all stages: gpt-stream(5) and gpt(7) as tests, on real processes.
 
 Most are forks of one process that has imported the stages (tests/loaded.py). Executables themselves start where a test
 holds a conversation, sends a signal or looks at the start: closed descriptors, a terminal, --help, --version.
@@ -34,7 +34,7 @@ TAKEN = {  # kinds that are not passed on: an answer replaces them
     "gpt-sass-probe": {"element"},
 }
 
-PASSES = {"gpt-dump"}  # what they do is not in the stream
+PASSES = {"gpt-dump"}  # their results are not in the stream
 
 # For what gpt/stream/stage.py, gpt/stream/wire.py and gpt/base/cli.py do for all stages alike.
 alike = pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def folder(tmp_path, demo):
 
 @pytest.fixture(params=STAGES)
 def stage(request, folder):
-    """Runs a stage: `stage(*arguments, data=bytes)`."""
+    """Run a stage: `stage(*arguments, data=bytes)`."""
 
     class Stage:
         name = request.param
@@ -88,7 +88,7 @@ def read(data):
 
 @pytest.fixture
 def work(stage, folder):
-    """A segment on which the stage does what it is for, strange keys in each record; canonical otherwise."""
+    """Return a segment with work for the stage, strange keys in each record; canonical otherwise."""
     if stage.name not in WORK:
         WORK[stage.name] = make_work(stage, folder)
     return WORK[stage.name]
@@ -119,7 +119,7 @@ def make_work(stage, folder):
 
 
 def one_line(stage, done, status):
-    """Asserts that it failed with one line of message and returns what that says."""
+    """Check that it failed with a one-line message, and return that."""
     lines = done.stderr.decode().splitlines()
     assert done.returncode == status, lines
     assert len(lines) == 1, lines
@@ -133,7 +133,7 @@ def quiet(done):
 
 
 def passed(data, given):
-    """Asserts that the records `given` are in `data`, as they were and in order, and returns all that is there."""
+    """Check that the records `given` are in `data`, unchanged and in order, and return all records."""
     found = [r.raw for r in read(data)]
     rest = iter(found)
     for record in given:
@@ -233,7 +233,7 @@ def test_stages_understand_each_other_in_json(folder):
 
 
 def answer(process, number):
-    """What a process says up to and with `sync`, while its input stays open."""
+    """Return the output of a process up to and including `sync`, while its input stays open."""
     unpacker = msgpack.Unpacker(strict_map_key=False, unicode_errors="surrogateescape")
     found = []
     timer = threading.Timer(30, process.kill)
@@ -297,7 +297,7 @@ def test_an_input_that_is_no_stream_is_refused(stage, data):
 @alike
 @pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
-    """The stage that should have filled the pipe has said why it did not: one fault, one error."""
+    """The stage that should have written to the pipe has said why it didn't: one fault gives one error."""
     done = stage(*args, data=b"")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
     with open("/dev/null", "rb") as null:
@@ -457,7 +457,7 @@ def test_a_terminal_as_input_is_a_usage_error(stage):
 
 
 def as_text(stage, *args):
-    """Its command line for a person: a sink speaks text anyway, the others on a terminal."""
+    """Return a stage's command line for a person: a sink prints text anyway, the others on a terminal."""
     return [*(word for word in stage.command if word != "--stream"), *args]
 
 
@@ -475,7 +475,7 @@ def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
 
 @alike
 def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder):
-    """From a sink always, from the others with --table: without colours, and in 80 columns."""
+    """Sinks always write text, the others with --table: without colours, and in 80 columns."""
     args = as_text(stage, *([] if stage.name == "gpt-analyze" else ["--table"]))
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     text = quiet(run(args, folder, data=work, env=env)).decode()

@@ -103,7 +103,7 @@ ALLOC = forge.api(1, "memAlloc_v2", "cuMemAlloc_v2") | {"type": "memory", "op": 
 
 @pytest.fixture
 def python(tmp_path):
-    """Runs a file in a folder of its own, with what an installation has: the package, and no folder of the checkout."""
+    """Run a file in a folder of its own, with only the installed package and no folder of the checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(text, *args, data=b""):
@@ -118,7 +118,7 @@ def python(tmp_path):
 
 @pytest.fixture
 def trace(tmp_path):
-    """A trace of three allocations."""
+    """Return a trace of three allocations."""
     rows = [(1000 * n, 10, 1, 0, size) for n, size in enumerate((512, 4096, 512), 1)]
     path = tmp_path / "t.mp"
     path.write_bytes(forge.pack(forge.trace(ALLOC, forge.calls(rows, LAYOUT))))

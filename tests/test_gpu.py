@@ -1,4 +1,4 @@
-"""What tests/gpu does before it needs a GPU: the scripts on the simulated device, and README's tables."""
+"""The parts of tests/gpu that need no GPU: the scripts on the simulated device, and README's tables."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ print(json.dumps({"seconds": 1.5, "resident": 2000, "gpu": 3}), file=sys.stderr)
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
-    """A workload in a package of its own, whose result is in the folder that comes back."""
+    """Return a workload in a package of its own, whose result is in the folder that comes back."""
     if not HOOK.exists() or subprocess.run([HOOK, "check"], capture_output=True).returncode == 4:
         pytest.skip("no gpt-hook: make runtime")
     package = tmp_path / "packages" / "demo_package"
@@ -56,7 +56,7 @@ def demo(tmp_path, monkeypatch):
 
 
 def measured(folder, *words):
-    """The status, and the rows of the results by name."""
+    """Return the status, and the rows of the results by name."""
     results = folder / "results.json"
     status = debloat.main(["--device", "sim", "--results", str(results), *words])
     return status, {row["name"]: row for row in json.loads(results.read_text())}
@@ -153,7 +153,7 @@ def test_a_tree_shows_every_difference(tmp_path):
 
 
 def test_a_workload_says_what_it_used(tmp_path):
-    """The driver's own count is asked for as well: in a process of the simulated device."""
+    """The driver's own count is requested as well, in a process of the simulated device."""
     code = "import workload; print(workload.gpu_bytes())"
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "gpu")}
     line = [HOOK, "run", "-q", "-o", tmp_path / "t.mp", "--device", "sim", "--", sys.executable, "-c", code]
@@ -191,7 +191,7 @@ def prepare(device):
 
 @pytest.mark.full
 def test_versions_of_a_wheel_are_compared(demo, monkeypatch, capsys):
-    """All but the GPU: made, installed each into a folder, run in turns, compared."""
+    """All steps but the GPU's are run: versions are built, installed, run interleaved and compared."""
     members = {f"demo_package/{path.name}": path.read_bytes() for path in (demo / "packages/demo_package").iterdir()}
     info = "demo_package-1.dist-info"
     members[f"{info}/METADATA"] = b"Metadata-Version: 2.1\nName: demo-package\nVersion: 1\n"

@@ -16,7 +16,7 @@ needs_cxx = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 
 
 def script(name, *words, folder):
-    """A script, as one runs it: it must find nothing wrong."""
+    """Run a script as a user does: it must find nothing wrong."""
     line = [sys.executable, ROOT / "tests" / "gpu" / name, "--device", "sim", *words]
     env = os.environ | {"GPT_GPU_OUT": str(folder / "out")}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=850, check=False)
@@ -33,7 +33,7 @@ def test_counts_are_their_closed_forms(tmp_path):
 
 @pytest.fixture
 def launches(shared):
-    """The launches that the simulated device can make, and a folder whose cache all runs of them share."""
+    """Return the launches that the simulated device can make, and a folder whose cache all runs share."""
     folder = shared / "launches"
     with open(shared / "launches.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -49,7 +49,7 @@ LEAST = {"gmem_bytes": 20, "dmat": 35}  # closed forms that are compared
 @pytest.mark.full
 @pytest.mark.parametrize("probes", probe_corpus.probe_sets(), ids="-".join)
 def test_the_corpus_in_a_program_with_probes(launches, probes):
-    """Results stay bit for bit, and what is recorded is what the sources do."""
+    """Results are bit-identical, and the records are what the sources do."""
     named, folder = launches
     (row,) = probe_corpus.run_all(named, "sim", folder, [probes])
     assert not row["wrong"]

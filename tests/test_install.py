@@ -1,4 +1,4 @@
-"""What messages name to install a missing package: a command for the Python that runs, and for where GPT is."""
+"""Messages about a missing package name the command to install it for the running Python and for GPT's location."""
 
 import os
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def placed(tmp_path, monkeypatch):
-    """GPT in a folder `it`, and the Python of no environment, which has its own folder."""
+    """Return GPT in a folder `it`, and a Python outside any environment, which has its own folder."""
     (tmp_path / "it" / "gpu_probe-1.dist-info").mkdir(parents=True)
     (tmp_path / "purelib").mkdir()
     monkeypatch.setattr(install, "__file__", str(tmp_path / "it" / "gpt" / "base" / "install.py"))
@@ -78,7 +78,7 @@ def test_a_folder_of_somebody_else(placed, monkeypatch):
 
 
 def test_nothing_else_tells_how_to_install():
-    """A bare `pip` may be another Python's."""
+    """A bare `pip` may belong to another Python."""
     told = {
         ROOT / "gpt" / "base" / "install.py",
         *(ROOT / "gpt" / "packaging").iterdir(),

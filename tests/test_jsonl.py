@@ -1,4 +1,4 @@
-"""JSON lines: whatever a record holds comes back, and what is not a record is refused by its line."""
+"""JSON lines: any record is read back unchanged, and anything else is rejected by its line."""
 
 import io
 import json
@@ -46,7 +46,7 @@ values = st.recursive(
 
 
 def same(a, b):
-    """Equal in value, type and order: 1, 1.0 and True are three things."""
+    """Return whether two values are equal in value, type and order: 1, 1.0 and True are three things."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):

@@ -1,4 +1,4 @@
-"""GPT_KEEP: what stages keep of each kernel, under names that do no harm."""
+"""GPT_KEEP: the files that stages keep for each kernel, under safe names."""
 
 import difflib
 import os

@@ -1,4 +1,4 @@
-"""Dependencies point one way: a file imports only from what stands below it in the list of gpt(7), SOURCE TREE."""
+"""Dependencies point one way: a file imports only from files below it in the list of gpt(7), SOURCE TREE."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    tuple(names.split(" , "))  # what stands in one entry is one layer
+    tuple(names.split(" , "))  # one entry is one layer
     for names in re.findall(r"^\.It Pa (gpt/\S+(?: , gpt/\S+)*)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
 ]
 FREE = {"gpt/__init__.py"}
@@ -25,13 +25,13 @@ def sources():
 
 
 def layer_of(path):
-    """The one with the longest name that the path begins with: gpt/analyze/lib/ is not the layer of gpt/analyze/."""
+    """Return the layer with the longest name that begins the path: gpt/analyze/lib/ isn't part of gpt/analyze/."""
     fits = [(len(name), number) for number, names in enumerate(LAYERS) for name in names if path.startswith(name)]
     return max(fits)[1] if fits else None
 
 
 def statements(nodes):
-    """The statements below these, without a look into expressions: most of a tree is those."""
+    """Yield the statements below these, without a look into expressions, which make up most of a tree."""
     for node in nodes:
         yield node
         for part in ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -77,7 +77,7 @@ def test_no_file_imports_from_above():
 
 
 def test_no_two_files_import_each_other():
-    """Not by way of others either: what is left when each file whose imports are all gone is taken away is a circle."""
+    """Indirect imports count. Files whose imports are all gone are removed repeatedly; the rest are cycles."""
     imports = {}
     for path in sources():
         names = (module.replace(".", "/") + ".py" for module in imported(path))
@@ -89,8 +89,8 @@ def test_no_two_files_import_each_other():
 
 
 def test_a_plan_knows_no_instruction_set():
-    """Probes are in PTX, which gpt/probe itself reads. What's woven, and into what, is a back end's business: lowering
-    a snippet's body needs the tree and the types of PTX, no module.
+    """gpt/probe itself reads the PTX in probes. The back end decides what to weave, and into what: lowering a snippet's
+    body needs the PTX tree and types, but no module.
     """
     allowed = {
         "plan": ("gpt.base.", "gpt.formats.params", "gpt.stream.", "gpt.probe."),
@@ -105,7 +105,7 @@ def test_a_plan_knows_no_instruction_set():
 
 
 def test_only_entry_points_import_other_peoples_formats():
-    """What reads them is registered; the core doesn't know who they are."""
+    """Formats register their readers; the core doesn't know them."""
     for path in sources():
         name = str(path.relative_to(ROOT))
         if not name.startswith(("gpt/stages/", "gpt/compat/")) and name != "gpt/trace/__init__.py":
@@ -138,7 +138,7 @@ def test_no_stage_imports_another():
 
 
 def test_no_test_imports_from_another():
-    """But tests/gpu, which runs those of other folders on a GPU."""
+    """tests/gpu is the exception: it runs other folders' tests on a GPU."""
     for path in {*(ROOT / "tests").rglob("*.py")} - {*(ROOT / "tests" / "gpu").glob("*.py")}:
         if not re.search(r"import.*[ .]test_|from.*[ .]test_.* import|import \($", path.read_text(), re.M):
             continue

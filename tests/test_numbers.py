@@ -1,4 +1,4 @@
-"""Numbers that people type: decimal digits, and nothing else that int() or float() would take."""
+"""Numbers in options: decimal digits, and none of the other forms that int() or float() accept."""
 
 import subprocess
 

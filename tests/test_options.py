@@ -1,4 +1,4 @@
-"""Plain command lines: read as typer reads them, and without it."""
+"""Plain command lines are read as typer would, but without importing it."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ HEAVY = {
 
 
 def read_by_typer(command, words, words_after):
-    """The arguments that typer gives a command, or None if it refuses the words."""
+    """Return the arguments that typer gives a command, or None if it rejects the words."""
     found = {}
 
     def keep(**values):
@@ -66,7 +66,7 @@ def read_by_typer(command, words, words_after):
 
 
 def words_of(command):
-    """A strategy of command lines made of a command's own options, of values for them, and of none."""
+    """Return a strategy of command lines with a command's own options, values for them, and unknown ones."""
     names = [name for one in options._iter_parameters(command) for name in one.declared.names]
     names = [name for name in names if name not in ("--version", "--path")]  # which end the run
     option = st.sampled_from(names or ["--none"])
@@ -165,7 +165,7 @@ def test_before_a_command_stand_options_of_all():
 
 
 def imported(*argv):
-    """The modules that a run imports."""
+    """Return the modules that a run imports."""
     code = f"""
 import json, sys
 from gpt import executables
@@ -209,7 +209,7 @@ def options_with_numbers():
 
 
 def test_each_option_with_a_number_refuses_the_rest():
-    """By itself and by way of typer, which reads a line with a mistake anew."""
+    """Options are tested directly and through typer, which reads a line with a mistake again."""
     checked = set()
     for tool, name in options_with_numbers():
         for text in (" 3", "3_0", "\u0663"):

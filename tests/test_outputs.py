@@ -1,4 +1,4 @@
-"""Files appear under their name whole, or not at all, whatever others put into the folder."""
+"""Files appear under their name when complete, or not at all, whatever others put into the folder."""
 
 import os
 import stat
@@ -21,14 +21,14 @@ from tests.trace import forge
 
 @pytest.fixture(params=["nameless", "named"])
 def how(request, monkeypatch):
-    """As on a file system with O_TMPFILE, and as on one without."""
+    """Make files as on a file system with O_TMPFILE, and as on one without."""
     if request.param == "named":
         monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
     return request.param
 
 
 def test_a_full_disk_names_the_file(tmp_path):
-    """Also if what is buffered cannot be written when the file is closed."""
+    """This also holds if buffered data can't be written when the file is closed."""
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
     source = "from pathlib import Path\nfrom gpt.base.outputs import replacing\n" + limit
@@ -92,7 +92,7 @@ def test_links_are_replaced_not_followed(how, tmp_path):
 
 
 def test_only_files_are_replaced(how, tmp_path):
-    """Nor are links to anything but a regular file, such as /dev/stdout: root could replace that."""
+    """Links to anything but a regular file, such as /dev/stdout, aren't replaced either: root could do that."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "out").symlink_to("pipe")
@@ -133,7 +133,7 @@ def test_the_longest_name(how, tmp_path):
 
 
 def test_a_part_that_somebody_exchanges_is_not_ours(tmp_path, monkeypatch):
-    """What only the owner of the folder can do."""
+    """Only the owner of the folder can exchange it."""
     monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
     (tmp_path / "x").write_bytes(b"old")
     with pytest.raises(OSError, match="somebody else renames files"), replacing(tmp_path / "x") as file:
@@ -155,13 +155,13 @@ def test_a_name_that_is_taken_is_not_written_to(tmp_path, monkeypatch):
 
 
 def planted(tool, *names_):
-    """The command of a tool, after files were put where the number of its process leads to."""
+    """Return a tool's command, after files were put at the names that come from its process id."""
     files = " ".join(f'"{name}"' for name in names_)
     return ["bash", "-c", f'for f in {files}; do echo planted >"$f"; done; exec {tool} "$@"', "-"]
 
 
 def test_gpt_patch_finds_a_planted_part(sample, tmp_path):
-    """The check read one file, and another took the name."""
+    """The check read one file, and another one took the name."""
     library, out = sample("balance"), tmp_path / "out"
     out.mkdir()
     made = located(library, "_Z3onePf\n")
@@ -173,7 +173,7 @@ def test_gpt_patch_finds_a_planted_part(sample, tmp_path):
 
 
 def test_what_is_saved_is_not_planted(sample, tmp_path, monkeypatch):
-    """No writer of ours takes a name of which the number of its process is all that is not known."""
+    """No writer of ours uses a name whose only unknown part is the process number."""
     process = os.getpid()
     for name in ("k.1.sm_90.cubin", "t.json", "libx.so.json"):
         (tmp_path / f".{name}.{process}").symlink_to("victim")
@@ -217,7 +217,7 @@ def test_proc_is_not_needed(tmp_path):
     ],
 )
 def test_a_folder_that_is_missing_is_noticed_before_the_work(command, name, tmp_path):
-    """What is read is wrong too, which would be said first if it were looked at."""
+    """The input is wrong, too, which would be reported first if it were read."""
     (tmp_path / "garbage").write_bytes(b"\x85\xa4")
     for folder, said in (("absent", "No such file or directory"), ("garbage", "Not a directory")):
         done = loaded.run([*command.split(), f"{folder}/{name}", "garbage"], cwd=tmp_path)

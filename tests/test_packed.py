@@ -1,4 +1,4 @@
-"""Packed rows: every type comes back from where its field is, and what lies about itself is refused."""
+"""Packed rows: every type is read from its field's place, and false sizes are rejected."""
 
 import io
 import math
@@ -62,7 +62,7 @@ TYPES = st.sampled_from(["text", "text?", "number", "number?", *packed.TYPES, *(
 
 
 def values(type_):
-    """Any value of a type."""
+    """Return any value of a type."""
     base = type_.rstrip("?")
     if base == "text":
         some = st.text(max_size=5)

@@ -1,4 +1,4 @@
-"""Rows that a trace reserved and never wrote are not calls."""
+"""Rows that a trace reserved but never wrote aren't calls."""
 
 from gpt.stream import jsonl, records
 

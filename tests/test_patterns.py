@@ -1,4 +1,4 @@
-"""Possessive groups mean the same in every Python, written as they are or as atomic ones."""
+"""Possessive groups mean the same in every Python, whether written so or as atomic groups."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Names that others chose never move a cursor, hide text or reorder it, whichever way they reach a terminal."""
+"""Untrusted names never move the cursor, hide text or reorder it, however they reach a terminal."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_lines_of_records_and_events(text):
 
 
 def on_terminal(code, *args):
-    """What Python code writes to standard error where that is a terminal."""
+    """Return what Python code writes to standard error on a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", code, *args], cwd=TOP, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)

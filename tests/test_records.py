@@ -1,4 +1,4 @@
-"""The kinds as declared, and that C (runtime/abi/records.h) and Python write the same bytes for the same record."""
+"""The declared record kinds: C (runtime/abi/records.h) and Python write the same bytes for the same record."""
 
 import subprocess
 import sys
@@ -72,7 +72,7 @@ turn = count()
 
 
 def value_of(type_):
-    """A value of a type, the next of those worth trying: as Python has it and as a C initializer."""
+    """Return the next value of a type that's worth trying, as Python has it and as a C initializer."""
     number = next(turn)
     if type_.startswith("["):
         type_ = type_.rstrip("?")
@@ -104,7 +104,7 @@ def values_of(keys, optional):
 
 
 def samples():
-    """Records of every kind with the C statement that packs the same."""
+    """Yield records of every kind with the C statement that packs the same."""
     for kind, keys in records.KINDS.items():
         for number in range(2 * len(NUMBERS) if FULL else 6):
             values, c = values_of(keys, optional=bool(number % 2))

@@ -1,7 +1,9 @@
-"""Temporary folders are this user's, whatever others do to their names."""
+"""Temporary folders belong to this user, even if others rename things there."""
 
 import os
+import re
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from gpt.probe.sass import snippets
 from gpt.sass.tables import table_of
 from tests.asm import fake
 
+ROOT = Path(__file__).parents[1]
 PLAIN = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }\n"
 SWAP = """
 here=$(pwd -P)
@@ -103,3 +106,9 @@ def test_probes_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path, monkeypat
     compiler = snippets.Compiler("sm_90", table_of("sm_90"), Cache(None))
     compiler.compile([body])
     assert compiler.find(body).snippet.words == ()
+
+
+def test_shell_scripts_judge_the_folder_alike():
+    """Each is a file that's installed alone, so the function stands in all three."""
+    scripts = [(ROOT / "bin" / name).read_text() for name in ("gpt-debloat", "gpt-negativa", "gpt-trace")]
+    assert len({re.findall(r"^place\(\) \{.*?^\}", text, re.M | re.S)[0] for text in scripts}) == 1

@@ -1,4 +1,4 @@
-"""Signals as a stage meets them; what a whole stage does of them is in tests/test_cli.py and tests/stages."""
+"""Signals in a stage's code; tests/test_cli.py and tests/stages test complete stages."""
 
 import os
 import subprocess

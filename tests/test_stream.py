@@ -1,4 +1,4 @@
-"""Reading the wire: what a stream is, what is not a stream, and that nothing is lost in silence."""
+"""Reading the wire format: valid and invalid streams, and that nothing is lost silently."""
 
 import io
 import os
@@ -35,7 +35,7 @@ def kinds(data):
 
 
 class Dribble(io.RawIOBase):
-    """Gives a few bytes at a time, as a pipe does."""
+    """Gives a few bytes at a time, like a pipe."""
 
     def __init__(self, data, sizes):
         self._data = memoryview(data)
@@ -194,7 +194,7 @@ SAMPLE = b"".join(
 
 
 def cut_at_every_byte():
-    """For each proper beginning of SAMPLE: its size, the edge of the last whole record, and what reads back."""
+    """Yield, for each proper beginning of SAMPLE, its size, the end of its last complete record, and its records."""
     parts = [r.raw for r in read(SAMPLE)]
     edges = {0: 0}  # offset -> records before it
     unpacker = msgpack.Unpacker(strict_map_key=False)

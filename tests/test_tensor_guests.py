@@ -89,7 +89,7 @@ def test_faults_are_said_once_and_the_program_goes_on(capsys):
 
 
 def test_memory_that_changes_is_another_tensor():
-    """As of `x.data = y`, of a parameter that is moved, of storage that is freed and comes back."""
+    """Examples are `x.data = y`, a parameter that's moved, and storage that's freed and reallocated."""
     found, x = [], Pointed(0x100)
     with tensors.trace(also=found.append):
         for address in (0x100, 0x200, 0x200, 0, 0x200):
@@ -124,7 +124,7 @@ def test_coroutines_and_generators_may_be_wrapped():
 
 
 def test_a_block_may_be_left_in_another_thread():
-    """As that of a generator which one thread begins and another one ends."""
+    """One thread may begin a generator, and another one end it."""
 
     def generate():
         with tensors.trace(also=lambda seen: None):
@@ -173,7 +173,7 @@ def test_where_nothing_can_be_said_nothing_is(monkeypatch, capsys, closed):
 
 
 def test_what_is_asked_of_pytorch(monkeypatch):
-    """Nothing while its tracer notes it; no address of a lazy clone, which would be copied."""
+    """Nothing is asked while its tracer records, nor for the address of a lazy clone, which would be copied."""
     base = type("Tensor", (Pointed,), {"__module__": "torch", "data_ptr": lambda self: clones.append(self) or 0x500})
     torch, clones, tracing = types.ModuleType("torch"), [], [object()]
     torch.Tensor = base

@@ -1,4 +1,4 @@
-"""What gpt.tensors takes for a tensor and where it sees one; its records are in tests/runtime/test_tensors.py."""
+"""Values that gpt.tensors takes for tensors, and where it sees them; tests/runtime/test_tensors.py has its records."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_has_no_memory_on_the_device_is_none(value):
 
 
 def test_tensors_without_memory_of_their_own():
-    """As FakeTensor: the library asks such a class for everything, and it may answer with a warning, or by failing."""
+    """An example is FakeTensor: the library asks such a class for everything, and it may warn or fail."""
     base = type("Tensor", (Pointed,), {"__module__": "torch", "__torch_dispatch__": None})
     fake = type("FakeTensor", (base,), {"__torch_dispatch__": None})
     assert find_reader(base) and not find_reader(fake)
@@ -129,7 +129,7 @@ def test_what_locals_returned_stays():
 
 
 def test_an_address_that_changes_is_another_tensor():
-    """Of objects without weak references: `ends` cannot be known."""
+    """The objects don't have weak references, so `ends` can't be known."""
 
     class Slotted(Interfaced):
         __slots__ = ()
@@ -171,7 +171,7 @@ def test_a_function_may_be_wrapped_and_blocks_nested():
 
     @tensors.trace(also=found.append)
     def work(x):
-        """Says so."""
+        """Do some work under a name."""
         with tensors.trace(also=found.append):
             callee(x)
         assert sys.getprofile() is not None

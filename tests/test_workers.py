@@ -1,4 +1,4 @@
-"""Forked workers: order, faults, deaths, and what is left behind."""
+"""Forked workers: order, faults, deaths, and leftovers."""
 
 import hashlib
 import os
@@ -66,7 +66,7 @@ def test_a_fault_stands_in_its_place(jobs):
 
 
 def test_nobody_waits_for_a_task_whose_result_is_not_wanted():
-    """zstd may take a minute for one element, without a look at signals; so may this, on any machine."""
+    """zstd may take a minute for one element, without handling signals, and so may this one."""
     endless = partial(hashlib.pbkdf2_hmac, "sha256", b"", b"", 1 << 30)
     results = run_all([partial(number, 0), endless, endless], 2)
     assert next(results) == 0
@@ -86,7 +86,7 @@ def test_a_fault_that_does_not_travel():
 
 
 def test_large_results_wait_in_bounds():
-    """A first task that is slow: the others stop when what waits is too much, and nothing is lost."""
+    """If the first task is slow, the others stop when too many results wait, and none is lost."""
     size = 20 << 20
 
     def slow():
@@ -113,7 +113,7 @@ def test_a_process_that_is_killed():
 
 
 def test_a_parent_that_is_killed():
-    """Its processes end too."""
+    """Its processes end, too."""
     code = """
 import os, sys, time
 from gpt.base.workers import run_all

@@ -25,23 +25,23 @@ ROOT = Path(__file__).parents[1]
 
 
 def full(*values: Any, id: str | None = None) -> Any:
-    """A case of `parametrize` that is run by `make test-full` only; whole tests have `@pytest.mark.full`."""
+    """Return a case of `parametrize` that only `make test-full` runs; whole tests have `@pytest.mark.full`."""
     return pytest.param(*values, id=id, marks=pytest.mark.full)
 
 
 def first(*cases: Any) -> list[Any]:
-    """Cases of `parametrize` of which `make test` runs the first only."""
+    """Return the cases of `parametrize`; `make test` runs only the first."""
     return every(len(cases), cases)
 
 
 def every(step: int, cases: Collection[Any]) -> list[Any]:
-    """Cases of `parametrize` of which `make test` runs each `step`-th, from the first on."""
+    """Return the cases of `parametrize`; `make test` runs each `step`-th, from the first on."""
     left = (full(*case) if isinstance(case, tuple) else full(case) for case in cases)
     return [mark if number % step else case for number, (case, mark) in enumerate(zip(cases, left, strict=True))]
 
 
 def soak(*values: Any, id: str | None = None) -> Any:
-    """A case of `parametrize` that is run by `make soak` only; whole tests have `@pytest.mark.soak`."""
+    """Return a case of `parametrize` that only `make soak` runs; whole tests have `@pytest.mark.soak`."""
     return pytest.param(*values, id=id, marks=pytest.mark.soak)
 
 

@@ -21,7 +21,7 @@ class BranchDivergence(Ratios):
 
     name = "branch_divergence"
     fields = ("reached", "taken", "split")
-    nothing = "no warp came to a branch"
+    nothing = "no warp reached a branch"
     number, cost, scale = "reached", "split", 100
     ratio = Column("divergence", "f64", "%")
     sums = (Column("reached", "u64"), Column("taken", "u64"), Column("split", "u64"))

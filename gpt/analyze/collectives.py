@@ -229,10 +229,10 @@ def _verdict(found: Collectives, parts: list[Split]) -> list[str]:
     for name, first, last in found.clocks:
         moved = human_time(abs(last)) != human_time(abs(first))
         drift = f" at first, by {human_time(abs(last))} at last" if moved else ""
-        lines.append(f"clock of {name} set {'back' if first < 0 else 'forward'} by {human_time(abs(first))}{drift}: "
-                     "collectives end at once")  # fmt: skip
+        lines.append(f"clock of {name} set {'back' if first < 0 else 'forward'} by {human_time(abs(first))}{drift}, "
+                     "so that collectives end on all ranks at once")  # fmt: skip
     if early := sum(part.early for part in parts):
-        lines.append(f"{early:,} ended on a rank before another one began: the clocks are not that good")
+        lines.append(f"{early:,} ended on a rank before another one began: the clocks are not exact enough")
     if found.alone:
         count = sum(len(lane.names) for lane in found.alone)
         lines.append(

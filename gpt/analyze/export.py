@@ -155,7 +155,7 @@ def _check_stdout(form: ExportFormat) -> None:
     if form is ExportFormat.parquet:
         raise UsageError("--format parquet writes a folder, which standard output is not: name one", "-o")
     if os.isatty(1):
-        raise UsageError("a database does not go to a terminal", "-o")
+        raise UsageError("a database can't be written to a terminal", "-o")
 
 
 OPTIONS: dict[str, Any] = {

@@ -48,7 +48,7 @@ MOST = 1000  # rows per file
 LONGEST = 1 << 20  # bytes of it
 RANGE = 1e-30, 1e30  # limits for nonzero times
 
-Beside = Annotated[Path | None, Option("--beside", metavar="FILE", help="Show another tool's figures beside: a .csv.")]
+Beside = Annotated[Path | None, Option("--beside", metavar="FILE", help="Also show another tool's figures: a .csv.")]
 
 
 class Figure(NamedTuple):
@@ -75,7 +75,7 @@ def read_figures(path: Path) -> list[Figure]:
     tools = [title for title in header if title not in ("probe", "name", "original", *PARTS)]
     odd = [title for title in ("probe", "original") if title not in header]
     if odd or not tools or len(set(header)) < len(header) or len(rows) > MOST:
-        why = f"no column '{odd[0]}'" if odd else "no column of a tool" if not tools else "two columns of one name"
+        why = f"no column '{odd[0]}'" if odd else "no column of a tool" if not tools else "two columns with one name"
         raise MalformedError(f"more than {MOST:,} rows" if len(rows) > MOST else why, str(path))
     return [
         figure

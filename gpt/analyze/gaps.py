@@ -88,11 +88,12 @@ LAUNCH, WAIT = "launch", "wait"
 NO_TIMES = "no GPU times{}: 'gpt-hook run --gpu-time' records when kernels ran"
 OVERLAP = "gaps after waits may lie inside gaps after launches: don't add them up"
 AT_LEAST = (
-    "{:.1f} % of {} is between the end of a wait for all work and the next launch: the GPU had no kernel of it to run"
+    "{:.1f} % of {} is between the end of a wait for all work and the next launch: the GPU had no kernel of this "
+    "process to run"
 )
 NO_GAPS = "{} launched once, so nothing is between two launches"
 PAUSED = "recording of {} was off for {}: launches in that time are missing"
-CUT = "{} around that {} not counted or listed, but the recorded time is in {} and 'share'"
+CUT = "{} around that time {} not counted or listed, but the recorded time is in {} and 'share'"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 COUNT, SHARE = 5, 7  # their places in a row of GAPS
 WHOLE = "all processes", "all streams"
@@ -260,21 +261,21 @@ def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]]) -> Iterato
         threads = len(between.edges)
         yield NO_GAPS.format(describe(who) if threads == 1 else f"each of {threads:,} threads of {describe(who)}")
     off = between.unrecorded.within_one(between.first, between.last)
-    time = f"the {human_time(between.whole)}{' recorded' if off else ''} from its first call to its last"
-    told = f"{describe(who)}, of {time}"
+    time = f"{human_time(between.whole)}{' of recorded time' if off else ''}"
     for row in launches:
         count, long_time = between.long.get(row[4], (0, 0))
-        whole = between.whole or 1
-        long = f" ({100 * long_time / whole:.1f} % in {amount(count, 'gap')} over {human_time(LONG)})" if count else ""
-        before, after = (100 * part / whole for part in between.around(row[4]))
-        most = f", which launches most of {len(between.edges):,}" if len(between.edges) > 1 else ""
+        every = between.whole or 1
+        long = f" ({100 * long_time / every:.1f} % in {amount(count, 'gap')} over {human_time(LONG)})" if count else ""
+        before, after = (100 * part / every for part in between.around(row[4]))
+        most = f", which launches most of {len(between.edges):,}," if len(between.edges) > 1 else ""
         yield (
-            f"{told}, for thread {row[4]}{most}: {before:.1f} % before its first launch, "
-            f"{max(0.0, 100 - before - row[SHARE] - after):.1f} % in launches, {row[SHARE]:.1f} % between them, waits "
-            f"included{long}, {after:.1f} % after the last one"
+            f"{describe(who)} took {time} from its first call to its last; of that, thread {row[4]}{most} spent "
+            f"{before:.1f} % before its first launch, {max(0.0, 100 - before - row[SHARE] - after):.1f} % in launches, "
+            f"{row[SHARE]:.1f} % between them, waits included{long}, and {after:.1f} % after the last one"
         )
     for row in waits:
-        yield AT_LEAST.format(row[SHARE], "this time" if launches else f"{time} of {describe(who)}")
+        whole = f"the {time} of {describe(who)} from its first call to its last"
+        yield AT_LEAST.format(row[SHARE], "that time" if launches else whole)
     if launches and waits:
         yield OVERLAP
 

@@ -14,6 +14,7 @@ from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.locations import SINCE, WHO, Who, describe, tell_apart
 from gpt.analyze.lib.parts import Parts
+from gpt.base.printable import shorten
 from gpt.screen.units import amount, human, human_share, human_time
 from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES
 
@@ -36,7 +37,7 @@ VERDICT = (
 GPUS = (
     Column("gpu", "text", title="GPU"),
     *WHO,
-    Column("begin", "u64", "ns", "from"),
+    Column("begin", "u64", "ns", "at"),
     Column("whole", "u64", "ns", "time"),
     *(Column(name, "u64", "ns", title) for name, title in (("kernels", ""), ("copies", "only copies"), ("idle", ""))),
     Column("share", "f64", "%"),
@@ -81,10 +82,13 @@ TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
 NO_RANGE = "(no range)"
 LEAST = 1  # % of the time from which on a cause is worth a verdict
 UNUSED = 50  # % of the SMs, on average over the kernels' time
-COPIES, SMALL = "only copies", "few blocks"
+COPIES, SMALL, ONE = "only copies", "few blocks", "one kernel"
+MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # shares of the kernels' time, and of the time
+KEPT, WIDEST = 20, 60  # kernels of a process that are kept, and columns of a name
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
-SHARED = "{} is in several traces that were read apart: what other processes ran on it counts as idle"
+SHARED = "{} is in several traces that were read apart: what other processes ran at the same time counts as idle"
+PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # by the type of the function that a cause names
     "memory": "allocate before the loop, or from a pool that keeps freed memory",
@@ -108,8 +112,10 @@ class IdlePart:
     reasons: list[Reasons | None]  # None if it ran nothing
     copied: list[dict[str, Copied]]
     kernels: list[tuple[float, float]]  # ns of its kernels, and of the part of these for which SMs had no block
+    names: list[dict[str, float]]  # ns of the kernels that took most
     counted: list[int]
     loaded: tuple[int, int]  # kernels that were loaded in a first launch, and ns
+    partial: bool  # True if the selection leaves out work that went on at the same time
 
 
 class Idle(Parts[IdlePart]):
@@ -125,18 +131,23 @@ class Idle(Parts[IdlePart]):
         from gpt.analyze.lib.idle_times import find_idle
 
         uses, idle, times = find_idle(trace)
-        part = IdlePart([process.header for process in trace.processes], uses, [], [], [], [], (0, 0))
+        part = IdlePart([process.header for process in trace.processes], uses, [], [], [], [], [], (0, 0), False)
         ran = {number for use in uses for number in use.processes}
         for number in range(len(trace.processes)):
             host = HostCalls(trace, number)
             part.reasons.append(find_reasons(trace, number, idle[number], host) if number in ran else None)
             part.copied.append(host.copied)
             part.kernels.append(_sum_unused(times[number], host.blocks))
+            names = trace.processes[number].kernels()
+            longest = [(function, time) for function, time in times[number].most_common(KEPT + 1) if function]
+            part.names.append({names.get(function, f"#{function}"): time for function, time in longest})
             part.counted.append(trace.counted(number) if number in ran else 0)
         part.uses = [
-            use._replace(first=use.first - min(trace.began(trace.processes[number]) for number in use.processes))
+            use._replace(first=use.first - began, last=use.last - began)
             for use in uses
+            for began in [min(trace.began(trace.processes[number]) for number in use.processes)]
         ]
+        part.partial = any(process.is_partial for process in trace.processes)
         part.loaded = trace.loading(list(trace.gpus()))
         return part
 
@@ -168,18 +179,17 @@ class _Answer:
         machines = Machines(headers)
         self._began = [header["monotonic"] + machines.offset(header) for header in headers]
         self._numbers: dict[Hashable, int] = {}
-        self._uses: list[tuple[int, Use]] = []
-        self._shared: dict[int, None] = {}
+        self._uses: list[list[Use]] = []  # by the number of the GPU
         self._longest: list[tuple[Any, ...]] = []
         self._sums, self._copied = Reasons(), dict[str, Any]()
         self._kernels = self._unused = 0.0
+        self._names = Counter[str]()
         first = 0  # the number of the part's first process
         for part in parts:
             for use in part.uses:
-                if use.key in self._numbers:
-                    self._shared[self._numbers[use.key]] = None
-                number = self._numbers.setdefault(use.key, len(self._numbers))
-                self._uses.append((number, use._replace(processes=[first + one for one in use.processes])))
+                if self._numbers.setdefault(use.key, len(self._numbers)) == len(self._uses):
+                    self._uses.append([])
+                self._add_use(use, first)
             for at, reasons in enumerate(part.reasons):
                 if reasons:
                     self._sums.merge(reasons)
@@ -189,15 +199,45 @@ class _Answer:
             for copied in part.copied:
                 for op, sums in copied.items():
                     self._copied[op] = self._copied[op].plus(sums) if op in self._copied else sums
+            for names in part.names:
+                self._names.update(names)
             self._kernels += sum(one for one, _ in part.kernels)
             self._unused += sum(unused for _, unused in part.kernels)
             first += len(part.headers)
         self._counted = sum(count for part in parts for count in part.counted)
         self._loaded = [sum(part.loaded[at] for part in parts) for at in (0, 1)]
         self._untimed = [
-            describe(one) for at, one in enumerate(self._who) if all(at not in use.processes for _, use in self._uses)
+            describe(one) for at, one in enumerate(self._who) if all(at not in use.processes for use in self._all())
         ]
-        self._whole = sum(use.whole for _, use in self._uses)
+        self._whole = sum(use.whole for use in self._all())
+        self._partial = any(part.partial for part in parts)
+
+    def _all(self) -> Iterator[Use]:
+        """Yield all uses."""
+        for uses in self._uses:
+            yield from uses
+
+    def _add_use(self, use: Use, offset: int) -> None:
+        """Add a use of a part whose first process has this number; uses of a GPU one after the other are one."""
+        processes = [offset + one for one in use.processes]
+        began = min(self._began[number] for number in processes)
+        use = use._replace(processes=processes, first=began + use.first, last=began + use.last)
+        uses = self._uses[self._numbers[use.key]]
+        if uses and (use.first >= uses[-1].last or use.last <= uses[-1].first):
+            other = uses.pop()
+            gap = max(use.first, other.first) - min(use.last, other.last)
+            use = use._replace(
+                processes=[*other.processes, *processes],
+                whole=use.whole + other.whole,
+                kernels=use.kernels + other.kernels,
+                copies=use.copies + other.copies,
+                idle=use.idle + other.idle,
+                times=use.times + other.times,
+                first=min(use.first, other.first),
+                last=max(use.last, other.last),
+                off=use.off + other.off + gap,
+            )
+        uses.append(use)
 
     def iter(self) -> Answers:
         found = sorted(self._iter_verdicts(), key=lambda row: -row[2])
@@ -229,10 +269,10 @@ class _Answer:
 
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
         """Yield the columns VERDICT: each cause, and ways in which a busy GPU could be faster."""
-        for (cause, name), times in self._sums.causes.items():
+        for cause, names, times in self._iter_groups():
             share = 100 * times.total / (self._whole or 1)
-            yield cause, name, times.total, share, self._advise(cause, name, times)
-        copies = sum(use.copies for _, use in self._uses)
+            yield cause, names[0], times.total, share, self._advise(cause, names, times)
+        copies = sum(use.copies for use in self._all())
         if copies:
             yield COPIES, None, copies, 100 * copies / (self._whole or 1), self._advise_copies(copies)
         if self._unused and 100 * self._unused >= UNUSED * self._kernels:
@@ -241,16 +281,46 @@ class _Answer:
                 f"{human_share(100 * self._unused / self._kernels)} of the SMs have none. A larger batch would take "
                 "hardly longer"
             )
-            unused = min(round(self._unused), sum(use.kernels for _, use in self._uses))
+            unused = min(round(self._unused), sum(use.kernels for use in self._all()))
             yield SMALL, None, unused, 100 * unused / (self._whole or 1), told
+        else:
+            yield from self._find_kernel()
 
-    def _advise(self, cause: str, name: str | None, times: Times) -> str:
+    def _iter_groups(self) -> Iterator[tuple[str, list[str | None], Times]]:
+        """Yield causes with their functions, most time first; calls of one type are one, as one action helps."""
+        from gpt.analyze.lib.idle_causes import CALL, Times
+
+        types, groups = self._sums.types, dict[Any, Any]()
+        for (cause, name), times in sorted(self._sums.causes.items(), key=lambda one: -one[1].total):
+            group = cause, types.get(name or "") if cause == CALL else name
+            names, sums = groups.setdefault(group, ([], Times()))
+            names.append(name)
+            sums.add(times)
+        yield from ((cause, *group) for (cause, _), group in groups.items())
+
+    def _find_kernel(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the columns VERDICT for a GPU that's busy with one kernel most of the time."""
+        from gpt.screen.brief import brief_name
+
+        used = sum(use.kernels for use in self._all())
+        most = max(self._names, key=lambda name: (self._names[name], name), default=None)
+        if most is None or used < BUSY_WITH_KERNELS * self._whole or self._names[most] < MOST * used:
+            return
+        time, name = min(round(self._names[most]), used), shorten(brief_name(most), WIDEST, middle=False)
+        told = (
+            f"{name} takes {human_share(100 * time / (used or 1))} of the kernels' time, and the GPU is busy: "
+            "'gpt-hook run -p block_sched' shows how well it fills the GPU, '-p gmem_bytes' how much it moves"
+        )
+        yield ONE, None, time, 100 * time / (self._whole or 1), told
+
+    def _advise(self, cause: str, names: list[str | None], times: Times) -> str:
         """Say in a sentence what happens and what would help."""
         from gpt.analyze.lib import idle_causes as causes
 
+        name = names[0]
         count, mean = amount(times.count, "time"), human_time(times.total / times.count)
         each = "" if times.count == 1 else " each"
-        where = self._find_range(cause, name)
+        where = self._find_range(cause, names)
         share = human_share(100 * times.total / (self._whole or 1))
         waited = human_time(times.waited / times.count)
         match cause:
@@ -271,8 +341,10 @@ class _Answer:
                     f"most {share}; 'gpt-analyze launches' lists them"
                 )
             case causes.CALL:
+                others = f" and {names[1]}" if len(names) == 2 else ""
+                others = f", {names[1]} and {len(names) - 2} more" if len(names) > 2 else others
                 return (
-                    f"the GPU waits {count}, {mean}{each}, while the host is in {name}{where}: "
+                    f"the GPU waits {count}, {mean}{each}, while the host is in {name}{others}{where}: "
                     f"{ACTIONS.get(self._sums.types.get(name or '', ''), ELSE)}"
                 )
             case causes.HOST_CODE:
@@ -293,13 +365,14 @@ class _Answer:
                 )
         return f"{count}: the trace doesn't say which call launched what ran next"
 
-    def _find_range(self, cause: str, name: str | None) -> str:
+    def _find_range(self, cause: str, names: list[str | None]) -> str:
         """Name the NVTX range in which most of the time of a cause is, if that's at least half of it."""
         found = {
-            where: causes[cause, name].total for where, causes in self._sums.ranges.items() if (cause, name) in causes
+            where: sum(causes[cause, name].total for name in names if (cause, name) in causes)
+            for where, causes in self._sums.ranges.items()
         }
         where = max(found, key=lambda one: found[one], default=None)
-        if where is None or 2 * found[where] < sum(found.values()):
+        if where is None or not found[where] or 2 * found[where] < sum(found.values()):
             return ""
         return f", mostly in the range '{where}'"
 
@@ -317,12 +390,14 @@ class _Answer:
 
     def _iter_lines(self) -> Iterator[str]:
         yield "share: of the time from the GPU's first work to its last; copies are not idle"
+        if self._partial:
+            yield PARTIAL
         if self._untimed:
             more = f" and {len(self._untimed) - 1:,} more" if len(self._untimed) > 1 else ""
             yield f"when work of {self._untimed[0]}{more} ran is not recorded: it counts as idle"
-        yield from (SHARED.format(f"GPU {number}") for number in self._shared)
-        if off := sum(use.off for _, use in self._uses):
-            yield f"recording was off for {human_time(off)} between work, which are neither busy nor idle"
+        yield from (SHARED.format(f"GPU {number}") for number, uses in enumerate(self._uses) if len(uses) > 1)
+        if off := sum(use.off for use in self._all()):
+            yield f"not recorded between work: {human_time(off)}, which are neither busy nor idle"
         if self._counted:
             yield UNTIMED.format(amount(self._counted, "call"), "its" if self._counted == 1 else "their")
         if self._loaded[0]:
@@ -330,11 +405,12 @@ class _Answer:
             yield f"idle, not busy: {human_time(self._loaded[1])} for loading {kernels} in a first launch"
 
     def _iter_uses(self) -> Iterator[tuple[Any, ...]]:
-        for number, use in sorted(self._uses, key=lambda one: one[0]):
-            who: tuple[Any, ...] = self._who[use.processes[0]] if len(use.processes) == 1 else (None, None, None)
-            share = 100 * use.idle / (use.whole or 1)
-            times = max(0, use.first), use.whole, use.kernels, use.copies, use.idle
-            yield f"GPU {number}", *who, *times, share, use.times
+        for number, uses in enumerate(self._uses):
+            for use in uses:
+                who: tuple[Any, ...] = self._who[use.processes[0]] if len(use.processes) == 1 else (None, None, None)
+                share = 100 * use.idle / (use.whole or 1)
+                times = max(0, use.first), use.whole, use.kernels, use.copies, use.idle
+                yield f"GPU {number}", *who, *times, share, use.times
 
     def _iter_ranges(self) -> list[tuple[Any, ...]]:
         rows = []

@@ -174,7 +174,8 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
         took, told = _time_round(tapes, first, period)
         rows.append((ROUND, took, None, None, None, None, period.length, None))
         before = "the warm-up" if marked else next((row[0] for row in rows if row[0] in (COMPILE, WARMUP)), WARMUP)
-        verdict.append(f"{_describe_rounds(tapes, every, period, before)}; {told}")
+        alone = f", in the launches after {before} alone" if searched else ""
+        verdict.append(f"{_describe_rounds(tapes, every, period, before)}{alone}; {told}")
         if (in_threads := tapes.count_in_threads(every, searched)) > every.times:
             verdict.append(INTERLEAVED.format(f"{in_threads:,} rounds"))
     if not marked and (counted := trace.counted(number)):

@@ -56,6 +56,7 @@ NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and a start ends when launches repeat: 'gpt-hook run' records "
     "launches unless --calls or ctl excludes them"
 )
+PARTIAL = "only the chosen calls count: the time of others counts as host code"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 
 
@@ -65,6 +66,7 @@ class StartupPart:
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     found: list[tuple[int, Startup, int]] = field(default_factory=list)  # number, start, calls that were counted
+    partial: bool = False  # True if the selection leaves out calls
 
 
 class StartupFold(Parts[StartupPart]):
@@ -80,6 +82,7 @@ class StartupFold(Parts[StartupPart]):
         from gpt.analyze.lib.steady import find_steady
 
         part = StartupPart([process.header for process in trace.processes])
+        part.partial = any(process.is_partial or process.is_narrow for process in trace.processes)
         for number in range(len(trace.processes)):
             if launches_any(trace, number):
                 found = find_startup(trace, number, find_steady(Tapes(trace, number)))
@@ -106,7 +109,8 @@ class StartupFold(Parts[StartupPart]):
         verdict = [f"{describe(one)}{several}: {line}" for line in _describe(startup)]
         verdict += [f"recording was off for {human_time(startup.off)}, which are in no row"] if startup.off else []
         verdict += [UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their")] if counted else []
-        verdict.append("'from' and 'at' count from the beginning of the process")
+        verdict += [PARTIAL] if any(part.partial for part in parts) else []
+        verdict += [*_describe_images(startup), "'from' and 'at' count from the beginning of the process"]
         drawn = plot("stack", "what", "time", title="time until the program is steady")
         yield make_answer("startup", STARTUP, _iter_kinds(startup), verdict, plots=[drawn])
         if startup.libraries:
@@ -117,6 +121,14 @@ class StartupFold(Parts[StartupPart]):
         if len(found) > 1:
             rows = [(*name_program(each.header), *where, *_find_sums(each)) for where, each, _ in found]
             yield make_answer("processes", PROCESSES, rows)
+
+
+def _describe_images(startup: Startup) -> Iterator[str]:
+    """Say how many of the loaded images the driver had to compile, if any."""
+    images, ptx = startup.images
+    if ptx:
+        told = "is PTX, which the driver compiles" if ptx == 1 else "are PTX, which the driver compiles"
+        yield f"{ptx:,} of {amount(images, 'loaded image')} {told} unless its cache has the result"
 
 
 def _find_sums(startup: Startup) -> tuple[Any, ...]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpt.analyze.lib import base
 from gpt.analyze.lib.answer import Answers, Column, Record, Rows, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
+from gpt.base import cli
+from gpt.base.options import Option
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
     from gpt.analyze.lib.next_step import Hints
     from gpt.analyze.lib.questions import InferenceFacts
+    from gpt.analyze.lib.slowest import SlowCall, SlowestCalls
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
     from gpt.trace.process import Process
@@ -66,6 +69,7 @@ KERNELS = (
     Column("captured", "u64", shown="any"),
 )
 MUCH = 0.05  # minimum share of the time on the GPU that's worth a line
+IOCTL = "ioctl"  # the type of requests to the Linux kernel, which are parts of calls
 GRAPHS = "graph", "launch"  # type and op of functions that launch graphs
 TOP = 30  # kernels shown in tables
 
@@ -75,11 +79,14 @@ class Summary:
 
     streams = True
 
-    def __init__(self) -> None:
+    def __init__(self, top: int | None = None, verbose: bool = False) -> None:
         from gpt.analyze.lib.totals import Totals
-        from gpt.trace.kinds import COVERED, RUNS
+        from gpt.trace.kinds import COVERED, RANGES, RUNS
 
-        self.kinds = RUNS | COVERED
+        self._top, self._verbose = top, verbose
+        self.kinds = RUNS | COVERED | (RANGES if top else frozenset())
+        self.drains = top is not None
+        self._slowest: list[SlowCall] = []  # the slowest calls of ended processes
         self._done = Totals()  # processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
         self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # ended processes
@@ -89,9 +96,16 @@ class Summary:
         """Add up the rows that a process has collected."""
         from gpt.analyze.lib.totals import ProcessTotals
 
-        current = self._open.pop(process, None) or ProcessTotals(process)
+        current = self._open.pop(process, None) or ProcessTotals(process, self._make_slowest(process))
         current.take()
+        if current.slowest:
+            current.slowest.take_ranges()
         self._open[process] = current  # removed again if its rows make no sense: it doesn't count
+
+    def _make_slowest(self, process: Process) -> SlowestCalls | None:
+        from gpt.analyze.lib.slowest import SlowestCalls
+
+        return SlowestCalls(process, self._top) if self._top else None
 
     def end(self, process: Process) -> None:
         """Add the sums of a process that has ended."""
@@ -99,12 +113,22 @@ class Summary:
             self._facts.append(_find_facts(current))
             self._done.merge(current.named())
             self._processes.append(_process_row(current))
+            self._slowest = self._keep_slowest(_iter_slowest([current]))
+
+    def _keep_slowest(self, more: Iterable[SlowCall]) -> list[SlowCall]:
+        """Return the slowest of the calls of ended processes, and of more calls."""
+        if not self._top:
+            return []
+        from gpt.analyze.lib.slowest import keep_slowest
+
+        return keep_slowest([*self._slowest, *more], self._top)
 
     def merge(self, other: Summary) -> None:
         """Merge a summary of later traces."""
         self._facts += other._facts
         self._done.merge(other._done)
         self._processes += other._processes
+        self._slowest = self._keep_slowest(other._slowest)
 
     def find_lack(self, kinds: set[str]) -> str | None:
         """Return what to say if there are no calls."""
@@ -123,7 +147,11 @@ class Summary:
             processes.append(_process_row(current))
         yield _make_processes(processes)
         if totals.functions:
-            yield _make_functions(totals)
+            yield _make_functions(totals, self._verbose)
+        if slowest := self._keep_slowest(_iter_slowest(self._open.values())):
+            from gpt.analyze.lib.slowest import answer_slowest
+
+            yield answer_slowest(slowest, [header for header, _ in processes])
         if copies := list(_iter_copies(totals)):
             yield make_answer("copies", COPIES, copies)
         verdict = [
@@ -141,9 +169,15 @@ class Summary:
         yield from totals.coverage.answer()
         if found := [*self._facts, *map(_find_facts, self._open.values())]:
             facts = [one for one, _ in found]
-            yield from answer_questions(totals, facts)
+            yield from answer_questions(totals, facts, self._verbose)
             if last := name_next(totals, facts, [hints for _, hints in found]):
                 yield last
+
+
+def _iter_slowest(processes: Iterable[ProcessTotals]) -> Iterator[SlowCall]:
+    for one in processes:
+        if one.slowest:
+            yield from one.slowest.close(one.last)
 
 
 def _find_facts(totals: ProcessTotals) -> tuple[InferenceFacts, Hints | None]:
@@ -171,9 +205,10 @@ def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
     return make_answer("processes", PROCESSES, rows, verdict)
 
 
-def _make_functions(totals: Totals) -> Record:
-    """Return each type, longest time first, followed by its functions."""
+def _make_functions(totals: Totals, verbose: bool) -> Record:
+    """Return each type, longest time first, followed by its functions; ioctls only if it's `verbose`."""
     types = totals.types()
+    hidden = types.pop(IOCTL, None) if not verbose else None
     rows: list[tuple[Any, ...]] = []
     partly = any(function.durations.count < function.calls + function.counted for function in types.values())
     for type_ in sorted(types, key=lambda t: (-types[t].durations.total, t)):
@@ -199,6 +234,8 @@ def _make_functions(totals: Totals) -> Record:
         )
     if open_:
         verdict.append(f"{amount(open_, 'call')} did not return, without a time")
+    if hidden:
+        verdict.append(f"{amount(hidden.calls, 'ioctl')} that these calls made: --verbose and 'gpt-analyze ioctl' show")
     return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "label", "total")])
 
 
@@ -281,4 +318,10 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
         yield f"{human_time(time)} of the GPU time went to {launches}: {fact}"
 
 
-ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)
+OPTIONS: dict[str, Any] = {
+    "top": Annotated[
+        int | None, Option("--top", metavar="NUMBER", min=1, max=1000, help="List this many of the slowest calls, too.")
+    ],
+    "verbose": cli.VerboseSummary,
+}
+ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS)

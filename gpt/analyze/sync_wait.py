@@ -43,7 +43,7 @@ class SyncWait(Ratios):
 
     name = "sync_wait"
     fields = ("waits", "clocks")
-    nothing = "no warp came to a barrier"
+    nothing = "no warp reached a barrier"
     number, cost = "waits", "clocks"
     ratio = Column("wait", "f64", "cycles", "clocks a barrier")
     sums = (Column("waits", "u64", title="barriers"), Column("clocks", "u64", "cycles"))

@@ -162,7 +162,7 @@ def _find_shared(runs: list[_Run]) -> list[str]:
 
 
 def _values(runs: list[_Run]) -> tuple[Any, ...]:
-    """Return the columns WARPS; for several launches span and tail are means, the latter of those with detail."""
+    """Return the columns WARPS; for several launches, span and tail are means, the tail of launches with detail."""
     from gpt.trace.durations import Durations
 
     times = Durations()
@@ -195,7 +195,7 @@ def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
     here = np.flatnonzero(sums.any(axis=0))
     here = np.arange(here[0], here[-1] + 1) if len(here) else here
     middles = edges()[starts][here] * 2 ** (0.5 / PARTS)
-    drawn = plot("lines", "time", ALONE, SHARED, title="run times of warps: how many took how long")
+    drawn = plot("lines", "time", ALONE, SHARED, title="histogram of warp run times")
     return make_array_answer("times", TIMES, [middles, *sums[:, here]], top=TOP_TIMES, plots=[drawn])
 
 

@@ -1,8 +1,10 @@
 """Find ptxas, and choose one for a module if there are several.
 
 The search order is `--ptxas`, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, `CUDA_PATH/bin`, the wheel nvidia-cuda-nvcc and
-Triton's copy; the first to answer `--version` is the default. If it doesn't support a module's PTX version or target,
-the newest of the others that does takes its place. With `--ptxas` there are no others.
+Triton's copy; the first to answer `--version` is the default. If it doesn't support a module's PTX version or
+target, the newest of the others that does takes its place. With `--ptxas` there are no others.
+
+gpt-hook waits for `gpt-asm --tools` before each probed run, so what only running a ptxas needs is imported there.
 """
 
 from __future__ import annotations
@@ -11,17 +13,16 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpt.asm.targets import GpuTarget
-from gpt.base.arch import find_arch
 from gpt.base.errors import GptError, MissingError
-from gpt.base.install import install_command
+
+if TYPE_CHECKING:
+    from gpt.asm.targets import GpuTarget
 
 PATIENCE = 30  # seconds for an answer to --version
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
@@ -29,8 +30,7 @@ _ISA = re.compile(r"^(\d+)\.(\d+)$", re.MULTILINE)
 _NAMED = re.compile(r"'(sm_\w+)'")
 
 
-@dataclass(frozen=True)
-class Tool:
+class Tool(NamedTuple):
     """An installed ptxas. `identity` is its whole answer to --version, which differs between builds."""
 
     path: str
@@ -83,6 +83,8 @@ class Tools:
             fit = [tool for tool in tools if tool.lacks(version, target) is None]
             if fit:
                 return max(fit, key=lambda tool: tool.release)
+        from gpt.base.arch import find_arch
+
         others = "" if self._only or len(self._found) == 1 else f"; none of {len(self._found)} installed does"
         plain = sorted(arch for arch in map(find_arch, first.targets) if arch and not arch.suffix)
         known = f" (it knows {', '.join(map(str, plain))})" if lack == str(target) and plain else ""
@@ -91,6 +93,8 @@ class Tools:
     def _first(self, tools: Iterator[Tool]) -> Tool:
         if first := next(tools, None):
             return first
+        from gpt.base.install import install_command
+
         how = f"give --ptxas FILE, or install one: {install_command('nvidia-cuda-nvcc')}"
         raise MissingError(f"{self._failed or 'no ptxas'}: {how}")
 
@@ -189,6 +193,8 @@ def _output_if_any(path: str, option: str) -> str:
 
 
 def _output(path: str, option: str) -> str:
+    import subprocess
+
     command = [path, option]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False)

@@ -83,7 +83,7 @@ def read_functions(calls: str | None) -> list[DriverFunction]:
 def _parse(words: list[str]) -> DriverFunction:
     found = [VALUE.fullmatch(word) for word in words[4:]]
     if not all(map(WORD.fullmatch, words[:4])) or not all(found):
-        raise MissingError(f"answers '{' '.join(words)}', which is no function", "gpt-hook functions")
+        raise MissingError(f"answers '{' '.join(words)}', which is not a function", "gpt-hook functions")
     values = {one[1]: one[2] for one in found if one}
     how = values.pop("how", None)
     return DriverFunction(words[0], words[1], words[2], words[3], values, how)
@@ -118,7 +118,7 @@ def open_library(path: str) -> DriverFile:
     except (OSError, ValueError):
         file = None
     if file is None:
-        raise MissingError("no regular file that can be read", path)
+        raise MissingError("not a readable regular file", path)
     return DriverFile(file, path, os.path.abspath(path))
 
 

@@ -73,6 +73,15 @@ NoVerify = Annotated[bool, Option("--no-verify", help="Don't check that probes a
 Verbose = Annotated[
     bool, Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of an error.")
 ]
+VerboseSummary = Annotated[
+    bool,
+    Option(
+        *("--verbose", "-v"),
+        callback=_set_verbose,
+        is_eager=True,
+        help="Show ioctls, too; show the traceback of an error.",
+    ),
+]
 VerboseRows = Annotated[
     bool,
     Option(

@@ -33,7 +33,7 @@ def find_other(source: Source) -> str | None:
     # A universal binary has its number of parts here; a Java class has a version, at least 45.
     if head[:4] == b"\xca\xfe\xba\xbe" and 0 < int.from_bytes(head[4:8], "big") < 40:
         return "Mach-O file (macOS): only ELF files are read"
-    return AMD.format("an ELF file of theirs") if elf.machine_of(head) == EM_AMDGPU else None
+    return AMD.format("an AMD ELF file") if elf.machine_of(head) == EM_AMDGPU else None
 
 
 def find_other_in(tables: elf.Elf | None) -> str | None:

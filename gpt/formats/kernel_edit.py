@@ -38,7 +38,7 @@ CODE_ALIGN = 128
 NOP = bytes.fromhex("18790000000000000000000000c00f00")  # the NOP that ptxas pads with on sm_80, 90, 100 and 120
 MAX_REGISTERS = 255
 MAXREG_COUNT, LANGUAGE = 0x1B, 0x66  # attributes of `.nv.info.K`
-TILE = b"\7\0\0\0"  # the language of CUDA Tile; it's 3 for CUDA C++. Seen in what nvcc 13.5 makes
+TILE = b"\7\0\0\0"  # the language of CUDA Tile; for CUDA C++ it's 3. Seen in the output of nvcc 13.5
 
 
 class KernelEditor:

@@ -63,7 +63,7 @@ class Zip:
         if "" in self.by_name:
             raise self._fault("a member without a name")
         if len(self.by_name) < len(self.members):
-            raise self._fault("two members of one name")
+            raise self._fault("two members with one name")
         size, limit = sum(info.file_size for info in self.all), max(FREE, MAX_RATIO * source.size)
         if size > limit:
             raise self._fault(f"{source.size} bytes that unpack to {size}; the limit is {limit}")

@@ -195,7 +195,7 @@ class _Compaction:
                 if rest.type != elf.PT_LOAD or cut.start < rest.offset or end < cut.end:
                     raise CannotCompact(f"a segment of type {rest.type:#x} lies across a fatbin")
                 if (rest.offset - rest.vaddr) % self.page:
-                    raise CannotCompact("a segment's offset and address differ by no whole pages")
+                    raise CannotCompact("a segment's offset and address do not differ by whole pages")
                 before = cut.start - rest.offset
                 gone = cut.end - rest.offset
                 segments.append(replace(rest, filesz=before, memsz=gone if cut.zeros else before))

@@ -155,7 +155,7 @@ def _find_doomed(
     """Return the elements to remove, the trimmed elements, and the kernels to remove from these, by offset."""
     doomed = find_doomed(image, request.spans)
     if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
-        raise GptError("all of it is unused, and it cannot be made smaller", image.source.name)
+        raise GptError("all of it is unused, and it can't be made smaller", image.source.name)
     check_names(image.source, _named(doomed, request.reasons), way.jobs)
     unused = {offset: names for offset, names in request.unused.items() if offset not in doomed.dead}
     packing = Packing(way.level, way.zstd_sizes)
@@ -235,14 +235,14 @@ def _check_in_place(place: PatchPaths, fd: int, way: PatchOptions, slimmed: bool
     if way.once and backup.exists() and not backup.samefile(path):
         raise GptError("was replaced before: restore it first, and combine the traces of all runs", str(path))
     if way.once and slimmed and not backup.exists():
-        fact = "was slimmed before, and no original is beside it: install it again, and unite the traces of all runs"
+        fact = "was slimmed before, and no original is beside it: install it again, and combine the traces of all runs"
         raise GptError(fact, str(path))
     notes = []
     names = os.fstat(fd).st_nlink - 1 - backup.exists()
     if names > 0:
         notes.append(f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original")
     if place.path.is_symlink() and path.parent != Path(real_path(place.path.parent)):  # a cache of packages, say
-        notes.append(f"is a link: '{path}' is replaced, for whatever else uses it too")
+        notes.append(f"is a link: '{path}' is replaced, also for everything else that uses it")
     return notes
 
 

@@ -80,7 +80,7 @@ class Wheels:
         """
         members = self._replaced.setdefault(wheel, {})
         if member in members:
-            raise GptError("comes twice in this stream", f"{wheel}/{member}")
+            raise GptError("is in this stream twice", f"{wheel}/{member}")
         if self._folder is None:
             near.mkdir(parents=True, exist_ok=True)
             self._folder = _make_folder(near)
@@ -179,7 +179,7 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
         fact = f"is signed ('{signature}'), and would not be any more: unpack it first"
         raise GptError(fact, wheel.source.name)
     if len(set(map(_plain, names))) < len(names):
-        raise MalformedError("zip: two members of one name", wheel.source.name)
+        raise MalformedError("zip: two members with one name", wheel.source.name)
     if renaming.label and not any(_is_own(name, (RECORD,)) for name in names):
         raise MalformedError("a wheel without RECORD, which pip refuses", wheel.source.name)
     infos = {_plain(name).partition("/")[0] for name in names if ".dist-info/" in _plain(name)}

@@ -29,7 +29,7 @@ def find_fault(operand: tree.Operand, wanted: str | None) -> str | None:
     """Return why a constant can't be used for a type, or None."""
     match operand:
         case tree.Name():
-            return None if wanted is None or wanted[0] in "usb" else f"'{operand}' where .{wanted} is wanted"
+            return None if wanted is None or wanted[0] in "usb" else f"'{operand}' where .{wanted} is expected"
         case tree.Number(text):
             return _number(text, wanted)
         case tree.Prefixed(prefixes, inner):
@@ -63,7 +63,7 @@ def _number(text: str, wanted: str | None) -> str | None:
         if value is None:
             return f"'{text}' is not a number of 64 bits"
         is_fit = wanted is None or (wanted[0] in "usb" and value < 1 << 8 * SIZES[wanted])
-    return None if is_fit else f"'{text}' where .{wanted} is wanted"
+    return None if is_fit else f"'{text}' where .{wanted} is expected"
 
 
 def _is_float(operand: tree.Operand) -> bool:

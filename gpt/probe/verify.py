@@ -74,7 +74,7 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
                 bits, room = bound.width(helper, part), SIZES[wanted] * 8 or 1
                 if bits and bits != room and (not loose or bits > room or bits == 1 or wanted[0] == "f"):
                     unit = "bit" if bits == 1 else "bits"
-                    return f"{operand} has {bits} {unit}, and line {line.line} wants {room}"
+                    return f"{operand} has {bits} {unit}, and line {line.line} expects {room}"
     return None
 
 
@@ -124,7 +124,7 @@ class _Check:
             if isinstance(line.node, tree.Label):
                 self.line = line.line
                 if line.node.name in self.labels:
-                    raise self.refuse(f"label '{line.node.name}' stands twice")
+                    raise self.refuse(f"label '{line.node.name}' is defined twice")
                 self.labels[line.node.name] = number
         for line in lines:
             self.line = line.line
@@ -220,7 +220,7 @@ class _Check:
                 if name in COUNTS and wanted in ("u64", "s64", "b64"):
                     given = wanted
                 if wanted and given and not fits(opcode, wanted, given):
-                    raise self.refuse(f"'{operand}' is .{given}, where .{wanted} is wanted")
+                    raise self.refuse(f"'{operand}' is .{given}, where .{wanted} is expected")
             case tree.Prefixed(("!",), tree.Name() as inner) if wanted == "pred":
                 self.read(inner, wanted, opcode)
             case tree.Address() | tree.Index():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpt.base.errors import MalformedError
 from gpt.ptx import tree
-from gpt.ptx.parse import parse_head
+from gpt.ptx.quick import parse_function
 from gpt.ptx.scan import Item, Module
 from gpt.ptx.types import integer
 
@@ -22,7 +22,7 @@ def cluster_of(module: Module, kernel: Item) -> list[int] | None:
     """Return a cluster's size in blocks (x, y, z) if this kernel's grid counts clusters, or None if it doesn't."""
     if ".blocksareclusters" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
         return None
-    found = read_attributes(parse_head(module, kernel))
+    found = read_attributes(parse_function(module, kernel))
     return ([*found.get(".reqnctapercluster", []), 1, 1, 1])[:3] if ".blocksareclusters" in found else None
 
 
@@ -30,7 +30,7 @@ def block_of(module: Module, kernel: Item) -> dict[str, int]:
     """Return the special registers that `.reqntid` fixes: `%ntid.x` to z, and `%tid.y` as 0 if y has an extent of 1."""
     if ".reqntid" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
         return {}
-    found = read_attributes(parse_head(module, kernel)).get(".reqntid", [])
+    found = read_attributes(parse_function(module, kernel)).get(".reqntid", [])
     extents = dict(zip("xyz", [*found, 1, 1, 1], strict=False)) if found else {}
     places = {f"%tid.{axis}": 0 for axis, extent in extents.items() if extent == 1}
     return {f"%ntid.{axis}": extent for axis, extent in extents.items()} | places

@@ -32,6 +32,15 @@ def parse_instruction(text: str) -> tree.Instruction:
         return parsed
 
 
+def parse_statement(text: str) -> list[tree.Statement]:
+    """Parse a statement of a body as parse_statements does: two for a label with its list. Raises MalformedError."""
+    try:
+        is_register = text.startswith(".reg") and text[4:5].isspace()
+        return [_declaration(_tokens(text)) if is_register else _instruction(_tokens(text))]
+    except LookupError:
+        return parse_statements(text, "")
+
+
 def parse_declaration(text: str, where: Callable[[], str] = str) -> tree.Declaration:
     """Parse a declaration of variables or registers. Raises MalformedError, located by `where`."""
     try:
@@ -52,6 +61,14 @@ def parse_params(module: Module, function: Item) -> tuple[tree.Parameter, ...] |
         return _params(_tokens(module.skeleton[function.start : function.body or function.end]))
     except LookupError:
         return parse_head(module, function).params
+
+
+def parse_function(module: Module, function: Item) -> tree.FunctionNode:
+    """Parse the head of a function as parse_head does. Raises MalformedError."""
+    try:
+        return _function(_tokens(module.skeleton[function.start : function.body or function.end]))
+    except LookupError:
+        return parse_head(module, function)
 
 
 def _tokens(text: str) -> Stack:
@@ -187,3 +204,31 @@ def _params(tokens: Stack) -> tuple[tree.Parameter, ...] | None:
     params = _list(tokens, ")", _parameter) if _take(tokens, "(") else None
     _check(tokens[-1][0] in ".;" and all(text[0] == "." or text.isdecimal() or text in ",;" for text in tokens))
     return params
+
+
+def _function(tokens: Stack) -> tree.FunctionNode:
+    """Parse a function's head up to its body, whose attributes must be words with plain values."""
+    _check(bool(tokens))
+    if tokens[0] != ";":
+        tokens.insert(0, ";")  # so that none is the last
+    before = []
+    while tokens[-1] not in (".entry", ".func"):
+        before.append(tree.Specifier(_word(tokens), ""))
+    kind = tokens.pop()
+    returns = _list(tokens, ")", _parameter) if _take(tokens, "(") else None
+    name = _name(tokens)
+    params = _list(tokens, ")", _parameter) if _take(tokens, "(") else None
+    attributes = []
+    while tokens[-1] != ";":
+        attributes.append(tree.Attribute(_word(tokens), _values(tokens)))
+    _check(len(tokens) == 1)
+    return tree.FunctionNode(tuple(before), kind, (), returns, name, params, tuple(attributes))
+
+
+def _values(tokens: Stack) -> tuple[str, ...]:
+    if not tokens[-1][0].isdecimal():
+        return ()
+    values = [_number(tokens).text]
+    while _take(tokens, ","):
+        values.append(_number(tokens).text)
+    return tuple(values)

@@ -1,7 +1,8 @@
 """Demangle kernel names: `_Z6matmulIfEvPT_i` is `matmul<float>(float*, int)`.
 
 The C++ runtime does the work. A name can be crafted to expand to any amount of memory, so this happens in a child
-process with limited memory and time. Names that it doesn't get to stay mangled.
+process with limited memory and time. Names that it doesn't get to stay mangled. Several tables have the same names,
+and a fork of a process that has read a trace takes milliseconds, so each name is asked about once.
 """
 
 from __future__ import annotations
@@ -14,12 +15,28 @@ from collections.abc import Sequence
 MEMORY = 256 << 20  # bytes on top of current usage
 SECONDS = 2  # CPU time
 MAX_TEXT = 1 << 16  # bytes of a name that's worth the effort
+MAX_KNOWN = 16 << 20  # characters of names and answers, beyond which all are forgotten
+
+_known: dict[str, str] = {}
+_size = 0
 
 
 def demangle(names: Sequence[str]) -> list[str]:
     """Demangle the names; others are returned unchanged."""
-    if not any(name.startswith("_Z") for name in names):
-        return list(names)
+    global _size
+    if _size > MAX_KNOWN:
+        _known.clear()
+        _size = 0
+    if new := [name for name in dict.fromkeys(names) if name.startswith("_Z") and name not in _known]:
+        found = _ask(new)
+        found += new[len(found) :][:1]  # the name that ended the child isn't worth a second try
+        _known.update(zip(new, found, strict=False))
+        _size += sum(map(len, new + found))
+    return [_known.get(name, name) for name in names]
+
+
+def _ask(names: Sequence[str]) -> list[str]:
+    """Demangle names in a child process. The list is shorter than theirs if one of them was too much for it."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -32,9 +49,7 @@ def demangle(names: Sequence[str]) -> list[str]:
     with open(ours, "rb") as answers:
         found = answers.read().split(b"\0")[:-1]
     os.waitpid(pid, 0)
-    return [text.decode(errors="replace") or name for text, name in zip(found, names, strict=False)] + [
-        *names[len(found) :]
-    ]
+    return [text.decode(errors="replace") or name for text, name in zip(found, names, strict=False)]
 
 
 def _answer(names: Sequence[str], pipe: int) -> None:
@@ -49,7 +64,7 @@ def _answer(names: Sequence[str], pipe: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name in names:
         text = None
-        if name.startswith("_Z") and len(name) < MAX_TEXT and name.isascii():
+        if len(name) < MAX_TEXT and name.isascii():
             text = function(name.encode(), None, None, None)
         os.write(pipe, (text if text and len(text) < MAX_TEXT else b"") + b"\0")
 

@@ -12,7 +12,6 @@ from gpt.base.errors import UsageError
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import make_folder
 from gpt.base.printable import printable
-from gpt.stream.stage import PTX, Stage
 
 TOOL = "gpt-asm"
 JOBS = len(os.sched_getaffinity(0))
@@ -84,6 +83,7 @@ def asm(
     from gpt.asm.stream import Assembly
     from gpt.base.cache import Cache, default_folder
     from gpt.base.keep import keeping
+    from gpt.stream.stage import PTX, Stage
 
     if which:
         tool = Tools(ptxas).first()

@@ -68,6 +68,6 @@ def attach(
     if not watched and not files and os.isatty(0):
         raise UsageError("-p PID or --system is needed, or output of bpftrace", "<stdin>")
     if output == "-" and os.isatty(1):
-        raise UsageError("a trace does not go to a terminal", "-o")
+        raise UsageError("a trace can't be written to a terminal", "-o")
     trace = command.Output(output, force)
     return command.watch(asked, trace) if watched else command.read(files or [], trace, quiet)

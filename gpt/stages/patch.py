@@ -49,10 +49,10 @@ def patch(
     kernels: Annotated[UnusedKernels, Option(help="Drop unused kernels, or zero their code.")] = UnusedKernels.drop,
     recompress: Annotated[
         int | None,
-        Option(min=1, max=22, metavar="[=LEVEL]", help="Pack what stays with zstd, at level 19 by default."),
+        Option(min=1, max=22, metavar="[=LEVEL]", help="Recompress kept code with zstd, at level 19 by default."),
     ] = None,
     zstd_sizes: Annotated[
-        bool, Option("--zstd-sizes", help="Also say what the code takes packed with zstd 19.")
+        bool, Option("--zstd-sizes", help="Also report the code's size packed with zstd 19.")
     ] = False,
     jobs: Annotated[
         int | None,
@@ -60,10 +60,10 @@ def patch(
     ] = None,
     label: Annotated[str, Option(metavar="LABEL", help="Add +LABEL to the version of each wheel.")] = "",
     in_place: Annotated[
-        bool, Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
+        bool, Option("--in-place", help="Replace each library; keep the original as NAME.gpt-orig.")
     ] = False,
     no_backup: Annotated[bool, Option("--no-backup", help="With --in-place: don't keep the original.")] = False,
-    once: Annotated[bool, Option("--once", help="Refuse a library that was replaced before.")] = False,
+    once: Annotated[bool, Option("--once", help="Reject libraries that were replaced before.")] = False,
     restore: Annotated[bool, Option("--restore", help="Restore what --in-place replaced.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", "-n", help="Write no libraries.")] = False,
     written: Annotated[

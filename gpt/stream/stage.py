@@ -105,7 +105,7 @@ class Stage:
                 yield from self._records(file, str(path))
         if not files:
             if os.isatty(0):
-                raise UsageError("reads a stream on standard input, which is a terminal", STDIN)
+                raise UsageError("expects a stream on standard input, which is a terminal", STDIN)
             self.peek()
             yield from self._records(self.stdin, STDIN)
 

@@ -324,7 +324,7 @@ class Buffer:
     def read(self) -> SavedBuffer:
         """Read the arrays. Raises what `Parts.read` raises, and MissingError if the buffer was reduced."""
         if self.reduced:
-            raise MissingError("only its sums were kept, as --detail says")
+            raise MissingError("only sums were kept, because of --detail")
         if self._parts.reduced is not None:
             return self.map.read_reduced(self._read_reduced())
         shape = self.launch.blocks, self.launch.threads

@@ -78,12 +78,12 @@ def expand(paths: Sequence[Path]) -> list[Path | None]:
     Raises UsageError if standard input is named twice.
     """
     if sum(path == STDIN for path in paths) > 1:
-        raise UsageError("standard input can be read once only: '-' is there twice")
+        raise UsageError("standard input can be read only once: '-' is given twice")
     return [one for path in paths for one in ([None] if path == STDIN else _folders(path))]
 
 
 def _folders(path: Path) -> list[Path]:
-    return _members(path, _is_trace, "no trace folder of Neutrino, nor a folder of such; pass traces as files")
+    return _members(path, _is_trace, "neither a Neutrino trace folder nor a folder of them; pass traces as files")
 
 
 def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path]:

@@ -53,12 +53,16 @@ class Api(NamedTuple):
 
 
 class LoadedModule(NamedTuple):
-    """GPU code: path and offset of the image in a file, or its digest and the library that loaded it from memory."""
+    """GPU code: path and offset of the image in a file, or its digest and the library that loaded it from memory.
+
+    `type` is `fatbin`, `cubin` or `ptx`.
+    """
 
     path: str | None
     offset: int
     sha256: str | None
     loader: str | None
+    type: str = ""
 
 
 class LoadedFunction(NamedTuple):
@@ -224,7 +228,7 @@ class Process:
                 self.libraries[record["path"]] = record
             case "module":
                 where = record.get("path"), record.get("offset", 0)
-                module = LoadedModule(*where, record.get("sha256"), record.get("loader"))
+                module = LoadedModule(*where, record.get("sha256"), record.get("loader"), record["type"])
                 self.modules.append((record["id"], module))
             case "lookup":
                 self.lookups.append((record["module"], record["what"]))
@@ -294,6 +298,12 @@ class Process:
     def is_narrow(self) -> bool:
         """True if the selection asks for a thread, device, stream or time, which counts don't have."""
         return self._selected.selection.narrow
+
+    @property
+    def is_partial(self) -> bool:
+        """True if the selection leaves out some of the calls and work that went on at the same time as others."""
+        selection = self._selected.selection
+        return bool(selection.threads or selection.streams or selection.kernels)
 
     @property
     def left_out(self) -> bool | None:

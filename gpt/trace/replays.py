@@ -61,17 +61,17 @@ class Replays:
             yield f"captured into graphs, not run by these calls: {amount(self.captured.total(), 'call')} ({said})"
         launches = amount(self.conditional, "launch")
         if self.conditional:
-            yield f"{launches} of graphs ran nodes as often as a condition said: those are not counted"
+            yield f"not counted: conditional nodes in {launches} of graphs, which run as often as a condition says"
         if self.for_device:
-            yield f"{amount(self.for_device, 'graph')} can be launched by kernels, too: that is not counted"
+            yield f"not counted: launches by kernels of {amount(self.for_device, 'graph')} that kernels can launch"
         if self.unseen:
             graphs = amount(self.unseen, "graph")
             yield f"launches of {graphs} are not recorded: 'gpt-hook run --calls graph' records them"
         if self.untold:
-            yield f"what else than kernels {amount(self.untold, 'launch')} of graphs ran is not in this trace"
+            yield f"not in this trace: copies and all else but kernels in {amount(self.untold, 'launch')} of graphs"
         if self.blind:
-            fact = f"what {amount(self.blind, 'launch')} of graphs ran is not recorded"
-            yield f"{fact}: the graphs were made before recording began"
+            fact = f"all that {amount(self.blind, 'launch')} of graphs ran"
+            yield f"not in this trace: {fact}, as the graphs were made before recording began"
 
 
 def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -> Replays:

@@ -1,5 +1,6 @@
 // Keeps results for later processes: each folder in XDG_CACHE_HOME/gpt has one file per result. The hook
-// keeps probed kernels, the simulated device host code, and gpt-asm (gpt/base/cache.py calls this) cubins.
+// keeps probed kernels, gpt-hook probes, the simulated device host code, and gpt-asm (gpt/base/cache.py
+// calls this) cubins.
 //
 // Any number of processes use a folder at once, without locks. A file is named by its key, the digest of
 // everything that determines the result. It's written under another name and renamed, so it's complete or
@@ -212,7 +213,7 @@ void gpt_keep(const char *name, const char key[65], const struct gpt_bytes *made
 }
 
 bool gpt_complain_of_kept(void) {
-    static const char *const names[] = {"probed", "sim", "asm", "ptx"};
+    static const char *const names[] = {"probed", "probes", "sim", "asm", "ptx"};
     struct room *room = calloc(1, sizeof(*room));
     for (size_t i = 0; room && !*room->why.reason && i < sizeof(names) / sizeof(*names); i++) {
         int folder = name_folder(names[i], room->path) ? gpt_open_private(room->path, false, &room->why) : -1;

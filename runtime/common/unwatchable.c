@@ -35,7 +35,7 @@ static const char *check_elf(int file) {
             sizeof(segment))
             return NULL;
         if (segment.p_type == PT_INTERP)
-            return is_of_musl(file, &segment) ? "a program of musl" : NULL;
+            return is_of_musl(file, &segment) ? "a program linked to musl" : NULL;
     }
     return "a statically linked program";
 }

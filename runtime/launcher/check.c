@@ -103,7 +103,7 @@ static void check_replace(void) {
     if (version)
         sscanf(version(), "%d.%d", &major, &minor);
     if (strncmp(answer, "replace: ", 9))
-        row("replace", "the dynamic linker knows no LD_AUDIT%s%s", *answer ? ": " : "", answer);
+        row("replace", "the dynamic linker does not support LD_AUDIT%s%s", *answer ? ": " : "", answer);
     else if (major == 2 && minor < 35)
         row("replace", "works; calls between libraries take longer with it: glibc %s, before 2.35",
             version());
@@ -144,7 +144,7 @@ int check(void) {
     good &= !status;
     void *page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     bool wipes = page != MAP_FAILED && !madvise(page, 4096, MADV_WIPEONFORK);
-    row("fork", "%s", wipes ? "every way is noticed" : "only fork() of libc is noticed: no MADV_WIPEONFORK");
+    row("fork", "%s", wipes ? "all forks are noticed" : "only fork() of libc is noticed: no MADV_WIPEONFORK");
     check_ptxas();
     if (fflush(stdout) || ferror(stdout))
         fail(BAD, "standard output", "%s", strerror(errno));

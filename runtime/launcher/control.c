@@ -121,7 +121,7 @@ static bool exchange(struct asking *asking, pid_t pid, const char *name, const v
         say(asking, pid, true, "%s",
             got > 0        ? "it runs under another version of gpt-hook"
             : is_ours(pid) ? "it ended or replaced itself meanwhile"
-                           : "it takes no orders of this user");
+                           : "it takes no commands from this user");
     else if (*state->fault)
         say(asking, pid, true, "%s", state->fault);
     else
@@ -286,7 +286,7 @@ static void add_probes(struct asking *asking) {
     bool any = probing->probe_count || probing->jit;
     char digest[65] = "";
     if (!any && (probing->kernels || probing->filter))
-        fail(USAGE, "probe", "kernels, and no probes");
+        fail(USAGE, "probe", "-k or --filter without probes");
     asking->pipeline = any ? make_pipeline(probing, digest) : NULL;
     if (asking->pipeline && strlen(asking->pipeline) >= GPT_MOST_TEXT)
         fail(USAGE, "probe", "the names of the probes are too long");

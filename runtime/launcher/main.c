@@ -137,7 +137,7 @@ static int private(const char *folder) {
     if (opened < 0 && *why.reason)
         fail(BAD, why.where, "%s", why.reason);
     if (opened < 0)
-        fail(BAD, folder, "cannot be made, or is no folder");
+        fail(BAD, folder, "cannot be created, or is not a folder");
     close(opened);
     return 0;
 }

@@ -2,6 +2,7 @@
 //
 // The stage that weaves probes reads them before the command runs, so a faulty probe ends the run here.
 // Cached results are named by a digest of the pipeline's text and of the probes as that stage prints them.
+// What it prints is cached, too: Python takes longer to start and read probes than many a program runs.
 
 #include <ctype.h>
 #include <errno.h>
@@ -199,8 +200,59 @@ static void add_ptx_stages(const struct probing *probing, const char *options, s
     append(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
 }
 
+// Find the file of a probe. Returns false if gpt-ptx-probe has to look for it.
+static bool find_source(const char *probe, char path[PATH_MAX]) {
+    static const char *const folders[] = {"../_probes", "../../probes"}; // in a package; in a checkout
+    char runtime[PATH_MAX];
+    if (is_file(probe))
+        return snprintf(path, PATH_MAX, "%s", absolute(probe)) < PATH_MAX;
+    if (!find_runtime("libgpthook.so", runtime))
+        return false;
+    *strrchr(runtime, '/') = '\0';
+    for (size_t i = 0; i < sizeof(folders) / sizeof(*folders); i++)
+        if (snprintf(path, PATH_MAX, "%s/%s/%s.toml", runtime, folders[i], probe) < PATH_MAX &&
+            !access(path, R_OK))
+            return true;
+    return false;
+}
+
+// Set the digest of everything that the answer to --show depends on, for probes that name no callback's file.
+static bool name_shown(const struct probing *probing, const char *reader, char key[65]) {
+    struct gpt_bytes inputs = {0};
+    bool whole = true;
+    append(&inputs, "shown by " GPT_PACKAGE_VERSION " " GPT_WEAVER "%s\n", reader);
+    for (size_t i = 0; i < probing->probe_count && whole; i++) {
+        char path[PATH_MAX], digest[65];
+        whole = find_source(probing->probes[i], path) && digest_file(path, digest);
+        if (whole)
+            append(&inputs, "%s\n", digest);
+    }
+    gpt_sha256(inputs.data, inputs.size, key);
+    gpt_empty(&inputs);
+    return whole;
+}
+
+// Read the probes as `reader`, the words of gpt-ptx-probe, shows them, behind a newline. Fails if one of
+// them is faulty.
+static void read_probes(const struct probing *probing, const char *reader, struct gpt_bytes *shown) {
+    char key[65], again[65];
+    bool named = name_shown(probing, reader, key);
+    if (!named || !gpt_get_kept("probes", key, shown)) {
+        struct gpt_bytes show = {0};
+        append(&show, "exec%s --show%c", reader, '\0');
+        append(shown, "\n");
+        read_output(popen(show.data, "re"), shown);
+        gpt_empty(&show);
+        append(shown, "%c", '\0');
+        find_callbacks(shown->data, &probe_callbacks);
+        // A callback's file may come and go at any time, and a probe's may have changed just now.
+        if (named && !probe_callbacks.size && name_shown(probing, reader, again) && !strcmp(key, again))
+            gpt_keep("probes", key, shown);
+    }
+}
+
 static void use_probes(const struct probing *probing) {
-    struct gpt_bytes reader = {0}, show = {0};
+    struct gpt_bytes reader = {0}, shown = {0};
     add_checks(probing);
     append(&pipeline, "case $GPT_ARCH in\n" SASS_ARCHS ")");
     add_ptx_stages(probing, " --payload", &reader);
@@ -210,14 +262,10 @@ static void use_probes(const struct probing *probing) {
            probing->benchmark ? " --original" : "");
     add_ptx_stages(probing, "", &reader);
     append(&pipeline, " ;;\nesac");
-    append(&show, "exec%s --show%c", reader.data, '\0');
-    append(&identity, "\n");
-    read_output(popen(show.data, "re"), &identity);
-    gpt_empty(&show);
+    read_probes(probing, reader.data, &shown);
+    append(&identity, "%s", shown.data);
+    gpt_empty(&shown);
     gpt_empty(&reader);
-    if (!gpt_add(&identity, "", 1))
-        fail(BAD, NULL, "%s", strerror(ENOMEM));
-    find_callbacks(identity.data, &probe_callbacks);
     if (probing->benchmark || probing->memusage) // nothing is saved
         gpt_empty(&probe_callbacks);
 }
@@ -310,7 +358,7 @@ const char *add_parts(const char *option, const char *known, const char *parts) 
 
 const char *make_pipeline(const struct probing *probing, char digest[65]) {
     if (probing->probe_count && probing->jit)
-        fail(USAGE, "--jit", "names its probes itself: no -p beside it");
+        fail(USAGE, "--jit", "names its own probes, so -p can't be used with it");
     struct sigaction before; // a process that ignores it can't wait for children
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, &before);
     FILE *tools = begin_tools();
@@ -362,7 +410,7 @@ const char *use_probing(const struct probing *probing) {
     bool on = probing->probe_count || probing->jit;
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
         if (!on && *(const char **)((char *)&checked + variables[i].offset))
-            fail(USAGE, "run", "options of probes, and no -p or --jit");
+            fail(USAGE, "run", "probe options without -p or --jit");
     if (!on && (probing->benchmark || probing->memusage))
         fail(USAGE, probing->benchmark ? "--benchmark" : "--memusage", "no -p or --jit");
     if (probing->memusage && probing->benchmark)

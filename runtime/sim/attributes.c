@@ -1,6 +1,7 @@
 // Device attributes. The limits are those in the CUDA programming guide for the compute capability; the clock
 // and caches are an H200's. Attributes that aren't listed are 0: the device lacks the feature.
 
+#include <sched.h>
 #include <string.h>
 
 #include "sim.h"
@@ -71,6 +72,14 @@ static const struct family {
     {120, 1536, 24, 100, 99, 1024, 64},
 };
 
+unsigned sim_processors(void) {
+    static unsigned count;
+    cpu_set_t set;
+    if (!count)
+        count = !sched_getaffinity(0, sizeof(set), &set) ? (unsigned)CPU_COUNT(&set) : 1;
+    return count;
+}
+
 int sim_attribute(int attribute) {
     int capability = 10 * sim_major + sim_minor;
     const struct family *family = families;
@@ -136,4 +145,18 @@ API cuDeviceGetProperties(CUdevprop *properties, CUdevice device) {
         properties->maxGridSize[i] = sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i);
     }
     return CUDA_SUCCESS;
+}
+
+// Limits of contexts
+
+static const uint64_t limits[CU_LIMIT_MAX] = {
+    [CU_LIMIT_STACK_SIZE] = 1024,
+    [CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20,
+    [CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20,
+    [CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048,
+    [CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64,
+};
+
+uint64_t sim_limit(const struct context *context, int limit) {
+    return context->limits[limit] ? context->limits[limit] : limits[limit];
 }

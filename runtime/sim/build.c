@@ -159,7 +159,7 @@ CUresult sim_make_kernel(struct code *code, struct entry *entry) {
 }
 
 // Check that host code can be made for all kernels. A good result is cached and not checked again.
-static CUresult check_all(const struct code *code) {
+CUresult sim_check_all(const struct code *code) {
     char key[65];
     struct gpt_bytes found = {0};
     name_code(code->text, code->text_size, "--check", key);
@@ -175,14 +175,4 @@ static CUresult check_all(const struct code *code) {
         gpt_keep("sim", key, &good);
     gpt_empty(&answer.made), gpt_empty(&answer.outline);
     return status;
-}
-
-CUresult sim_check_text(struct code *code) {
-    if (!code->text || !sim_runs)
-        return CUDA_SUCCESS;
-    CUresult status = sim_check_target(code);
-    if (status || code->entry_count != 1)
-        return status ? status : check_all(code);
-    LOCKED;
-    return sim_make_kernel(code, code->entries);
 }

@@ -26,34 +26,6 @@ static const struct {
     [HOST_FAULT_ASSERT] = {CUDA_ERROR_ASSERT, "assertion failed"},
 };
 
-void sim_fail(struct run *run, const struct lane *lane, uint32_t site, CUresult status, const char *format,
-              ...) {
-    CUresult none = CUDA_SUCCESS;
-    if (!__atomic_compare_exchange_n(&run->failed, &none, status, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        return;
-    char line[2048], fact[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(fact, sizeof(fact), format, arguments);
-    va_end(arguments);
-    int size = snprintf(line, sizeof(line), "libcuda.so.1: error: kernel '%.512s': ", run->name);
-    if (lane) {
-        const struct host_thread *t = &lane->thread;
-        size += snprintf(line + size, sizeof(line) - (size_t)size,
-                         "block (%u,%u,%u), thread (%u,%u,%u): ", t->ctaid[0], t->ctaid[1], t->ctaid[2],
-                         t->tid[0], t->tid[1], t->tid[2]);
-    }
-    if (site < run->module->site_count)
-        size += snprintf(line + size, sizeof(line) - (size_t)size, "'%.512s': ", run->module->sites[site]);
-    snprintf(line + size, sizeof(line) - (size_t)size, "%s", fact);
-    gpt_write_line(line);
-}
-
-void sim_end_lane(struct lane *lane) {
-    sim_go_home(lane);
-    __builtin_unreachable();
-}
-
 void sim_fault(struct host_thread *thread, uint32_t site, enum host_fault fault, uint64_t address) {
     struct lane *lane = lane_of(thread);
     char fact[128], near[256] = "";
@@ -145,7 +117,7 @@ void sim_time_out(struct resident *block, unsigned seconds) {
         const struct lane *lane = &block->lanes[i];
         if (lane->warp->ready >> lane->thread.laneid & 1 && lane->stack) {
             sim_fail(block->worker->run, lane, lane->site, CUDA_ERROR_LAUNCH_TIMEOUT,
-                     "no thread has got on for %u seconds (GPT_SIM_TIMEOUT)", seconds);
+                     "no thread has made progress for %u seconds (GPT_SIM_TIMEOUT)", seconds);
             return;
         }
     }

@@ -1,7 +1,11 @@
 // The contents read from an image: its kernels, their parameters, and its variables.
 
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "image.h"
 
@@ -92,6 +96,18 @@ void sim_add_variable(struct code *code, struct variable variable) {
     larger[code->variable_count++] = variable;
 }
 
+// Objects whose code is gone, to be closed later, without the lock.
+static void **closing;
+static size_t closing_count, closing_room;
+
+static void close_later(void *handle) {
+    void **larger = sim_grow(closing, closing_count, &closing_room, sizeof(*closing));
+    if (larger) {
+        closing = larger;
+        closing[closing_count++] = handle;
+    }
+}
+
 void sim_release_code(struct code *code) {
     if (--code->references)
         return;
@@ -102,11 +118,42 @@ void sim_release_code(struct code *code) {
     for (size_t i = 0; i < code->entry_count; i++) {
         free(code->entries[i].parameters);
         if (code->entries[i].object)
-            sim_close_later(code->entries[i].object);
+            close_later(code->entries[i].object);
     }
     if (code->object)
-        sim_close_later(code->object);
+        close_later(code->object);
     free(code->entries);
     free(code->variables);
     free(code);
+}
+
+void sim_close_objects(void) {
+    pthread_mutex_lock(&sim_lock);
+    void **handles = closing;
+    size_t count = closing_count;
+    closing = NULL;
+    closing_count = closing_room = 0;
+    pthread_mutex_unlock(&sim_lock);
+    for (size_t i = 0; i < count; i++)
+        dlclose(handles[i]);
+    free(handles);
+}
+
+// Files
+
+CUresult sim_read_whole(const char *path, char **bytes, size_t *size) {
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat status;
+    if (file < 0 || fstat(file, &status) || !S_ISREG(status.st_mode)) {
+        if (file >= 0)
+            close(file);
+        return CUDA_ERROR_FILE_NOT_FOUND;
+    }
+    *size = (size_t)status.st_size;
+    *bytes = calloc(1, *size + 64);
+    bool whole = *bytes && read(file, *bytes, *size) == status.st_size;
+    close(file);
+    if (!whole)
+        free(*bytes);
+    return whole ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

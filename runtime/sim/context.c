@@ -13,12 +13,14 @@ enum { DEPTH = 64 };
 static __thread struct reference current[DEPTH]; // a stack
 static __thread unsigned depth;
 
-void sim_end_context(struct object *object) {
+static void end_context(struct object *object) {
     sim_end_queues((struct context *)object);
     sim_end_heap((struct context *)object);
     sim_end_graph_memory((struct context *)object);
     sim_free_all(object);
 }
+
+AT_END(CONTEXT, end_context)
 
 static struct context *find(void *handle) { return is_kind(handle, CONTEXT) ? handle : NULL; }
 
@@ -45,23 +47,6 @@ void sim_end_callback(void) {
     depth = 0;
 }
 
-CUresult sim_fault_status;
-
-bool sim_note_fault(CUresult status) {
-    switch (status) {
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_LAUNCH_FAILED:
-        sim_fault_status = sim_fault_status ? sim_fault_status : status;
-        return true;
-    default:
-        return false;
-    }
-}
-
 // Return whether a context's flags are valid: at most one way to wait.
 static bool are_flags(unsigned flags) {
     enum { SCHEDULING = 7, ALL = 255 };
@@ -84,7 +69,7 @@ static void end_primary(void) {
         sim_delete(primary->object.owned);
     primary->legacy = NULL;
     primary->busy = 0;
-    sim_end_context(&primary->object);
+    end_context(&primary->object);
 }
 
 API cuDevicePrimaryCtxRetain(void **context, CUdevice device) {
@@ -262,27 +247,6 @@ API cuCtxGetId(void *context, unsigned long long *id) {
         return CUDA_ERROR_INVALID_CONTEXT;
     *id = context ? sim_refer(context).serial : top.serial;
     return CUDA_SUCCESS;
-}
-
-API cuCtxSynchronize(void) {
-    IN_CONTEXT;
-    if ((entered_ = sim_refuse_captures(context)))
-        return entered_;
-    struct reference is = sim_refer(context);
-    sim_drain(context, false);
-    return is_there(is) ? sim_error_of(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
-}
-
-API cuCtxSynchronize_v2(void *handle) {
-    LOCKED;
-    struct context *context = find(handle);
-    if (!context)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    CUresult status = sim_refuse_captures(context);
-    struct reference is = sim_refer(context);
-    if (!status)
-        sim_drain(context, false);
-    return status ? status : is_there(is) ? sim_error_of(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 API cuCtxGetFlags(unsigned *flags) {

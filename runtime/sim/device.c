@@ -1,56 +1,10 @@
 // Initialization, and the devices that there are.
 
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include "say.h"
 #include "sim.h"
-
-int sim_major, sim_minor;
-uint64_t sim_delay, sim_memory;
-unsigned sim_load_delay;
-bool sim_strict;
-bool sim_runs = true;
-const char *sim_twins;
-unsigned sim_timeout;
-
-static void say(const char *begin, const char *format, va_list arguments) {
-    char line[2048];
-    size_t size = strlen(strcpy(line, begin));
-    vsnprintf(line + size, sizeof(line) - size, format, arguments);
-    gpt_write_line(line);
-}
-
-void sim_say(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    say("libcuda.so.1: error: ", format, arguments);
-    va_end(arguments);
-    va_start(arguments, format);
-    vsnprintf(sim_said, sizeof(sim_said), format, arguments);
-    va_end(arguments);
-}
-
-void sim_say_once(const char *format, ...) {
-    static __thread char before[sizeof(sim_said)];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(sim_said, sizeof(sim_said), format, arguments);
-    va_end(arguments);
-    if (sim_runs && strcmp(before, sim_said))
-        sim_say("%s", strcpy(before, sim_said));
-}
-
-void sim_warn(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    say("libcuda.so.1: warning: ", format, arguments);
-    va_end(arguments);
-}
 
 // Tell gpt-hook what it's watching, and which code that needs; after cuInit().
 __attribute__((visibility("default"))) const char *gpt_sim_runs(void) { return sim_twins ? "sass" : "ptx"; }

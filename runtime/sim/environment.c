@@ -1,12 +1,62 @@
 // The variables that set up the device. A value that makes no sense is an error, because a device that
-// ignored it would seem to obey it.
+// ignored it would seem to obey it. And messages, which these come with first.
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "say.h"
 #include "sim.h"
+
+int sim_major, sim_minor;
+uint64_t sim_delay, sim_memory;
+unsigned sim_load_delay;
+bool sim_strict;
+bool sim_runs = true;
+const char *sim_twins;
+unsigned sim_timeout;
+__thread char sim_said[sizeof(sim_said)];
+
+// Messages
+
+static void say(const char *begin, const char *format, va_list arguments) {
+    char line[2048];
+    size_t size = strlen(strcpy(line, begin));
+    vsnprintf(line + size, sizeof(line) - size, format, arguments);
+    gpt_write_line(line);
+}
+
+void sim_say(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say("libcuda.so.1: error: ", format, arguments);
+    va_end(arguments);
+    va_start(arguments, format);
+    vsnprintf(sim_said, sizeof(sim_said), format, arguments);
+    va_end(arguments);
+}
+
+void sim_say_once(const char *format, ...) {
+    static __thread char before[sizeof(sim_said)];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sim_said, sizeof(sim_said), format, arguments);
+    va_end(arguments);
+    if (sim_runs && strcmp(before, sim_said))
+        sim_say("%s", strcpy(before, sim_said));
+}
+
+void sim_warn(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say("libcuda.so.1: warning: ", format, arguments);
+    va_end(arguments);
+}
+
+// Variables
 
 // "9.0" or "sm_90".
 static bool read_arch(const char *text) {
@@ -72,4 +122,11 @@ bool sim_read_environment(void) {
     if (state == UNREAD)
         state = read_all() ? GOOD : BAD;
     return state == GOOD;
+}
+
+size_t sim_total_memory(void) {
+    static size_t there;
+    if (!sim_memory && !there)
+        there = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    return sim_memory ? sim_memory : there;
 }

@@ -6,12 +6,14 @@
 
 _Static_assert(sizeof(struct event) <= OBJECT_SIZE, "fits");
 
-void sim_end_event(struct object *object) {
+static void end_event(struct object *object) {
     struct event *event = (struct event *)object;
     free(event->last.nodes);
     if (event->pending)
         sim_release_work(event->pending);
 }
+
+AT_END(EVENT, end_event)
 
 static struct event *find_event(void *event) { return is_kind(event, EVENT) ? event : NULL; }
 

@@ -294,6 +294,13 @@ static void flatten(const struct graph *graph, struct operations *list) {
 
 // An executable graph runs once at a time. If work in a graph waits for an event, the whole graph waits
 // before it begins; events in it are reached when it ends. Takes over the list.
+// Return whether a copy or memset needs memory that isn't there.
+static bool lacks_memory(const struct operation *operation) {
+    return operation->type == CU_GRAPH_NODE_TYPE_MEMCPY   ? sim_check_copy(&operation->copy, false)
+           : operation->type == CU_GRAPH_NODE_TYPE_MEMSET ? sim_check_set(&operation->set, false)
+                                                          : CUDA_SUCCESS;
+}
+
 static CUresult launch(struct exec *exec, struct stream *stream, const struct operations *list) {
     CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (!status && !(is_there(exec->where) && exec->where.object == stream))
@@ -313,7 +320,7 @@ static CUresult launch(struct exec *exec, struct stream *stream, const struct op
         status = sim_issue(stream, &operation);
     exec->where = sim_refer(stream);
     if (!status) {
-        sim_note_launch(all, list->count);
+        sim_note_launch(all, list->count, lacks_memory);
         sim_record(exec->ran, stream);
     }
     for (size_t i = 0; i < list->count && !status; i++)

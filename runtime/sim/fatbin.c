@@ -8,19 +8,6 @@
 #include "common/broker.h"
 #include "image.h"
 
-// Return how well an element suits the device, as a driver chooses: a cubin of the same major version and the
-// highest minor one, else PTX with the highest target; 0: not at all.
-unsigned sim_suits(const struct fatbin_element *element) {
-    unsigned device = (unsigned)(10 * sim_major + sim_minor), arch = element->arch;
-    bool same_major = arch / 10 == device / 10;
-    if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
-        (element->flags & FATBIN_SUFFIX_F && !same_major))
-        return 0;
-    if (element->kind == FATBIN_CUBIN && same_major && (!sim_runs || sim_twins))
-        return 1000 + arch;
-    return element->kind == FATBIN_PTX ? arch : 0;
-}
-
 unsigned sim_arch_of_cubin(const void *cubin) {
     const Elf64_Ehdr *head = cubin;
     bool newer = head->e_ident[EI_OSABI] == 0x41;

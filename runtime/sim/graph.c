@@ -8,9 +8,11 @@
 
 _Static_assert(sizeof(struct graph) <= OBJECT_SIZE && sizeof(struct node) <= OBJECT_SIZE, "fit");
 
-void sim_end_graph(struct object *object) { free(((struct graph *)object)->nodes); }
+static void end_graph(struct object *object) { free(((struct graph *)object)->nodes); }
 
-void sim_end_node(struct object *object) {
+AT_END(GRAPH, end_graph)
+
+static void end_node(struct object *object) {
     struct node *node = (struct node *)object;
     if (node->operation)
         sim_end_operation(node->operation);
@@ -18,6 +20,8 @@ void sim_end_node(struct object *object) {
     free(node->before);
     free(node->inner);
 }
+
+AT_END(NODE, end_node)
 
 // Nodes
 

@@ -193,7 +193,7 @@ CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_
 
 // Record that the launch was issued. Memory that it allocates exists from now on: the program may issue work
 // for it. Copies and memsets fail if memory doesn't exist when their turn in the graph comes.
-void sim_note_launch(struct operation *all, size_t count) {
+void sim_note_launch(struct operation *all, size_t count, bool (*lacks_memory)(const struct operation *)) {
     for (size_t i = 0; i < count; i++) {
         struct allocation *allocation = find(all[i].memory);
         if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_FREE)
@@ -203,10 +203,8 @@ void sim_note_launch(struct operation *all, size_t count) {
             set_live(allocation);
             allocation->references++;
             allocation->launches++;
-        } else if (all[i].type == CU_GRAPH_NODE_TYPE_MEMCPY)
-            all[i].wrong = sim_check_copy(&all[i].copy, false);
-        else if (all[i].type == CU_GRAPH_NODE_TYPE_MEMSET)
-            all[i].wrong = sim_check_set(&all[i].set, false);
+        } else
+            all[i].wrong = lacks_memory(&all[i]);
     }
 }
 

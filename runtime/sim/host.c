@@ -56,27 +56,3 @@ void sim_describe_entry(struct entry *entry) {
         sim_set_registers(entry, kernel->registers);
     sim_set_sizes(entry, kernel->shared_size, kernel->local_size);
 }
-
-// Objects whose code is gone, to be closed later, without the lock.
-static void **closing;
-static size_t closing_count, closing_room;
-
-void sim_close_later(void *handle) {
-    void **larger = sim_grow(closing, closing_count, &closing_room, sizeof(*closing));
-    if (larger) {
-        closing = larger;
-        closing[closing_count++] = handle;
-    }
-}
-
-void sim_close_objects(void) {
-    pthread_mutex_lock(&sim_lock);
-    void **handles = closing;
-    size_t count = closing_count;
-    closing = NULL;
-    closing_count = closing_room = 0;
-    pthread_mutex_unlock(&sim_lock);
-    for (size_t i = 0; i < count; i++)
-        dlclose(handles[i]);
-    free(handles);
-}

@@ -1,11 +1,9 @@
 // Images of GPU code: the part that suits the device is copied, and its kernels, their parameters and its
 // variables are read. Compressed parts aren't read: they may contain any name.
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "arch_elf.h"
@@ -132,23 +130,6 @@ CUresult sim_read_image(struct code **code, const void *start, size_t room) {
     else
         *code = made;
     return status;
-}
-
-CUresult sim_read_whole(const char *path, char **bytes, size_t *size) {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat status;
-    if (file < 0 || fstat(file, &status) || !S_ISREG(status.st_mode)) {
-        if (file >= 0)
-            close(file);
-        return CUDA_ERROR_FILE_NOT_FOUND;
-    }
-    *size = (size_t)status.st_size;
-    *bytes = calloc(1, *size + 64);
-    bool whole = *bytes && read(file, *bytes, *size) == status.st_size;
-    close(file);
-    if (!whole)
-        free(*bytes);
-    return whole ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult sim_read_file(struct code **code, const char *path) {

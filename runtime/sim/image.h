@@ -13,9 +13,21 @@ struct entry *sim_add_entry(struct code *code, const char *name);       // NULL 
 void sim_add_parameter(struct code *code, struct entry *entry, size_t index, size_t offset, size_t size);
 void sim_add_variable(struct code *code, struct variable variable);
 
+// link.c
+struct part { // one module's text
+    struct part *next;
+    char *text;
+    size_t size;
+};
+CUresult sim_add_part(void *parts, const char *text, size_t size); // appends to a struct part **
+void sim_free_parts(struct part *parts);
+CUresult sim_link_parts(const struct part *parts, char **result); // one text, to be freed
+
 // outline.c
 CUresult sim_read_ptx(struct code *code, const char *text,
                       size_t size); // the text must live as long as the code
+
+unsigned sim_suits(const struct fatbin_element *element); // how well it suits the device; 0: not at all
 
 // cubin.c
 // Copy an ELF file, up to the end of its tables or of the readable memory. `room`: see sim_read_image.
@@ -28,7 +40,6 @@ CUresult sim_read_machine_code(struct code *code, const char *start,
 extern const char sim_device_runtime[]; // PTX
 
 // fatbin.c
-unsigned sim_suits(const struct fatbin_element *element); // how well it suits the device; 0: not at all
 bool sim_is_for_device(const void *cubin);
 unsigned sim_arch_of_cubin(const void *cubin);
 void sim_say_only_cubins(const char *archs);                 // "sm_80, sm_90"

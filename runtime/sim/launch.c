@@ -247,16 +247,16 @@ API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, voi
 
 // Operations
 
-void sim_end_operation(struct operation *operation) {
+static void end_operation(struct operation *operation) {
     for (size_t i = 0; operation->type == CU_GRAPH_NODE_TYPE_GRAPH && i < operation->count; i++)
-        sim_end_operation((struct operation *)operation->owned + i);
+        end_operation((struct operation *)operation->owned + i);
     if (operation->type == CU_GRAPH_NODE_TYPE_GRAPH && operation->held)
         sim_delete(operation->held);
     sim_release_graph_memory(operation);
     free(operation->owned);
 }
 
-bool sim_copy_operation(struct operation *to, const struct operation *from) {
+static bool copy_operation(struct operation *to, const struct operation *from) {
     *to = *from;
     sim_hold_graph_memory(to);
     if (!from->owned)
@@ -308,7 +308,7 @@ static CUresult run_kernel(struct context *context, const struct operation *oper
     return status;
 }
 
-CUresult sim_run(struct context *context, struct operation *operation, uint64_t number) {
+static CUresult run(struct context *context, struct operation *operation, uint64_t number) {
     if (operation->wrong)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     switch (operation->type) {
@@ -331,7 +331,7 @@ CUresult sim_run(struct context *context, struct operation *operation, uint64_t 
         break;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         for (size_t i = 0; i < operation->count; i++) {
-            CUresult status = sim_run(context, (struct operation *)operation->owned + i, number);
+            CUresult status = run(context, (struct operation *)operation->owned + i, number);
             if (status)
                 return status;
         }
@@ -342,4 +342,10 @@ CUresult sim_run(struct context *context, struct operation *operation, uint64_t 
     }
     }
     return CUDA_SUCCESS;
+}
+
+__attribute__((constructor)) static void set_up(void) {
+    sim_run = run;
+    sim_end_operation = end_operation;
+    sim_copy_operation = copy_operation;
 }

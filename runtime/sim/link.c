@@ -12,31 +12,6 @@
 
 #include "image.h"
 
-struct part { // one module's text
-    struct part *next;
-    char *text;
-    size_t size;
-};
-
-struct link {
-    struct object object;
-    struct part *parts;
-    struct jit jit;
-    char *result;
-};
-
-_Static_assert(sizeof(struct link) <= OBJECT_SIZE, "fit");
-
-void sim_end_link(struct object *object) {
-    struct link *link = (struct link *)object;
-    for (struct part *part = link->parts, *next; part; part = next) {
-        next = part->next;
-        free(part->text);
-        free(part);
-    }
-    free(link->result);
-}
-
 // Reading PTX
 
 struct text { // PTX that is read
@@ -223,13 +198,13 @@ static void write_part(FILE *out, const struct symbols *symbols, const struct pa
     fputc('\n', out);
 }
 
-static CUresult link_parts(struct link *link) {
+CUresult sim_link_parts(const struct part *parts, char **result) {
     struct symbols symbols = {0};
-    const struct part *newest = link->parts;
+    const struct part *newest = parts;
     const char *header, *first = NULL;
     int version, best = -1;
     bool whole = true;
-    for (const struct part *part = link->parts; part && whole; part = part->next) {
+    for (const struct part *part = parts; part && whole; part = part->next) {
         whole = read_part(part, &symbols, &header, &version);
         if (version > best)
             best = version, newest = part, first = header;
@@ -244,12 +219,12 @@ static CUresult link_parts(struct link *link) {
         }
     }
     size_t size;
-    FILE *out = status ? NULL : open_memstream(&link->result, &size);
+    FILE *out = status ? NULL : open_memstream(result, &size);
     if (out) {
         int number = 0;
         struct symbols none = {0};
         fwrite(newest->text, 1, (size_t)(first - newest->text), out);
-        for (const struct part *part = link->parts; part; part = part->next, number++) {
+        for (const struct part *part = parts; part; part = part->next, number++) {
             read_part(part, &none, &header, &version);
             write_part(out, &symbols, part, header, number);
         }
@@ -257,12 +232,19 @@ static CUresult link_parts(struct link *link) {
         fclose(out);
     }
     free(symbols.all);
-    return status || link->result ? status : CUDA_ERROR_OUT_OF_MEMORY;
+    return status || *result ? status : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult add_text(void *of, const char *text, size_t size) {
-    struct link *link = of;
-    struct part *part = calloc(1, sizeof(*part)), **at = &link->parts;
+void sim_free_parts(struct part *parts) {
+    for (struct part *part = parts, *next; part; part = next) {
+        next = part->next;
+        free(part->text);
+        free(part);
+    }
+}
+
+CUresult sim_add_part(void *parts, const char *text, size_t size) {
+    struct part *part = calloc(1, sizeof(*part)), **at = parts;
     if (!part || !(part->text = strndup(text, size))) {
         free(part);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -275,143 +257,22 @@ static CUresult add_text(void *of, const char *text, size_t size) {
 }
 
 CUresult sim_link_fatbins(const void *const *fatbins, char **text) {
-    struct link link = {0};
+    struct part *parts = NULL;
     CUresult status = CUDA_SUCCESS;
     bool lacks = false;
+    *text = NULL;
     for (; !status && *fatbins; fatbins++) {
-        status = sim_each_ptx(*fatbins, SIZE_MAX, add_text, &link);
+        status = sim_each_ptx(*fatbins, SIZE_MAX, sim_add_part, &parts);
         if (status ==
             CUDA_ERROR_NO_BINARY_FOR_GPU) // libcudadevrt has only cubins: missing names are reported later
             status = CUDA_SUCCESS, lacks = true;
     }
-    if (!status && !link.parts)
+    if (!status && !parts)
         status = CUDA_ERROR_NO_BINARY_FOR_GPU;
     if (!status && lacks)
-        status = add_text(&link, sim_device_runtime, strlen(sim_device_runtime));
+        status = sim_add_part(&parts, sim_device_runtime, strlen(sim_device_runtime));
     if (!status)
-        status = link_parts(&link);
-    *text = status ? NULL : link.result;
-    link.result = status ? link.result : NULL;
-    sim_end_link(&link.object);
+        status = sim_link_parts(parts, text);
+    sim_free_parts(parts);
     return status;
-}
-
-// Functions
-
-API cuLinkCreate_v2(unsigned count, int *options, void **values, void **state) {
-    IN_CONTEXT;
-    if (!state || (count && (!options || !values)))
-        return CUDA_ERROR_INVALID_VALUE;
-    struct link *made = sim_new(LINK, context);
-    if (!made)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    sim_read_jit(&made->jit, count, options, values);
-    *state = made;
-    return sim_log_jit(&made->jit, CUDA_SUCCESS);
-}
-
-static CUresult check_link(const struct link *link) {
-    IN_CONTEXT;
-    return is_kind(link, LINK) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-// PTX may have to be unpacked, so don't hold the lock.
-static CUresult add_data(struct link *link, const char *data, size_t size) {
-    struct link read = {0};
-    bool library =
-        size >= 8 && !memcmp(data, "!<arch>\n", 8); // libcudadevrt.a, whose code is the device's own
-    CUresult status = library ? add_text(&read, sim_device_runtime, strlen(sim_device_runtime))
-                              : sim_each_ptx(data, size, add_text, &read);
-    LOCKED;
-    if (!is_kind(link, LINK)) {
-        sim_end_link(&read.object);
-        return CUDA_ERROR_INVALID_HANDLE;
-    }
-    struct part **at = &link->parts;
-    while (*at)
-        at = &(*at)->next;
-    *at = read.parts;
-    if (status == CUDA_ERROR_NO_BINARY_FOR_GPU || status == CUDA_ERROR_INVALID_IMAGE)
-        sim_say("no PTX for the device: only PTX can be linked, see gpt-sim(7)");
-    return sim_log_jit(&link->jit, status);
-}
-
-API cuLinkAddData_v2(void *state, int type, void *data, size_t size, const char *name, unsigned count,
-                     int *options, void **values) {
-    (void)name, (void)count, (void)options, (void)values;
-    CUresult status = check_link(state);
-    if (status)
-        return status;
-    if (!data || !size || type < 0 || type >= CU_JIT_NUM_INPUT_TYPES)
-        return CUDA_ERROR_INVALID_VALUE;
-    return add_data(state, data, size);
-}
-
-API cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count, int *options, void **values) {
-    (void)count, (void)options, (void)values;
-    CUresult status = check_link(state);
-    if (status)
-        return status;
-    if (!path || type < 0 || type >= CU_JIT_NUM_INPUT_TYPES)
-        return CUDA_ERROR_INVALID_VALUE;
-    char *data;
-    size_t size;
-    status = sim_read_whole(path, &data, &size);
-    if (!status) {
-        status = add_data(state, data, size);
-        free(data);
-    }
-    return status;
-}
-
-// Link everything added so far, once. `text` is a copy of the result, which the caller frees.
-static CUresult complete(struct link *link, char **text) {
-    IN_CONTEXT;
-    if (!is_kind(link, LINK))
-        return CUDA_ERROR_INVALID_HANDLE;
-    if (!link->parts)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult status = link->result ? CUDA_SUCCESS : link_parts(link);
-    *text = status ? NULL : strdup(link->result);
-    return status || *text ? status : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static CUresult check_text(const char *text) {
-    struct code *code;
-    CUresult status = sim_read_image(&code, text, SIZE_MAX);
-    if (status)
-        return status;
-    status = sim_check_text(code);
-    LOCKED;
-    sim_release_code(code);
-    return status;
-}
-
-API cuLinkComplete(void *state, void **image, size_t *size) {
-    if (!image)
-        return CUDA_ERROR_INVALID_VALUE;
-    char *text = NULL;
-    CUresult status = complete(state, &text);
-    if (!status)
-        status = check_text(text);
-    free(text);
-    LOCKED;
-    struct link *link = state;
-    if (!is_kind(link, LINK))
-        return CUDA_ERROR_INVALID_HANDLE;
-    sim_log_jit(&link->jit, status);
-    if (status)
-        return status;
-    *image = link->result;
-    if (size)
-        *size = strlen(link->result) + 1;
-    return CUDA_SUCCESS;
-}
-
-API cuLinkDestroy(void *state) {
-    LOCKED;
-    if (!is_kind(state, LINK))
-        return CUDA_ERROR_INVALID_HANDLE;
-    sim_delete(state);
-    return CUDA_SUCCESS;
 }

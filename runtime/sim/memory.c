@@ -6,27 +6,6 @@
 
 #include "sim.h"
 
-// How much of the device's memory is in use. Managed memory may exceed the device's, and pinned memory is the
-// host's.
-
-static uint64_t taken;
-
-size_t sim_total_memory(void) {
-    static size_t there;
-    if (!sim_memory && !there)
-        there = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    return sim_memory ? sim_memory : there;
-}
-
-bool sim_take_memory(uint64_t size) {
-    uint64_t total = sim_total_memory();
-    bool fits = taken <= total && size <= total - taken;
-    taken += fits ? size : 0;
-    return fits;
-}
-
-void sim_give_memory(uint64_t size) { taken -= size; }
-
 static CUresult allocate(uint64_t *memory, size_t size, const void *owner, enum memory type) {
     if (!memory || !size)
         return CUDA_ERROR_INVALID_VALUE;
@@ -201,7 +180,7 @@ API cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *memory, unsigned fla
 API cuMemGetInfo_v2(size_t *unused, size_t *total) {
     IN_CONTEXT;
     if (unused)
-        *unused = sim_total_memory() - taken;
+        *unused = sim_total_memory() - sim_taken_memory();
     if (total)
         *total = sim_total_memory();
     return CUDA_SUCCESS;

@@ -9,9 +9,11 @@
 
 _Static_assert(sizeof(struct library) <= OBJECT_SIZE && sizeof(struct function) <= OBJECT_SIZE, "fit");
 
-void sim_end_code(struct object *object) { sim_release_code(((struct library *)object)->code); }
+static void end_code(struct object *object) { sim_release_code(((struct library *)object)->code); }
 
-void sim_end_module(struct object *object) {
+AT_END(LIBRARY, end_code)
+
+static void end_module(struct object *object) {
     struct library *module = (struct library *)object;
     for (struct library **at = module->from ? &module->from->modules : NULL; at && *at; at = &(*at)->next)
         if (*at == module) {
@@ -20,13 +22,18 @@ void sim_end_module(struct object *object) {
         }
     sim_free_all(object);
     sim_end_variables(&module->variables);
-    sim_end_code(object);
+    end_code(object);
 }
 
-void sim_end_function(struct object *object) {
+AT_END(MODULE, end_module)
+
+static void end_function(struct object *object) {
     free(((struct function *)object)->name);
     free(((struct function *)object)->earlier);
 }
+
+AT_END(FUNCTION, end_function)
+AT_END(KERNEL, end_function)
 
 // Takes over the code.
 static CUresult add(void **handle, enum kind kind, void *owner, struct code *code) {

@@ -16,16 +16,7 @@ static size_t left;
 static struct object *unused; // by `older`
 static uint64_t serial;
 
-// By kind. NULL: nothing to release.
-static void (*const ends[])(struct object *) = {
-    [CONTEXT - CONTEXT] = sim_end_context,   [STREAM - CONTEXT] = sim_end_stream,
-    [EVENT - CONTEXT] = sim_end_event,       [LIBRARY - CONTEXT] = sim_end_code,
-    [KERNEL - CONTEXT] = sim_end_function,   [MODULE - CONTEXT] = sim_end_module,
-    [FUNCTION - CONTEXT] = sim_end_function, [GRAPH - CONTEXT] = sim_end_graph,
-    [NODE - CONTEXT] = sim_end_node,         [EXEC - CONTEXT] = NULL,
-    [LINK - CONTEXT] = sim_end_link,         [HELD - CONTEXT] = sim_end_held,
-    [ALLOCATION - CONTEXT] = NULL,
-};
+void (*sim_ends[ALLOCATION - CONTEXT + 1])(struct object *);
 
 void *sim_new(enum kind kind, void *owner) {
     struct object *made = unused;
@@ -72,8 +63,8 @@ void sim_delete(void *object) {
         while (at->owned)
             at = at->owned;
         next = at->owner;
-        if (ends[at->kind - CONTEXT])
-            ends[at->kind - CONTEXT](at);
+        if (sim_ends[at->kind - CONTEXT])
+            sim_ends[at->kind - CONTEXT](at);
         if (at->newer)
             at->newer->older = at->older;
         else if (at->owner)

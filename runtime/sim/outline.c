@@ -136,9 +136,22 @@ CUresult sim_read_ptx(struct code *code, const char *text, size_t size) {
     return CUDA_SUCCESS;
 }
 
+// Return how well an element suits the device, as a driver chooses: a cubin of the same major version and the
+// highest minor one, else PTX with the highest target; 0: not at all.
+unsigned sim_suits(const struct fatbin_element *element) {
+    unsigned device = (unsigned)(10 * sim_major + sim_minor), arch = element->arch;
+    bool same_major = arch / 10 == device / 10;
+    if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
+        (element->flags & FATBIN_SUFFIX_F && !same_major))
+        return 0;
+    if (element->kind == FATBIN_CUBIN && same_major && (!sim_runs || sim_twins))
+        return 1000 + arch;
+    return element->kind == FATBIN_PTX ? arch : 0;
+}
+
 // Check the first lines: reject PTX versions that don't exist or are too new for us, and an architecture that
 // the device doesn't support.
-CUresult sim_check_target(const struct code *code) {
+static CUresult check_target(const struct code *code) {
     struct cursor outline = outline_of(code);
     struct value newest = find(outline, "newest", NULL), version = find(outline, "version", NULL);
     struct value target = find(outline, "target", NULL);
@@ -160,4 +173,14 @@ CUresult sim_check_target(const struct code *code) {
             (unsigned)find_number(outline, "target_line"), (int)target.number, target.data, sim_major,
             sim_minor);
     return CUDA_ERROR_INVALID_PTX;
+}
+
+CUresult sim_check_text(struct code *code) {
+    if (!code->text || !sim_runs)
+        return CUDA_SUCCESS;
+    CUresult status = check_target(code);
+    if (status || code->entry_count != 1)
+        return status ? status : sim_check_all(code);
+    LOCKED;
+    return sim_make_kernel(code, code->entries);
 }

@@ -3,8 +3,6 @@
 
 #include "sim.h"
 
-__thread bool sim_per_thread;
-
 #define PER_THREAD(name, suffix, parameters, ...)                                                            \
     CUresult name parameters;                                                                                \
     API name##suffix parameters {                                                                            \

@@ -10,7 +10,28 @@
 static struct queue *queues;
 static uint64_t numbers;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER; // some work
-__thread bool sim_in_host_function;
+
+CUresult (*sim_run)(struct context *, struct operation *, uint64_t);
+void (*sim_end_operation)(struct operation *);
+bool (*sim_copy_operation)(struct operation *, const struct operation *);
+void (*sim_after_work)(void);
+
+CUresult sim_fault_status;
+
+bool sim_note_fault(CUresult status) {
+    switch (status) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_LAUNCH_FAILED:
+        sim_fault_status = sim_fault_status ? sim_fault_status : status;
+        return true;
+    default:
+        return false;
+    }
+}
 
 uint64_t sim_now(void) {
     struct timespec time;
@@ -47,7 +68,7 @@ static void finish(struct queue *queue, CUresult status) {
             queue->context->error = status;
     }
     sim_release_work(work);
-    sim_trim_memory();
+    sim_after_work();
 }
 
 static void free_queue(struct queue *queue) {
@@ -236,4 +257,44 @@ CUresult sim_push(struct queue *queue, struct operation *operation, struct work 
     queue->last = work;
     queue->count++;
     return CUDA_SUCCESS;
+}
+
+// Streams
+
+__thread bool sim_per_thread;
+
+struct stream *sim_add_stream(struct context *context, unsigned flags, int priority) {
+    struct stream *made = sim_new(STREAM, context);
+    if (!made)
+        return NULL;
+    if (!(made->queue = sim_open_queue(context, flags))) {
+        sim_delete(made);
+        return NULL;
+    }
+    made->flags = flags;
+    made->priority = priority;
+    return made;
+}
+
+// Return the calling thread's default stream.
+static struct stream *own_stream(struct context *context) {
+    for (struct object *at = context->object.owned; at; at = at->older) {
+        struct stream *stream = (struct stream *)at;
+        if (at->kind == STREAM && stream->of_thread && pthread_equal(stream->thread, pthread_self()))
+            return stream;
+    }
+    struct stream *made = sim_add_stream(context, 0, 0);
+    if (made) {
+        made->of_thread = true;
+        made->thread = pthread_self();
+    }
+    return made;
+}
+
+struct stream *sim_stream(struct context *context, void *handle) {
+    if ((uintptr_t)handle == CU_STREAM_PER_THREAD_HANDLE || (!handle && sim_per_thread))
+        return own_stream(context);
+    if ((uintptr_t)handle <= CU_STREAM_LEGACY_HANDLE)
+        return context->legacy;
+    return is_kind(handle, STREAM) ? handle : NULL; // in any context: its streams work like the current one's
 }

@@ -79,7 +79,7 @@ bool sim_add_range(uint64_t start, size_t size, const void *owner, enum memory t
 }
 
 // Give back the oldest freed memory while there's too much.
-void sim_trim_memory(void) {
+static void trim(void) {
     size_t first = 0;
     if (freed_count <= 2 * FREED && freed_bytes <= FREED_BYTES)
         return;
@@ -171,7 +171,7 @@ bool sim_drop_range(uint64_t start, enum memory type) {
     if (type < REGISTERED || type == OF_GRAPH)
         retire(range);
     pthread_rwlock_unlock(&change);
-    sim_trim_memory();
+    trim();
     if (type == DEVICE)
         sim_give_memory(range.size);
     return true;
@@ -217,3 +217,21 @@ bool sim_wait_for_free(void) {
             return true;
     return false;
 }
+
+// How much of the device's memory is in use. Managed memory may exceed the device's, and pinned memory is the
+// host's.
+
+static uint64_t taken;
+
+bool sim_take_memory(uint64_t size) {
+    uint64_t total = sim_total_memory();
+    bool fits = taken <= total && size <= total - taken;
+    taken += fits ? size : 0;
+    return fits;
+}
+
+void sim_give_memory(uint64_t size) { taken -= size; }
+
+uint64_t sim_taken_memory(void) { return taken; }
+
+__attribute__((constructor)) static void set_up(void) { sim_after_work = trim; }

@@ -3,7 +3,6 @@
 // takes another block when it has none, or when all its blocks spin, as they may be waiting for that block.
 // All blocks of a cooperative launch fit on one worker, so no launch needs a second one.
 
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,14 +30,6 @@ static const struct host_services services = {
     .allocate = sim_heap_allocate,
     .release = sim_heap_release,
 };
-
-unsigned sim_processors(void) {
-    static unsigned count;
-    cpu_set_t set;
-    if (!count)
-        count = !sched_getaffinity(0, sizeof(set), &set) ? (unsigned)CPU_COUNT(&set) : 1;
-    return count;
-}
 
 static uint64_t now(void) {
     struct timespec time;

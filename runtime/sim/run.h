@@ -1,9 +1,7 @@
 // How kernels run.
 //
 //   run.c        launches: blocks over workers
-//   block.c      blocks: which thread is next, barriers
-//   warp.c       threads of a warp that meet
-//   lanes.c      threads with stacks of their own
+//   lanes.c      threads with stacks of their own: which one is next, barriers, threads of a warp that meet
 //   check.c      accesses to memory, faults
 //   print.c      printf, assert, malloc of device code
 //   variables.c  variables of modules
@@ -121,31 +119,25 @@ CUresult sim_run_blocks(struct run *run); // with the lock, which it releases me
 void sim_size_stacks(struct worker *worker, size_t local);     // while no lane has one
 void sim_collect_stacks(struct worker *worker);                // abandoned lanes' stacks
 void sim_enter_lane(struct worker *worker, struct lane *lane); // from home; returns when one goes there
-void sim_leave(struct lane *lane);                             // another one runs; returns when this one may
-void sim_go_home(struct lane *lane);
 void sim_exit_early(struct host_thread *thread) __attribute__((noreturn));
-
-// Run on a stack: one lane after another, until the next one already has a stack.
-void sim_run_lanes(struct worker *worker) __attribute__((used, noreturn, visibility("hidden")));
 
 // In runtime/arch: leave a stack, storing its state in `from`, and continue on another where that was left.
 void sim_switch(void **from, void *to) __attribute__((visibility("hidden")));
-// Return the state to switch to so that sim_run_lanes runs on a stack that ends at `top`.
-void *sim_prepare_stack(unsigned char *top, struct worker *worker);
+// Return the state to switch to so that `run`, which never returns, runs on a stack that ends at `top`.
+void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker);
 
-// block.c
 struct lane *sim_choose(struct resident *block); // that may run, or NULL
-void sim_exit(struct lane *lane);
 static inline void sim_advance(struct resident *block) { block->worker->advanced = true; }
 void sim_turn(struct host_thread *thread, uint32_t site);
 uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrier kind, uint32_t id,
                      uint32_t threads, bool value);
 
-// warp.c
 uint32_t sim_meet(struct host_thread *thread, uint32_t site, uint32_t mask, host_combine *combine,
                   void *data);
-void sim_meet_without(struct warp *warp, uint32_t lanes); // that have exited
-bool sim_meet_active(struct warp *warp);
+void sim_end_lane(struct lane *lane) __attribute__((noreturn)); // when its launch has failed
+// Report why a launch ends, unless it has failed already.
+void sim_fail(struct run *run, const struct lane *lane, uint32_t site, CUresult status, const char *format,
+              ...) __attribute__((format(printf, 5, 6)));
 
 // check.c
 void sim_see(struct host_thread *thread, uint32_t site, uint64_t address, uint64_t size);
@@ -154,10 +146,6 @@ bool sim_may_access(const struct lane *lane, uint64_t address, uint64_t size);
 void sim_read_text(struct lane *lane, uint32_t site, uint64_t address, char *to, size_t room);
 void sim_fault(struct host_thread *thread, uint32_t site, enum host_fault fault, uint64_t address)
     __attribute__((noreturn));
-void sim_end_lane(struct lane *lane) __attribute__((noreturn)); // when its launch has failed
-// Report why a launch ends, unless it has failed already.
-void sim_fail(struct run *run, const struct lane *lane, uint32_t site, CUresult status, const char *format,
-              ...) __attribute__((format(printf, 5, 6)));
 void sim_deadlock(struct resident *block);
 void sim_time_out(struct resident *block, unsigned seconds);
 

@@ -8,22 +8,11 @@
 
 // Limits
 
-static const uint64_t limits[CU_LIMIT_MAX] = {
-    [CU_LIMIT_STACK_SIZE] = 1024,
-    [CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20,
-    [CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20,
-    [CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048,
-    [CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64,
-};
-
-uint64_t sim_limit(const struct context *context, int limit) {
-    return context->limits[limit] ? context->limits[limit] : limits[limit];
-}
-
 static CUresult check_limit(const void *value, int limit) {
     if (!value || limit < 0 || limit >= CU_LIMIT_MAX)
         return CUDA_ERROR_INVALID_VALUE;
-    return limits[limit] ? CUDA_SUCCESS : CUDA_ERROR_UNSUPPORTED_LIMIT;
+    static const struct context fresh;
+    return sim_limit(&fresh, limit) ? CUDA_SUCCESS : CUDA_ERROR_UNSUPPORTED_LIMIT;
 }
 
 API cuCtxGetLimit(size_t *value, int limit) {

@@ -1,19 +1,19 @@
 // The simulated device: a libcuda.so.1 whose device memory is host memory and whose one device is the CPU.
 //
 //   object.c   the objects behind handles: who owns what, and reuse of their memory
-//   device.c   initialization, the device; attributes.c: its attributes; errors.c: error codes
+//   environment.c  variables that set it up, and messages
+//   device.c   initialization, the device; attributes.c: its attributes and limits; errors.c: error codes
 //   context.c  contexts, and which one is current
 //   settings.c settings of contexts and functions, peers
 //   range.c    the allocated memory; memory.c: device memory, pinned memory; pool.c, virtual.c: other ways to
 //              allocate; pointer.c: pointer attributes
 //   copy.c     copies and memsets
 //   image.c    images, and objects of gpt-asm; their kinds: fatbin.c, cubin.c, outline.c (what gpt-asm says
-//   of
-//              PTX); code.c: the kernels and variables read from them
+//              of PTX); code.c: the kernels and variables read from them
 //   build.c    host code of PTX; cache.c keeps it, host.c loads it
 //   module.c   modules, libraries, kernels and functions; function.c: their attributes
 //   heap.c     malloc of device code
-//   link.c     linking PTX to PTX; devrt.c: our part of the device runtime; jit.c: compiler logs
+//   link.c     linking PTX to PTX; devrt.c: our part of the device runtime; jit.c: cuLink*, compiler logs
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
 //   stream.c   streams; queue.c: their work and the threads that do it; event.c: events
@@ -109,14 +109,13 @@ static inline bool is_there(struct reference to) {
            ((struct object *)to.object)->serial == to.serial;
 }
 
-// Called before an object is deleted, to free everything it holds besides other objects.
-void sim_end_context(struct object *object), sim_end_stream(struct object *object);
-void sim_end_event(struct object *object), sim_end_code(struct object *object);
-void sim_end_module(struct object *object), sim_end_function(struct object *object);
-void sim_end_graph(struct object *object), sim_end_node(struct object *object);
-void sim_end_link(struct object *object), sim_end_held(struct object *object);
+// Functions by kind, called before an object is deleted, to free everything it holds besides other objects.
+// NULL: nothing to free. The file of a kind sets its own when the library is loaded.
+extern void (*sim_ends[])(struct object *object);
+#define AT_END(kind, end)                                                                                    \
+    __attribute__((constructor)) static void set_end_of_##kind(void) { sim_ends[kind - CONTEXT] = end; }
 
-// device.c
+// environment.c
 extern int sim_major, sim_minor; // the compute capability
 extern bool sim_strict;          // queries about deleted functions end the program
 extern unsigned sim_load_delay;  // minimum microseconds to load
@@ -126,12 +125,18 @@ extern bool sim_runs;            // run kernels; otherwise launches are accepted
 extern const char *sim_twins;    // the folder with PTX by which cubins run, or NULL; see cubin.c
 extern unsigned sim_timeout;     // seconds without progress until a launch is ended; 0: never
 bool sim_read_environment(void); // sets these; false, with a message the first time, if a value is invalid
-int sim_attribute(int attribute);
+size_t sim_total_memory(void);   // bytes
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
 void sim_say_once(const char *format, ...)
     __attribute__((format(printf, 1, 2))); // if kernels run, and it was not the last
 void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern __thread char sim_said[1024]; // the last error of this thread
+
+// attributes.c
+struct context;
+int sim_attribute(int attribute);
+unsigned sim_processors(void);
+uint64_t sim_limit(const struct context *context, int limit);
 
 // jit.c
 struct jit { // the log buffers a program passes; the options must stay valid
@@ -180,9 +185,6 @@ static inline CUresult sim_error_of(const struct context *context) {
     if ((entered_ = sim_unsafe()))                                                                           \
     return entered_
 
-// settings.c
-uint64_t sim_limit(const struct context *context, int limit);
-
 // range.c: the allocated memory
 struct range {
     uint64_t start, size, serial;
@@ -202,9 +204,11 @@ bool sim_is_pinned(uint64_t start, uint64_t size);
 bool sim_is_gone(uint64_t address); // it was freed, or no graph has allocated it yet
 void sim_set_until(uint64_t start, uint64_t until, bool frees_itself);
 uint64_t sim_used(const void *pool); // bytes
+bool sim_take_memory(uint64_t size); // device memory; false: not enough left
+void sim_give_memory(uint64_t size);
+uint64_t sim_taken_memory(void);
 void sim_free_all(const void *owner);
 bool sim_wait_for_free(void); // waits for a free in a stream; false: none is pending
-void sim_trim_memory(void);   // frees memory that no pending work may use any more
 // Find memory that work of this number may use, including memory freed since. Call it without the lock.
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t number, uint64_t *start, uint64_t *room);
 bool sim_find_freed(uint64_t address, uint64_t size, uint64_t number);
@@ -214,9 +218,6 @@ void sim_describe(uint64_t address, char text[256]); // for a message; without t
 CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
 CUresult sim_free(CUdeviceptr memory);
-bool sim_take_memory(uint64_t size); // device memory; false: not enough left
-void sim_give_memory(uint64_t size);
-size_t sim_total_memory(void);
 
 // copy.c
 // `node`: for a node of a graph, whose own memory may not exist yet.
@@ -273,7 +274,9 @@ struct code {
     void *object; // if the image is host code
 };
 void sim_release_code(struct code *code);
-void sim_set_sizes(struct entry *entry, size_t shared, size_t local); // sets the sizes of its static memory
+void sim_close_objects(void); // after their code was released; without the lock
+CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // zero-terminated, to be freed
+void sim_set_sizes(struct entry *entry, size_t shared, size_t local);  // sets the sizes of its static memory
 void sim_set_registers(struct entry *entry, unsigned long registers);
 
 // image.c
@@ -281,7 +284,6 @@ void sim_set_registers(struct entry *entry, unsigned long registers);
 // only an address, as to the driver. The image isn't used after that.
 CUresult sim_read_image(struct code **code, const void *start, size_t room);
 CUresult sim_read_file(struct code **code, const char *path);
-CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // zero-terminated, to be freed
 
 // fatbin.c
 // Call `take` with the PTX of an image that suits the device best, and return its status. Call it without the
@@ -292,13 +294,10 @@ CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, c
 // build.c
 // Make sure that a kernel has host code. Call it with the lock, which it may release meanwhile.
 CUresult sim_make_kernel(struct code *code, struct entry *entry);
-// Check whether host code can be made from a PTX image. If it has only one kernel, compile that. Call it
-// without the lock.
-CUresult sim_check_text(struct code *code);
-
 // outline.c
-CUresult
-sim_check_target(const struct code *code); // checks that the PTX is for this device, and of a known version
+// Check whether host code can be made from a PTX image: it's for this device, and of a known version. If it
+// has only one kernel, compile that. Call it without the lock.
+CUresult sim_check_text(struct code *code);
 
 // Decompress the PTX in an element of a fatbin, to be freed. With GPT_WANT_OUTLINE, its outline goes into the
 // cache, else `want` is GPT_WANT_TEXT. Call it without the lock.
@@ -312,9 +311,6 @@ CUresult sim_link_fatbins(const void *const *fatbins, char **text);
 void *sim_open_object(const char *bytes, size_t size); // without the lock; NULL after an error message
 const struct host_module *sim_module_of(void *object);
 void sim_describe_entry(struct entry *entry); // sets the attributes that its host code states
-
-void sim_close_later(void *object);
-void sim_close_objects(void); // without the lock
 
 // variables.c
 struct bound { // addresses of the variables of an object
@@ -358,9 +354,6 @@ struct library { // also a module
 };
 CUresult sim_module_in(struct library **module, struct context *context, const struct function *function);
 
-// run.c
-unsigned sim_processors(void);
-
 // launch.c
 
 // The work of a stream operation or a graph node, by CU_GRAPH_NODE_TYPE_*.
@@ -396,10 +389,6 @@ struct operation {
 };
 bool sim_is_cluster(const void *dimensions, bool *cluster); // false: unsupported or invalid
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
-bool sim_copy_operation(struct operation *to, const struct operation *from);
-void sim_end_operation(struct operation *operation);
-// Run it as work of this number. Call it without the lock.
-CUresult sim_run(struct context *context, struct operation *operation, uint64_t number);
 
 // stream.c
 struct nodes { // during capture: the nodes that the next one depends on
@@ -438,6 +427,14 @@ void sim_record(struct event *event, struct stream *stream);
 CUresult sim_wait_event(struct stream *stream, struct event *event);
 
 // queue.c
+
+// What launch.c and range.c have for the work in a queue.
+extern bool (*sim_copy_operation)(struct operation *to, const struct operation *from);
+extern void (*sim_end_operation)(struct operation *operation);
+// Run it as work of this number. Call it without the lock.
+extern CUresult (*sim_run)(struct context *context, struct operation *operation, uint64_t number);
+extern void (*sim_after_work)(void); // frees memory that no pending work may use any more
+
 void sim_drain(struct context *context, bool all);
 uint64_t sim_next_work(void);              // the number of the next work
 uint64_t sim_oldest_work(void);            // the lowest number pending
@@ -491,7 +488,8 @@ bool sim_uses_freed(const struct graph *graph, const struct operation *operation
 bool sim_has_memory(const struct graph *graph);
 CUresult sim_reserve_graph_memory(const struct operation *all, size_t count);
 CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_first);
-void sim_note_launch(struct operation *all, size_t count);
+// `lacks_memory`: whether an operation needs memory that isn't there now.
+void sim_note_launch(struct operation *all, size_t count, bool (*lacks_memory)(const struct operation *));
 void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *params);
 
 // proc.c and table.c

@@ -6,48 +6,14 @@
 
 _Static_assert(sizeof(struct stream) <= OBJECT_SIZE, "fits");
 
-void sim_end_stream(struct object *object) {
+static void end_stream(struct object *object) {
     struct stream *stream = (struct stream *)object;
     sim_leave_capture(stream);
     if (stream->queue)
         sim_close_queue(stream->queue);
 }
 
-struct stream *sim_add_stream(struct context *context, unsigned flags, int priority) {
-    struct stream *made = sim_new(STREAM, context);
-    if (!made)
-        return NULL;
-    if (!(made->queue = sim_open_queue(context, flags))) {
-        sim_delete(made);
-        return NULL;
-    }
-    made->flags = flags;
-    made->priority = priority;
-    return made;
-}
-
-// Return the calling thread's default stream.
-static struct stream *own_stream(struct context *context) {
-    for (struct object *at = context->object.owned; at; at = at->older) {
-        struct stream *stream = (struct stream *)at;
-        if (at->kind == STREAM && stream->of_thread && pthread_equal(stream->thread, pthread_self()))
-            return stream;
-    }
-    struct stream *made = sim_add_stream(context, 0, 0);
-    if (made) {
-        made->of_thread = true;
-        made->thread = pthread_self();
-    }
-    return made;
-}
-
-struct stream *sim_stream(struct context *context, void *handle) {
-    if ((uintptr_t)handle == CU_STREAM_PER_THREAD_HANDLE || (!handle && sim_per_thread))
-        return own_stream(context);
-    if ((uintptr_t)handle <= CU_STREAM_LEGACY_HANDLE)
-        return context->legacy;
-    return is_kind(handle, STREAM) ? handle : NULL; // in any context: its streams work like the current one's
-}
+AT_END(STREAM, end_stream)
 
 static struct context *context_of(const struct stream *stream) {
     return (struct context *)stream->object.owner;
@@ -185,4 +151,27 @@ API cuLaunchHostFunc_v2(void *stream, void (*function)(void *), void *data, unsi
 API cuStreamAddCallback(void *stream, void (*function)(void *, CUresult, void *), void *data,
                         unsigned flags) {
     return flags ? CUDA_ERROR_INVALID_VALUE : call(stream, NULL, function, data);
+}
+
+// Contexts
+
+API cuCtxSynchronize(void) {
+    IN_CONTEXT;
+    if ((entered_ = sim_refuse_captures(context)))
+        return entered_;
+    struct reference is = sim_refer(context);
+    sim_drain(context, false);
+    return is_there(is) ? sim_error_of(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+API cuCtxSynchronize_v2(void *handle) {
+    LOCKED;
+    struct context *context = is_kind(handle, CONTEXT) ? handle : NULL;
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult status = sim_refuse_captures(context);
+    struct reference is = sim_refer(context);
+    if (!status)
+        sim_drain(context, false);
+    return status ? status : is_there(is) ? sim_error_of(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }

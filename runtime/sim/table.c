@@ -71,6 +71,7 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
 
 // Return whether this thread runs a host function. Called only while some thread does.
 int sim_callbacks;
+__thread bool sim_in_host_function;
 __attribute__((used)) int sim_is_in_callback(void) { return sim_in_host_function; }
 
 // Define the symbol of every function from these lists. It answers CUDA_ERROR_NOT_INITIALIZED or

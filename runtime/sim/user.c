@@ -45,11 +45,13 @@ static void release(struct user *user, unsigned count) {
     sim_delete(user);
 }
 
-void sim_end_held(struct object *object) {
+static void end_held(struct object *object) {
     struct held *held = (struct held *)object;
     if (held->count)
         release(held->user, held->count);
 }
+
+AT_END(HELD, end_held)
 
 static CUresult hold(struct graph *graph, struct user *user, unsigned count) {
     struct held *made = sim_new(HELD, graph);

@@ -1,4 +1,4 @@
-"""Ask gpt-analyze from tests: its answers as rows, whatever form they came in."""
+"""Run gpt-analyze from tests, and return its answers as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of known times, and traces of launches of them."""
+"""Blocks with known times, and traces of launches with such blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPOCH = 10**18
 
 
 def saved(blocks, warps=1):
-    """Bytes of blocks (start, clocks, sm), each with warps that begin one clock after the other; 2 clocks a ns."""
+    """Return the bytes of blocks (start, clocks, sm), whose warps begin one clock after another; 2 clocks are 1 ns."""
     data = np.zeros((len(blocks), warps), SLOT)
     for number, (start, took, sm) in enumerate(blocks):
         for warp in range(warps):
@@ -28,7 +28,7 @@ def saved(blocks, warps=1):
 
 
 def trace(*launches, warps=1, name=NAME, first=0, **header):
-    """A segment with a launch for each list of blocks."""
+    """Return a segment with a launch for each list of blocks."""
     found = [records.make("function", id=4, name=name), MAP, forge.kernel(3, 4, name, 1)]
     for number, blocks in enumerate(launches, first):
         found += [forge.probed(number, 3, 4, len(blocks), 32 * warps), forge.buffer(number, saved(blocks, warps))]

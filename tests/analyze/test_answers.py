@@ -29,7 +29,7 @@ def launch(start, function, stream_=0):
 
 
 def process(pid=10, zero=0, **more):
-    """Two threads: launches of two kernels in two streams, an allocation, and what two of the launches saved."""
+    """Return two threads that launched two kernels in two streams, an allocation, and two launches' records."""
     seconds = 10**9
     rows = [launch(zero + 1 * seconds, 4), launch(zero + 2 * seconds, 5, 7), launch(zero + 3 * seconds, 4, 7)]
     saved = [MAP, forge.kernel(3, 4, KERNELS[0]["name"], 1), forge.kernel(6, 5, "copy", 1)]
@@ -244,7 +244,7 @@ with open(sys.argv[1], "ab", 0) as file:
 
 @pytest.fixture
 def growing(tmp_path):
-    """A trace whose process lives until a file appears, and then writes the rest."""
+    """Return a trace whose process runs until a file appears, and then writes the rest."""
     path = tmp_path / "t.mp"
     path.touch()
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -301,7 +301,7 @@ def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary
 
 
 def test_follow_waits_for_the_rest_of_a_stream_whose_process_has_ended(tmp_path):
-    """A helper or a copy is still writing it; the answer used to be that the process had been killed."""
+    """A helper or a copy may still be writing it. The answer used to be that the process had been killed."""
     whole, path = forge.pack(process()), tmp_path / "t.mp"
     for size in (len(whole) // 2, whole.rindex(b"kind") - 2):  # within a record, and before the end
         path.write_bytes(whole[:size])

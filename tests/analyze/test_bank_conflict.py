@@ -1,4 +1,4 @@
-"""gpt-analyze bank_conflict: on accesses whose passes are known, and against a walk over lanes."""
+"""gpt-analyze bank_conflict on accesses with known passes, compared with a count lane by lane."""
 
 import struct
 from collections import defaultdict
@@ -17,7 +17,7 @@ THREADS = 40  # a warp, and one of 8 threads
 
 
 def pack(accesses):
-    """The bytes of a log, of (thread, clock, address, bytes)."""
+    """Return the bytes of a log of (thread, clock, address, bytes)."""
     return struct.pack("<Q", len(accesses)) + b"".join(struct.pack("<QQII", *access) for access in accesses)
 
 
@@ -35,7 +35,7 @@ def warp(address, size=4, clock=5, lanes=32):
     ("accesses", "least", "passes"),
     [
         (warp(lambda lane: 4 * lane), 1, 1),
-        (warp(lambda lane: 64), 1, 1),  # one word for all
+        (warp(lambda lane: 64), 1, 1),  # one word for all lanes
         (warp(lambda lane: lane, 1), 1, 1),
         (warp(lambda lane: 8 * lane), 1, 2),
         (warp(lambda lane: 128 * lane), 1, 32),
@@ -83,7 +83,7 @@ def test_where_lanes_run_in_turn_the_nth_accesses_of_a_warp_are_one_request():
 
 
 def walked(accesses):
-    """Passes by a walk through the lanes."""
+    """Return the number of passes, counted lane by lane."""
     groups = defaultdict(lambda: defaultdict(set))
     for thread, clock, address, size in accesses:
         block, within = divmod(thread, THREADS)

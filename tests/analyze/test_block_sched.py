@@ -1,4 +1,4 @@
-"""gpt-analyze block_sched: schedules of known blocks, against a scheduler that walks through them one by one."""
+"""gpt-analyze block_sched on known blocks, compared with a scheduler that goes through them one by one."""
 
 import heapq
 import os
@@ -22,7 +22,7 @@ UNKNOWN = "not known: the trace of its process has no end"
 
 
 def walked(blocks):
-    """For each SM running and scheduling cycles and slots, by a walk through its blocks."""
+    """Return running and scheduling cycles and slots per SM, counted block by block."""
     found = {}
     for sm in sorted({sm for _, _, sm in blocks}):
         ended, running, scheduling, slots = [], 0, 0, 0
@@ -87,7 +87,7 @@ def test_whatever_the_blocks_are_it_is_what_a_walk_finds(blocks, warps):
 
 
 def test_times_across_sms_are_those_of_the_common_clock():
-    """The clocks of the SMs have nothing in common; the ns do, and here two clocks are one."""
+    """SM clocks are unrelated to each other; times in ns are comparable. Here two clocks are 1 ns."""
     blocks = [(start, 1000, sm) for sm in range(4) for start in range(0, 20000, 1100)]
     data = np.frombuffer(saved(blocks, 2), SLOT).copy()
     data["end"] = EPOCH + (data["start"] + data["elapsed"]) // 2 // 32 * 32 + 300 * data["sm"]  # it ticks each 32 ns
@@ -292,7 +292,7 @@ def test_a_plot(tmp_path, form):
 
 @pytest.mark.full
 def test_bars_narrower_than_a_pixel_are_all_there(tmp_path):
-    """A third of the time is a light color; there used to be a pattern of bars and false gaps."""
+    """Bars fill a third of the time, drawn as a light color; there used to be a pattern of bars and false gaps."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     blocks = [(93 * number, 31, 0) for number in range(5000)]
     done = run("block_sched", "--plot", tmp_path / "p.png", data=forge.pack(trace(blocks)))

@@ -52,7 +52,7 @@ def saved(number, made, random):
 
 
 def rank(number, seed, launches=3, extra=(), **header):
-    """The trace of a rank: calls, GPU times, and launches of two kernels with all probes."""
+    """Return the trace of a rank: calls, GPU times, and launches of two kernels with all probes."""
     random = np.random.default_rng(seed)
     found = [forge.api(1, "cuLaunchKernel"), forge.api(2, "cuMemAlloc"), forge.api(3, "cuMemcpyHtoD")]
     found += [records.make("function", id=at, name=name) for at, name in enumerate(KERNELS, 1)]
@@ -151,7 +151,7 @@ def test_refused(name, args, status, said):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster of two processes, which this one has begun, and its address."""
+    """Return a cluster of two processes that this process started, and its address."""
     import distributed
 
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as made:

@@ -1,4 +1,4 @@
-"""gpt-analyze collectives: which rank waits for which, on hand-made ranks."""
+"""gpt-analyze collectives on hand-made ranks: which rank waits for which."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ TOOK = 50 * US  # once the last one has begun
 
 
 def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_host=8, said=True, **header):
-    """A process of a rank: kernels that ran from `begins` to `ends` ns, on a clock that is `shift` ns ahead."""
+    """Return a rank's process: kernels that ran from `begins` to `ends` ns, on a clock that is `shift` ns ahead."""
     host = number // per_host
     found = [forge.api(1, "cuLaunchKernel")]
     found += [records.make("function", id=n, name=name) for n, name in enumerate(NAMES, 1)]
@@ -68,7 +68,7 @@ def test_two_ranks_one_of_which_is_late():
 
 @pytest.mark.parametrize(("ahead", "drift"), [(3_000_000, 0), (-7_000_000, 0), (2_000_000, 1e-5)])
 def test_eight_ranks_of_two_hosts_whose_clocks_differ(ahead, drift):
-    """The second host is ahead by milliseconds, and moves away: more than any collective takes."""
+    """The second host's clock is milliseconds ahead, more than any collective takes, and drifts away."""
     late = {(6, step): (step % 5 + 1) * 20 * US for step in range(3, 60, 4)}
     begins, ends = lockstep(8, 64, late)
     shifts = np.zeros(8, int)
@@ -88,7 +88,7 @@ def test_eight_ranks_of_two_hosts_whose_clocks_differ(ahead, drift):
 
 
 def test_communicators_of_some_ranks_each():
-    """Two ranks of two: pairs reduce often, each at its own pace, and all four gather on another stream."""
+    """Two communicators have two ranks each. Pairs reduce often, at their own pace; all four gather on a third one."""
     rng, segments = np.random.default_rng(1), []
     pairs = [lockstep(2, 40, {(0, n): int(rng.integers(0, 90)) * US for n in range(40)}, seed) for seed in (1, 2)]
     jitter = np.cumsum(rng.integers(-300, 300, 40)) * US
@@ -152,7 +152,7 @@ SLOT = np.dtype([("count", "<u8"), ("start", "<u8"), ("end", "<u8"), ("elapsed",
 
 
 def blocks(number, begins, ends, gpu, shift):
-    """A rank whose NCCL kernels had the probe block_sched: ns of its GPU are `gpu` ahead, its SMs run at 2 GHz."""
+    """Return a rank whose NCCL kernels had the probe block_sched. Its GPU clock is `gpu` ns ahead; SMs run at 2 GHz."""
     map_ = forge.probe_map("block_sched", **forge.BLOCK_SCHED)
     found = [records.make("function", id=1, name=REDUCE), map_, forge.kernel(3, 1, REDUCE, 1)]
     for at, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):

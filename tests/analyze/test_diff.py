@@ -20,7 +20,7 @@ KERNELS = {1: "_Z2k1v", 2: "_Z2k2v", 3: "_Z5only_v", 4: "_Z3newv"}
 
 
 def side(count, mean, deviation=0.0, size=0, timed=True):
-    """A side of one run, with times that are as far from the mean as the deviation, in turns."""
+    """Return one side of a comparison, with times alternately one deviation above and one below the mean."""
     sums = RunSums(count, size)
     sums.times.add(np.array([mean + (deviation if n % 2 else -deviation) for n in range(count if timed else 0)], float))
     return make_side([sums])
@@ -48,7 +48,7 @@ def test_what_is_a_difference(a, b, differs):
 
 
 def with_times(*runs):
-    """A side whose runs have these times."""
+    """Return a side whose runs have these times."""
     found = []
     for times in runs:
         found.append(RunSums(len(times)))
@@ -90,7 +90,7 @@ def test_kernels_with_other_numbers_in_their_names_are_compared():
 
 
 def trace(seed, copies, sync, kernels, **header):
-    """Noisy calls, copies of 100 bytes, waits of `sync` ns, and GPU times of kernels: (count, ns)."""
+    """Return noisy calls, copies of 100 bytes, waits of `sync` ns, and GPU times of kernels (count, ns)."""
     noise = random.Random(seed)
     plain = [(10 * n, round(noise.gauss(1000, 100)), ALLOC, 0) for n in range(1, 200)]
     plain += [(10 * n, round(noise.gauss(sync, 100)), SYNC, 0) for n in range(1, 200)]
@@ -144,7 +144,7 @@ def test_what_changed_most_comes_first(two):
 
 
 def test_what_is_not_in_the_numbers_is_said(tmp_path):
-    """B is recorded from 300 to 700 ns only, and three of five launches are without times, as those in graphs."""
+    """B is recorded from 300 to 700 ns only, and three of five launches have no times, like launches in graphs."""
     off = [records.make("recording", on=on, at=at) for at, on in ((300, True), (700, False))]
     name = records.make("function", id=1, name="k")
     for at, more in enumerate(([forge.launches({1: 5})], [forge.launches({1: 2}), *off])):
@@ -230,13 +230,30 @@ def test_children_are_of_the_trace_that_names_them(tmp_path):
 
 
 def test_the_parts_of_a_change_are_those_of_one_thread(tmp_path):
-    """Two threads that call at once: B takes 10 ms longer, all of it in calls of both."""
+    """Two threads make calls at the same time. B takes 10 ms longer, all of it in calls of both."""
     for name, took in (("a.mp", 1), ("b.mp", 11)):
         calls = [forge.calls([(1, took * MS, INIT, 0)], thread=thread) for thread in (1, 2)]
         (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, *calls, pid=took)))
     found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
     assert found.rows["whole"][2]["change"] == 20 * MS
     assert found.verdicts["whole"][1] == ("in the thread that spends most time in calls, all of that is in CUDA calls")
+
+
+def test_only_known_conditions_are_said_to_differ(tmp_path):
+    """B may have run on the same GPU if A doesn't name its own; one run of A had B's probes."""
+    card = records.make("device", index=0, name="H200", arch="sm_90", runs="sass")
+    call = forge.calls([(1, MS, INIT, 0)])
+    probe = forge.probe_map("dmat", n="u64")
+    for name, segments in (("a", [[call], [probe, call]]), ("b", [[card, probe, forge.calls([(1, 2 * MS, INIT, 0)])]])):
+        (tmp_path / name).mkdir()
+        for number, segment in enumerate(segments):
+            made = forge.trace(*APIS, *segment, pid=ord(name) + 10 * number)
+            (tmp_path / name / f"{number}.mp").write_bytes(forge.pack(made))
+    found = Answers(run("diff", "--json", tmp_path / "a", tmp_path / "b").stdout)
+    assert not any("GPU" in line for line in found.verdicts["sides"])
+    assert not any("that may be why" in line for line in found.verdicts["whole"])
+    bare = Answers(run("diff", "--json", tmp_path / "a" / "0.mp", tmp_path / "b" / "0.mp").stdout)
+    assert "B ran with different probes: that may be why" in bare.verdicts["whole"]
 
 
 @pytest.mark.full
@@ -256,7 +273,7 @@ def test_two_traces_are_needed(two, tmp_path):
 
 
 def test_folders_are_runs_of_which_the_noise_is_known(tmp_path):
-    """Three runs of each side, with a child; B's waits take a fifth longer, more than runs differ by."""
+    """Each side has three runs with a child. B's waits take a fifth longer, more than runs differ by."""
     for side, (name, sync) in enumerate((("a", 3000), ("b", 3600))):
         folder = tmp_path / name
         folder.mkdir()
@@ -281,7 +298,7 @@ def test_folders_are_runs_of_which_the_noise_is_known(tmp_path):
 
 
 def test_an_outlying_run_is_named(tmp_path):
-    """Five runs of each side are alike, but for a wait of a second in one of B: the others say that nothing changed."""
+    """Five runs of each side are alike, but for a wait of a second in one run of B. Without it, nothing has changed."""
     for side, name in enumerate("ab"):
         (tmp_path / name).mkdir()
         for number in range(5):
@@ -339,7 +356,7 @@ def test_few_waits_that_took_a_second_are_no_noise(tmp_path):
 
 
 def test_a_difference_of_host_code_is_told_as_one(tmp_path):
-    """B is 18 s shorter: 17.9 s of that are host code, and 0.1 s are 31 calls of the same function."""
+    """B is 18 s shorter: host code takes 17.9 s less, and 31 calls of the same function 0.1 s less."""
     for name, pause, took, args, probe in (("a.mp", 20_000, 5, "3", "block_sched"), ("b.mp", 2_100, 2, "1", "dmat")):
         calls = [(1 + (MS * (n * (took + n) + (pause if n > 15 else 0))), MS * (took + n), SYNC, 0) for n in range(31)]
         calls += [(MS * (pause - 50 + n), 2 * MS, ALLOC, 0) for n in range(2 if took == 5 else 1)]

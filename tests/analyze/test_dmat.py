@@ -1,4 +1,4 @@
-"""gpt-analyze dmat: on accesses of known pages at known clocks."""
+"""gpt-analyze dmat on accesses to known pages at known clocks."""
 
 import struct
 
@@ -15,7 +15,7 @@ PAGE, LOW, CLOCK = 4096, 0x7F0000000000, 1 << 40
 
 
 def log(accesses, lost):
-    """Pack a log of (address, clock), whose count also includes some dropped ones."""
+    """Pack a log of (address, clock); its count includes some dropped entries."""
     entries = np.zeros(len(accesses), ENTRY)
     entries["address"], entries["clock"] = np.array(accesses, np.uint64).T
     entries["bytes"] = 4

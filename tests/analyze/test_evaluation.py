@@ -1,4 +1,4 @@
-"""docs/evaluation.md, docs/analyses.md: each command that they name is there, and takes the options that they show."""
+"""docs/evaluation.md and docs/analyses.md: each command exists and takes the options shown."""
 
 import re
 from importlib import import_module

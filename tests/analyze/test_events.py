@@ -1,4 +1,4 @@
-"""gpt-analyze events: one line per call, in order of time; all recipes in the eBPF tracer's guide work on them."""
+"""gpt-analyze events: one line per call, ordered by time, to which all recipes in the eBPF tracer's guide apply."""
 
 import csv
 import json
@@ -107,7 +107,7 @@ def test_clocks_of_machines_are_joined_by_the_time_of_day():
 
 
 def test_clock_records_move_all_calls_alike():
-    """A better rate comes late, and the order within a thread holds."""
+    """A better rate arrives late; the order within a thread is kept."""
     rows = [(i * 1000, 1, ALLOC, 0) for i in range(1, 2000)]
     late = records.make("clock", monotonic=10**9, tsc=2 * 10**9)
     found = events(forge.trace(*APIS, forge.calls(rows), late, tsc=0, tsc_hz=10**9))
@@ -275,7 +275,7 @@ GUIDE = [
 
 @pytest.fixture(scope="module", params=[(), ("--notes",)], ids=["calls", "notes"])
 def guide(request, tmp_path_factory):
-    """A folder with the lines of a trace of two threads, each with its own chunks."""
+    """Return a folder with the lines of a trace of two threads, each with its own chunks."""
     first = [(1000, 250, ALLOC, 0, 1, 0, 4096, 0), (5000, 2000, ALLOC, 0, 1, 0, 1 << 20, 0)]
     second = [
         (1500, 500, ALLOC, 0, 1, 0, 8192, 0),
@@ -299,7 +299,7 @@ def guide(request, tmp_path_factory):
 
 
 def plain(text):
-    """Words, with numbers as jq before 1.7 prints them: 1.5 for 1.500."""
+    """Return the words, with numbers as jq before 1.7 prints them: 1.5 for 1.500."""
     return re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.15g}", text).split()
 
 

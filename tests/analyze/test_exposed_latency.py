@@ -1,4 +1,4 @@
-"""gpt-analyze exposed_latency: launches of known times, and another tool's figures."""
+"""gpt-analyze exposed_latency on launches with known times, and with another tool's figures."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_figures_of_other_tools_stand_beside(tmp_path):
         ("", 3, ": no column 'probe'"),
         ("probe,ncu\na,1\n", 3, ": no column 'original'"),
         ("probe,original,kernel\na,1,1\n", 3, ": no column of a tool"),
-        ("probe,original,ncu,ncu\na,1,1,1\n", 3, ": two columns of one name"),
+        ("probe,original,ncu,ncu\na,1,1,1\n", 3, ": two columns with one name"),
         ("probe,original,ncu\na,1\n", 3, ":2: 2 values, of 3 columns"),
         ("probe,original,ncu\na,0,1\n", 3, ":2: no time in column 'original'"),
         ("probe,original,ncu\na,1,nan\n", 3, ":2: not a time: 'nan'"),

@@ -14,7 +14,7 @@ CONTROL = {"device": "/dev/nvidiactl", "request": 1, "name": "NV_ESC_RM_CONTROL"
 
 
 def process(devices=2):
-    """Launches at 1, 2, 3 and 4 s: of two kernels in turn, by two threads in turn, on two devices in turn."""
+    """Return launches at 1, 2, 3 and 4 s, which alternate between two kernels, two threads and two devices."""
     cards = [records.make("device", index=n, name="d", arch="sm_90", runs="sass") for n in range(devices)]
     names = [records.make("function", id=id_, name=name) for id_, name in FUNCTIONS.items()]
     inner, gpu = [], []
@@ -76,7 +76,7 @@ def test_gpu_times_say_their_device(options, total):
 )
 def test_ioctls_of_threads_and_times(options, count):
     assert found("ioctl", *options).rows["ioctls"][0]["calls"] == count
-    questions = {row["question"]: row for row in found("summary", *options).rows["questions"]}
+    questions = {row["question"]: row for row in found("summary", "--verbose", *options).rows["questions"]}
     assert questions["scheduler of the GPU"]["value"] == count
 
 

@@ -1,4 +1,4 @@
-"""gpt-analyze graphs: replays of hand-made graphs, and of one on the simulated device."""
+"""gpt-analyze graphs on replays of hand-made graphs, and of a graph on the simulated device."""
 
 import struct
 
@@ -20,12 +20,12 @@ def made(exec_, at, nodes=9, **launches):
 
 
 def replays(*found):
-    """Calls (start, duration, result, handle)."""
+    """Return calls (start, duration, result, handle)."""
     return forge.calls([(start, took, 1, result, handle, 0) for start, took, result, handle in found], forge.OBJECT)
 
 
 def warp(start, took):
-    """Pack what a block of one warp saves; its clock runs at 1 GHz."""
+    """Pack the record of a block of one warp, whose clock runs at 1 GHz."""
     return struct.pack("<QQQII", 1, start, start + took, took, 0)
 
 
@@ -116,5 +116,5 @@ def test_launches_of_graphs_that_were_made_before_are_no_error():
     done = run("graphs", data=forge.pack(forge.trace(*APIS, replays((100, 5, 0, FIRST)))))
     assert (done.returncode, done.stderr) == (0, b"")
     text = " ".join(done.stdout.decode().split())
-    assert "what 1 launch of graphs ran is not recorded: the graphs were made before recording began" in text
+    assert "not in this trace: all that 1 launch of graphs ran, as the graphs were made before recording began" in text
     assert "kernels of graphs" not in text  # titles of no rows

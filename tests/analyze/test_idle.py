@@ -1,4 +1,4 @@
-"""gpt-analyze idle: on timelines that were made by hand, and against a plain way to say the same."""
+"""gpt-analyze idle on hand-made timelines, compared with a simpler implementation."""
 
 import io
 from collections import Counter, defaultdict
@@ -14,10 +14,19 @@ from gpt.trace.model import TraceModel
 from gpt.trace.process import iter_processes
 from gpt.trace.unrecorded import FOREVER, Unrecorded
 from tests import tiers
-from tests.analyze.asked import answers, ask, run
+from tests.analyze.asked import Answers, answers, ask, run
 from tests.analyze.segments import make_segments
 from tests.analyze.working import US, ZERO, Made
 from tests.trace import forge
+
+
+def fold(segment):
+    """Read a trace like a worker of a cluster."""
+    made = Idle()
+    for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(segment)), "in"), made.kinds):
+        made.take(process)
+        made.end(process)
+    return made
 
 
 def causes(found):
@@ -161,7 +170,7 @@ def test_time_that_was_not_recorded_is_neither():
     assert (gpu["whole"], gpu["idle"]) == (2205 * US, 215 * US) and doing(found)[
         "host code", "cuMemcpyDtoHAsync"
     ] == 200
-    assert "recording was off for 100us between work, which are neither busy nor idle" in found.verdicts["gpus"]
+    assert "not recorded between work: 100us, which are neither busy nor idle" in found.verdicts["gpus"]
 
 
 def test_a_gpu_that_two_processes_share_is_idle_if_neither_uses_it():
@@ -176,18 +185,24 @@ def test_a_gpu_that_two_processes_share_is_idle_if_neither_uses_it():
     assert "verdict" in found.rows and not any("apart" in line for line in found.verdicts["gpus"])
 
 
-def test_traces_that_were_read_apart_say_that_they_share_a_gpu():
-    def fold(segment):
-        made = Idle()
-        for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(segment)), "in"), made.kinds):
-            made.take(process)
-            made.end(process)
-        return made
+def test_time_between_two_runs_on_a_gpu_is_not_idle():
+    """The second one begins to work 400 us after the last work of the first one."""
+    one = Made().call("cuLaunchKernel", 0, 5, 5, 95).call("cuLaunchKernel", 140, 5, 150, 50)
+    two = Made(pid=11).call("cuLaunchKernel", 590, 5, 600, 100).call("cuLaunchKernel", 750, 5, 760, 40)
+    found = ask("idle", one.segment(), two.segment())
+    (gpu,) = found.rows["gpus"]
+    assert (gpu["whole"], gpu["kernels"], gpu["idle"], gpu["count"]) == (395 * US, 285 * US, 110 * US, 2)
+    assert "not recorded between work: 400us, which are neither busy nor idle" in found.verdicts["gpus"]
+    apart = [fold(one.segment()), fold(two.segment())]
+    apart[0].merge(apart[1])
+    assert Answers(apart[0].answer([])).rows == found.rows
 
+
+def test_traces_that_were_read_apart_say_that_they_share_a_gpu():
     parts = [fold(Made(pid=pid).call("cuLaunchKernel", 0, 5, 5, 95).segment()) for pid in (10, 11)]
     parts[0].merge(parts[1])
     (gpus,) = (answer for answer in parts[0].answer([]) if answer["name"] == "gpus")
-    assert any(line.startswith("GPU 0 is in several traces that were read apart") for line in gpus["verdict"])
+    assert any(line.startswith("GPU 0 is in several traces that were read separately") for line in gpus["verdict"])
 
 
 def test_kernels_with_few_blocks():
@@ -197,8 +212,38 @@ def test_kernels_with_few_blocks():
     (row,) = ask("idle", made.segment()).rows["verdict"]
     assert (row["cause"], row["time"] / US) == ("few blocks", 225.0)
     assert "while kernels run, 56.2 % of the SMs have none" in row["told"]
-    made.call("cuLaunchKernel", 20, 5, 405, 100, function=2)
-    assert ask("idle", made.segment()).rows["verdict"] == []
+    made.call("cuLaunchKernel", 20, 5, 405, 300, function=2)
+    assert ask("idle", made.segment()).rows["verdict"] != [row]
+
+
+def test_a_gpu_that_is_busy_with_one_kernel():
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 200).call("cuLaunchKernel", 10, 5, 205, 100, function=2)
+    made.call("cuLaunchKernel", 20, 5, 305, 300)
+    (row,) = ask("idle", made.segment()).rows["verdict"]
+    assert (row["cause"], row["time"] / US) == ("one kernel", 500.0)
+    assert row["told"].startswith("k1 takes 83.3 % of the kernels' time, and the GPU is busy: 'gpt-hook run -p ")
+    first = ask("idle", made.call("cuLaunchKernel", 800, 5, 805, 5).segment()).rows["verdict"][0]
+    assert first["cause"] == "host code"
+
+
+def test_one_action_for_calls_of_one_type():
+    made = Made()
+    for number in range(3):
+        at = 1000 * number
+        made.call("cuLaunchKernel", at, 5, at + 5, 100)
+        made.call("cuMemAlloc" if number else "cuMemHostAlloc", at + 10, 900)
+    made.call("cuLaunchKernel", 3000, 5, 3005, 100)
+    (row,) = ask("idle", made.segment()).rows["verdict"]
+    assert (row["cause"], row["function"], row["time"] / US) == ("in a call", "cuMemAlloc", 3 * 900.0)
+    assert "3 times, 900us each, while the host is in cuMemAlloc and cuMemHostAlloc: allocate" in row["told"]
+
+
+@pytest.mark.parametrize(("args", "partial"), [(["--cuda-stream", "0x7"], True), (["--gpu", "0"], False), ([], False)])
+def test_a_selection_that_leaves_out_work_is_said(args, partial):
+    for name, table in (("idle", "gpus"), ("startup", "startup")):
+        found = ask(name, looked_at().segment(), args=tuple(args))
+        told = any(line.startswith("only the chosen") for line in found.verdicts[table])
+        assert told == (partial or (name == "startup" and bool(args)))
 
 
 def test_work_whose_call_is_not_known():
@@ -207,7 +252,7 @@ def test_work_whose_call_is_not_known():
 
 
 def test_a_gpu_that_is_never_idle_and_a_trace_without_times():
-    busy = ask("idle", Made().run(0, 10).run(10, 10).segment())
+    busy = ask("idle", Made().run(0, 10).run(10, 11, function=2).run(21, 10, function=3).segment())
     assert (
         busy.verdicts["verdict"] == ["no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"]
         and "causes" not in busy.rows
@@ -233,10 +278,13 @@ def plainly(segments):
     for rows in by_gpu.values():
         rows.sort(key=lambda row: int(row["begin"]))
         reach = int(rows[0]["begin"])
+        windows = defaultdict(list)  # in which a process has work left
+        for row in rows:
+            windows[int(row["process"])] += [int(row["begin"]), int(row["begin"]) + int(row["duration"])]
+        windows = [(min(times), max(times)) for times in windows.values()]
         for row in rows:
             begin = int(row["begin"])
             if begin > reach:
-                total += begin - reach
                 number, thread, call = int(row["process"]), int(row["thread"]), int(row["call"])
                 mine = calls[(calls["process"] == number) & (calls["thread"] == thread) & (calls["duration"] > 0)]
                 alone, last = [], None
@@ -249,8 +297,12 @@ def plainly(segments):
                 edges = {reach, begin, call}
                 edges |= {int(one["start"]) for one in alone} | {int(one["start"] + one["duration"]) for one in alone}
                 edges |= {int(one[name]) for one in around for name in ("begin", "end")}
+                edges |= {edge for window in windows for edge in window}
                 edges = sorted(edge for edge in edges if reach <= edge <= begin)
                 for low, high in pairwise(edges):
+                    if not any(first <= low < last for first, last in windows):
+                        continue
+                    total += high - low
                     inside = [one for one in alone if one["start"] <= low < one["start"] + one["duration"]]
                     what = model.processes[number].api(int(inside[0]["api"])).name if inside else "host code"
                     if low >= call and not (inside and inside[0]["start"] == call):

@@ -1,4 +1,4 @@
-"""gpt-analyze ioctl: on ioctls that were made by hand."""
+"""gpt-analyze ioctl on hand-made ioctls."""
 
 import pytest
 

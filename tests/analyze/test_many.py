@@ -1,4 +1,4 @@
-"""Traces of several processes at once: other hosts, equal pids, one GPU or several, files that are not whole."""
+"""Several traces at once: other hosts, equal pids, one GPU or several, incomplete files."""
 
 import json
 
@@ -22,7 +22,7 @@ def at(zero, ms):
 
 
 def segment(*launches, zero=10**9, gpu=(), uuid=None, more=(), end=True, **header):
-    """A process whose clock says `zero` ns when it begins: launches (ms, kernel), and GPU times (ms, ms, stream)."""
+    """Return a process whose clock starts at `zero` ns: launches (ms, kernel), and GPU times (ms, ms, stream)."""
     found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     found += [records.make("function", id=n, name=f"k{n}") for n in (1, 2)]
     found += [device(uuid)] if uuid else []
@@ -41,7 +41,7 @@ def write(folder, *segments):
 
 
 def machines(count):
-    """Processes of `count` machines, each of which began 1 ms after the one before, all with one pid."""
+    """Return processes of `count` machines, started 1 ms apart, all with the same pid."""
     return [
         segment((10, 1), (20, 2), zero=10**9 * (n + 1), boot_id=f"b{n}", host=f"h{n}", realtime=EPOCH + n * MS,
                 gpu=[(10, 5, 0), (20, 5, 0)], uuid=UUIDS[n])
@@ -71,7 +71,7 @@ def test_machines_are_joined_by_the_time_of_day(count, tmp_path):
 
 
 def test_processes_of_a_machine_keep_its_clock_when_the_time_of_day_is_set():
-    """The second one began 5 ms after the first, when the time of day had been set back by an hour."""
+    """The second process began 5 ms after the first, when the time of day had been set back by an hour."""
     first = segment((10, 1))
     second = segment((10, 1), zero=10**9 + 5 * MS, pid=11, realtime=EPOCH - 3600 * 10**9)
     for order in ([first, second], [second, first]):

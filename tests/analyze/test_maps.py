@@ -1,4 +1,4 @@
-"""gpt-analyze maps: the fields of any map, on numbers that are known."""
+"""gpt-analyze maps: the fields of any map, on known numbers."""
 
 import struct
 
@@ -113,7 +113,7 @@ def test_many_fields():
 
 
 def test_whole_numbers_keep_all_their_digits():
-    """A double can't hold all numbers above 2^53, and 2^64 - 1 is a number like any other."""
+    """A double can't hold all numbers above 2^53. 2^64 - 1 is an ordinary number, not a special value."""
     map_ = forge.probe_map("mine", type_="total", level="block", at="u64", error="f32")
     numbers = [(1 << 53) + 1, (1 << 53) + 1, (1 << 64) - 1]  # their sum needs more than 64 bits, so it's a float
     data = b"".join(struct.pack("<QQfI", 1, number, 0.5, 0) for number in numbers)
@@ -127,7 +127,7 @@ def test_whole_numbers_keep_all_their_digits():
 
 
 def test_buffers_that_were_packed_without_zstd():
-    """A line says how many of their bytes, as they were before."""
+    """The output says how many bytes they have, before packing."""
     map_ = forge.probe_map("mine", type_="total", sum="u64")
     data = struct.pack("<2Q", 32, 5) * 2
     quick = records.make("buffer", launch=1, map=1, size=len(data), data=data, quick=1)

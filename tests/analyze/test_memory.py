@@ -1,4 +1,4 @@
-"""gpt-analyze memory: on allocations that were made by hand."""
+"""gpt-analyze memory on hand-made allocations."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def api(number, name):
 
 
 def made(*calls, more=(), **header):
-    """A segment of calls (name, ms, to, bytes, from, result), each of which takes 1 ms."""
+    """Return a segment of calls (name, ms, to, bytes, from, result), each of which takes 1 ms."""
     found = [api(number, name) for number, name in enumerate(APIS, 1)]
     for name, start, *what in calls:
         to, size, from_, result = (*what, *[0] * 4)[:4]
@@ -202,7 +202,16 @@ def test_who_asked_and_what_pytorch_does_not_see():
     keys = ("allocations", "freed", "allocated", "at_peak", "left")
     assert picked(libraries["libc10_cuda.so"], *keys) == (1, 1, 1000, 1000, 0)
     assert picked(libraries["libcublas.so.12"], *keys) == (1, 0, 500, 500, 500)
-    assert found.rows["sites"][0]["library"] == "libc10_cuda.so"
+    assert found.rows["sites"][0]["library"] == "libc10_cuda.so" and found.verdicts["sites"] == []
+    host = ("cuMemAllocHost", 3, BASE + (1 << 32), 64)
+    sites.append(records.make("call_site", thread=1, start=ZERO + 3 * MS, stack=2))
+    both = [made(*calls, host, more=[*stacks, *sites], pid=pid) for pid in (10, 11)]
+    told = answers("memory", *both)
+    sums = [row for row in told.rows["sites"] if (row["library"], row.get("function")) == ("libcublas.so.12", None)]
+    assert picked(sums[0], *keys) == (4, 0, 1128, 1128 - 128, 1128)
+    assert told.verdicts["sites"] == [
+        "GPU and host memory together", "'peak' and 'at GPU peak' are summed over 2 processes",
+    ]  # fmt: skip
     verdict = "at the peak PyTorch's allocator had 1,000 B, and does not see 500 B that others asked for"
     assert found.verdicts["memory"][1:] == [verdict]
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
@@ -233,7 +242,7 @@ def test_several_processes_and_one_that_was_killed():
 
 
 def test_parts_of_time_reach_from_the_beginning_of_the_process_to_its_last_call():
-    """Memory is allocated from 1.00 to 1.01 s, and the last call of all, not one about memory, ends at 10 s."""
+    """Memory is allocated from 1.00 to 1.01 s. The last call of all, which isn't about memory, ends at 10 s."""
     sync = forge.calls([(ZERO + 8999 * MS, MS, 99, 0)])
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 10, BASE + PAGE, 9),
                                    more=[forge.api(99, "cuCtxSynchronize"), sync]))  # fmt: skip
@@ -275,7 +284,7 @@ def test_many_moments_are_drawn_by_their_highest(tmp_path):
     found = ask("memory", made(*calls), args=("--plot", tmp_path / "m.png"))
     live = found.rows["live"]
     assert len(live) <= 2000 and max(row["gpu"] for row in live) == 9 + 5998
-    assert "of 6,000 moments" in found.verdicts["live"][0]
+    assert "of 6,000 moments" in found.verdicts["live"][1]
     assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -1,4 +1,4 @@
-"""Analyses that keep nothing of each call take as much memory for a trace three times as long."""
+"""Analyses that keep no data per call need the same memory for a trace three times as long."""
 
 import os
 import subprocess

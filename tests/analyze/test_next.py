@@ -4,6 +4,7 @@ import pytest
 
 from gpt.stream import records
 from tests.analyze.asked import answers, ask, run
+from tests.analyze.working import Made
 from tests.trace import forge
 
 US, MS = 1000, 10**6
@@ -12,10 +13,8 @@ TYPES = {"cuMemFree": ("memory", "free")}
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def made(
-    steps=10, step=10 * MS, first=0, at=100 * MS, busy=0.3, kernel="k", graph=False, allocs=(), gpu=True, **header
-):
-    """A process that launches a kernel, or a graph, in each of its steps; the first step takes longer."""
+def made(steps=10, first=0, at=100 * MS, busy=0.3, kernel="k", graph=False, allocs=(), gpu=True, **header):
+    """A process that launches a kernel, or a graph, in each of its steps of 10 ms; the first step takes longer."""
     step = 10 * MS
     found = [
         forge.api(number, name) | dict(zip(("type", "op"), TYPES.get(name, ()), strict=False))
@@ -79,6 +78,22 @@ def test_ranks_that_wait():
     ranks = [made(kernel=NCCL, pid=10 + rank, rank=rank) for rank in range(2)]
     assert named(*ranks) == ("collectives", "whom the ranks wait for in 100.0 % of the GPU time")
     assert named(ranks[0])[0] == "idle" and named(*(made(pid=pid) for pid in (10, 11)))[0] == "idle"
+
+
+def test_times_without_calls_are_enough():
+    assert named(Made().run(0, 10).run(30, 10).segment()) == ("idle", "why the GPU is idle 50.0 % of the time")
+
+
+def test_units_of_threads_are_not_looked_up_in_all_launches():
+    """Two threads take turns at random: the unit of each is known by the launches of that thread alone."""
+    found = [forge.api(1, "cuLaunchKernel"), *(records.make("function", id=n, name=f"k{n}") for n in range(1, 7))]
+    for thread, start in ((1, 100), (2, 137)):
+        rows, at = [], start * MS
+        for number in range(60):
+            rows.append(forge.launch(at, US, 1, 1 + number % 3 + 3 * (thread == 2)))
+            at += (7 + 5 * thread + number * number % 11) * MS
+        found.append(forge.calls(rows, forge.LAUNCH, thread))
+    assert named(forge.trace(*found))[0] == "gaps"
 
 
 def test_nothing_is_named_where_nothing_was_launched():

@@ -16,7 +16,7 @@ APIS = [forge.api(number, name, name + "_v2") for number, name in enumerate(NAME
 
 
 def everything(seed=1, **header):
-    """A segment with every kind of record that notes have, and rows of every layout."""
+    """Return a segment with every kind of record in the notes, and rows of every layout."""
     source, zero = random.Random(seed), header.get("monotonic", 0) + 1000
     memory, launches, objects, gpu = [], [], [], []
     for n in range(60):
@@ -53,7 +53,7 @@ def ticks(**header):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A trace of four processes, and its lines, as two files.
+    """Return a trace of four processes, and its lines, as two files.
 
     One was replaced by exec, the times of one are ticks, and one made no call.
     """
@@ -121,7 +121,7 @@ def test_ticks_become_nanoseconds(tmp_path):
 
 
 def test_files_of_several_runs_in_a_row(tmp_path):
-    """Like `cat traces/trace_*.jsonl`: time starts again in each file."""
+    """The input is like `cat traces/trace_*.jsonl`: time starts again in each file."""
     paths = []
     for number, later in enumerate((0, 7_000_000)):
         trace = tmp_path / f"{number}.mp"

@@ -1,4 +1,4 @@
-"""gpt-analyze nvtx: on ranges and calls that were made by hand."""
+"""gpt-analyze nvtx on hand-made ranges and calls."""
 
 import pytest
 
@@ -11,7 +11,7 @@ MS, ZERO = 10**6, 10**9
 
 
 def made(*calls, more=(), gpu=(), **header):
-    """A segment of calls (thread, name, ms, bytes), which take 0.1 ms, and GPU times (thread, ms of the call, ms)."""
+    """Return calls (thread, name, ms, bytes), which take 0.1 ms, and GPU times (thread, ms of the call, ms)."""
     found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     for thread, name, start, *size in calls:
         at, api = ZERO + int(start * MS), APIS.index(name) + 1
@@ -26,7 +26,7 @@ def made(*calls, more=(), gpu=(), **header):
 
 
 def ranged(*ranges):
-    """Ranges (name, begin, end or None, thread, type, domain), in ms."""
+    """Return ranges (name, begin, end or None, thread, type, domain), in ms."""
     found = []
     for number, (name, begin, end, *more) in enumerate(ranges, 1):
         thread, type_, domain = (*more, *(1, "push", None)[len(more) :])
@@ -118,7 +118,7 @@ def test_ranges_that_are_open_or_end_strangely():
 
 
 def test_nothing_is_nested_in_a_range_that_is_open():
-    """Traces of NCCL have such ranges if NVTX's payload extension isn't recorded: NCCL pops them through it."""
+    """NCCL's traces have such ranges if NVTX's payload extension isn't recorded, through which NCCL pops them."""
     ranges = ranged(
         ("init", 0, None, 1, "push", "NCCL"), ("step", 2, 9), ("fwd", 3, 5), ("lost", 4, None), ("bwd", 6, 8),
         ("step", 11, None), ("fwd", 12, 13),

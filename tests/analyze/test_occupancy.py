@@ -1,4 +1,4 @@
-"""gpt-analyze block_sched: how full the device is, and launches that are not there."""
+"""gpt-analyze block_sched: the device's occupancy, and missing launches."""
 
 import pytest
 from hypothesis import given, settings

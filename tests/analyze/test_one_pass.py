@@ -1,4 +1,4 @@
-"""Analyses that read calls in batches give the same answer whatever the size of a batch is."""
+"""Analyses that read calls in batches give the same answer for any batch size."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ from tests.analyze.segments import make_segments
 
 @pytest.fixture()
 def little(monkeypatch):
-    """All that is kept in memory is a few rows."""
+    """Reduce the rows that are kept in memory to a few."""
     few = {spill: {"IN_MEMORY": 100, "BATCH": 16, "ROOM": 16, "LEAST": 2}, calls_store: {"BLOCK": 3},
            ranges: {"MANY": 4}, numbers: {"PENDING": 8, "SMALL": 2, "FEW": 4},
            periods: {"BLOCKS": 4, "BLOCK": 5}}  # fmt: skip
@@ -94,7 +94,7 @@ def test_sums_of_numbers_are_exact():
 
 
 def after_waits(calls):
-    """ns from waits to the next launch, one call after the other: calls are (start, end, True for a launch)."""
+    """Return the ns from each wait to the next launch. Calls are (start, end, True for a launch)."""
     found, waited = [], []
     for start, end, launch in calls:
         if launch:
@@ -108,7 +108,7 @@ def after_waits(calls):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_waits_before_a_launch_that_comes_much_later(seed):
-    """Some are over after further calls have begun, and end."""
+    """Some waits end after further calls have begun."""
     random_ = np.random.default_rng(seed)
     starts = np.cumsum(random_.integers(1, 5, 300))
     launch = random_.random(300) < random_.choice([0.02, 0.5])

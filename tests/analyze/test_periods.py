@@ -22,7 +22,7 @@ def told(sequence):
 
 
 def count_covered(sequence, length):
-    """Launches in stretches of a period, one place after the other."""
+    """Return the number of launches in stretches of a period, counted place by place."""
     places, begin = set(), 0
     for at in range(len(sequence) - length + 1):
         if at + length == len(sequence) or sequence[at] != sequence[at + length]:
@@ -57,7 +57,7 @@ def test_units_of_known_sequences(sequence, expected):
 
 @st.composite
 def sequences(draw):
-    """A unit, with layers in it, that comes several times after a warm-up, with odd launches between."""
+    """Return a unit with layers in it, repeated after a warm-up, with odd launches in between."""
     kernels = st.integers(0, draw(st.sampled_from((1, 2, 5, 40))))
     unit = draw(st.lists(kernels, min_size=1, max_size=12))
     unit += draw(st.lists(kernels, max_size=4)) * draw(st.integers(0, 5))
@@ -118,7 +118,7 @@ def test_a_million_launches_take_a_moment(name):
 
 
 def rotations(sequence, period):
-    """The unit of each stretch, as the least of its rotations."""
+    """Yield the unit of each stretch, as the least of its rotations."""
     for end in period.ends:
         unit = sequence[end - period.length : end].tolist()
         yield min(tuple(unit[at:] + unit[:at]) for at in range(len(unit)))
@@ -150,7 +150,7 @@ def test_units_are_told_apart_across_blocks(monkeypatch):
 
 
 def count_units(sequence, unit, first):
-    """The places where a unit begins, one after the other."""
+    """Return the places where a unit begins, counted place by place."""
     places, at = [], first
     while at + len(unit) <= len(sequence):
         same = sequence[at : at + len(unit)] == unit

@@ -6,6 +6,7 @@ import pytest
 
 from gpt.stream import records
 from tests.analyze.asked import ask, run
+from tests.analyze.working import Made
 from tests.trace import forge
 
 NAMES = ("cuMemAlloc", "cuMemcpyHtoD", "cuLaunchKernel", "cuStreamSynchronize", "cuGraphLaunch", "cuInit")
@@ -33,7 +34,7 @@ def ioctl(name, at, **more):
 
 
 def inference(*more, tokens=10):
-    """Six calls, a copy of 4 KiB, a warm-up of two launches, and tokens of four launches and a wait, 50 us each."""
+    """Return six calls, a 4 KiB copy, a warm-up of two launches, and tokens of four launches and a wait, 50 us each."""
     calls = [call(at, api) for at, api in ((0, INIT), (10, ALLOC), (20, ALLOC), (30, ALLOC), (40, ALLOC))]
     launches = [launch(100, 7), launch(110, 8)]
     for token in range(tokens):
@@ -92,7 +93,8 @@ def test_what_the_trace_says():
     times.append((ZERO + 52 * US, 4 * US, COPY, 0))
     controls = [ioctl("NV_ESC_RM_CONTROL", 60 + n, command=command) for n, command in
                 enumerate((0xA06C0101, 0xA06C0101, 0xA06F0104, 0x20800102))]  # fmt: skip
-    found = ask("summary", inference(forge.gpu_times(times), *controls, ioctl("NV_ESC_RM_ALLOC", 64)))
+    segment = inference(forge.gpu_times(times), *controls, ioctl("NV_ESC_RM_ALLOC", 64))
+    found = ask("summary", segment, args=["--verbose"])
     asked = questions(found)
     assert {name: (row["short"], row["value"]) for name, row in asked.items()} == {
         "calls of loading": ("6 of 59 calls", 6),
@@ -122,7 +124,7 @@ def test_what_the_trace_says():
 
 
 def test_what_it_does_not_say_has_an_option():
-    asked = questions(ask("summary", inference()))
+    asked = questions(ask("summary", inference(), args=["--verbose"]))
     options = {name: row["option"] for name, row in asked.items() if "option" in row}
     assert options == {"compute against copies": "--gpu-time", "idle periods of the GPU": "--gpu-time",
                        "ioctls to nvidia.ko": "--ioctl", "scheduler of the GPU": "--ioctl"}  # fmt: skip
@@ -252,3 +254,11 @@ def test_few_launches_and_no_waits_are_said_in_plain_words():
         "process 10: 12 launches, and no sequence that comes three times, one after the other, makes up half of them, "
         "or twice nearly all"
     )
+
+
+def test_long_names_of_kernels_are_cut():
+    found = Made().call("cuLaunchKernel", 0, 5, 5, 10).call("cuLaunchKernel", 50, 5, 55, 10).segment()
+    name = "k" * 200
+    found = [one | {"name": name} if one["kind"] == "function" else one for one in found]
+    rows = {row["question"]: row["evidence"] for row in ask("summary", found).rows["questions"]}
+    assert f"between {'k' * 59}\u2026 and {'k' * 59}\u2026;" in rows["idle periods of the GPU"]

@@ -1,4 +1,4 @@
-"""gpt-analyze branch_divergence, sync_wait and inst_latency: on sums of warps that are known."""
+"""gpt-analyze branch_divergence, sync_wait and inst_latency on known sums of warps."""
 
 import struct
 
@@ -53,7 +53,7 @@ def test_divergence_of_kernels_launches_and_warps():
 
 def test_kernels_without_branches_and_with_branches_that_do_not_diverge():
     found = ask("branch_divergence", trace("branch_divergence", [[(0, 0, 0)]]))
-    assert found.verdicts["kernels"][1] == "no warp came to a branch" and found.rows["warps"] == []
+    assert found.verdicts["kernels"][1] == "no warp reached a branch" and found.rows["warps"] == []
     (row,) = found.rows["kernels"]
     assert "divergence" not in row and "most" not in row and row["share"] == 0
     found = ask("branch_divergence", trace("branch_divergence", [[(64, 32, 0)]]))

@@ -1,4 +1,4 @@
-"""gpt-analyze on what gpt-hook really writes: threads, children, programs that are killed."""
+"""gpt-analyze on traces recorded by gpt-hook: threads, children, and killed programs."""
 
 import json
 import subprocess

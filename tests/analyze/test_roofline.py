@@ -1,4 +1,4 @@
-"""gpt-analyze roofline: kernels of known bytes, operations and times under known roofs."""
+"""gpt-analyze roofline on kernels with known bytes, operations and times, under known roofs."""
 
 import struct
 
@@ -27,7 +27,7 @@ def computed(flops):
 
 
 def trace(*inner, name="k", maps=(1, 2), sites=(), device=None, **header):
-    """A segment with one launch of one block, which saved this."""
+    """Return a segment with one launch of one block, which saved this."""
     known = [records.make("function", id=4, name=name), BYTES, FLOPS, BLOCKS]
     kernel = forge.kernel(3, 4, name, *maps) | ({"sites": list(sites)} if sites else {})
     return forge.trace(*([device] if device else []), *known, kernel, forge.probed(0, 3, 4, 1, 32), *inner, **header)
@@ -67,7 +67,7 @@ def test_bytes_operations_and_times_of_several_runs():
 
 
 def test_a_first_launch_does_not_count_where_there_are_others():
-    """It may contain the loading of the kernel."""
+    """It may contain the loading of the kernel's code."""
     times = forge.gpu_times([(9000, 800, 2, 4), (1000, 73_000_000, 2, 4), (5000, 600, 2, 4)])
     (row,) = ask("roofline", trace(moved(1000), times, maps=(1,))).rows["kernels"]
     assert (row["timed"], row["time"]) == ("gpu-time", 700)
@@ -122,7 +122,7 @@ def test_far_below_both_roofs_a_kernel_is_bound_by_latency():
     assert bounds == {("memory", 9.9): "latency", ("memory", 10.1): "memory", ("compute", 9.9): "latency",
                       ("compute", 10.1): "compute"}  # fmt: skip
     (row,) = ask("roofline", trace(moved(100), computed(100)), args=PEAKS).rows["kernels"]
-    assert row["bound"] == "memory"  # in no time that is known
+    assert row["bound"] == "memory"  # the time isn't known
 
 
 def test_more_bytes_than_the_memory_has_are_of_caches():
@@ -148,7 +148,7 @@ def test_peaks_of_a_record_of_a_table_and_of_nothing():
 
 
 def test_the_tables_agree():
-    """A device's record gives the published figures, at the clock that they are for."""
+    """A device's record gives the published figures, at the clock rate that they were published for."""
     told = {  # SMs, MHz, MHz of memory, bits
         "Tesla V100-SXM2-16GB": ("sm_70", 80, 1530, 877, 4096),
         "Tesla T4": ("sm_75", 40, 1590, 5001, 256),

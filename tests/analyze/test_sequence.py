@@ -1,4 +1,4 @@
-"""gpt-analyze gaps and stages: on timelines that were made by hand."""
+"""gpt-analyze gaps and stages on hand-made timelines."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ MS, ZERO = 10**6, 10**9  # time stamps begin at ZERO: a row that begins at 0 is 
 
 
 def made(*calls, more=(), pid=10, threads=1):
-    """A segment of calls (name, start, duration, kernel or bytes), in ms, that take turns on threads."""
+    """Return a segment of calls (name, start, duration, kernel or bytes), in ms, which alternate between threads."""
     found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     found += [records.make("function", id=n, name=f"k{n}") for n in range(1, 9)]
     for number, (name, start, duration, *what) in enumerate(calls):
@@ -48,8 +48,8 @@ def test_gaps_between_launches_of_a_thread():
     host = "host code"
     assert longest == [("k1", "k3", host, 60.0, 6 * MS, 5 * MS), ("k1", "k2", host, 100.0, 2 * MS, 2 * MS)]
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the 11.0ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
-        "36.4 % in launches, 63.6 % between them, waits included, 0.0 % after the last one"
+        "process 10 took 11.0ms from its first call to its last; of that, thread 1 spent 0.0 % before its "
+        "first launch, 36.4 % in launches, 63.6 % between them, waits included, and 0.0 % after the last one"
     )
     assert found.verdicts["gaps"][1].startswith("no GPU times: ")
 
@@ -72,20 +72,21 @@ def test_only_a_call_that_fills_most_of_a_gap_is_its_reason(between, reason, sha
 
 
 def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
-    """Two launches, a wait of 1 ms, and 497 ms later a third: the time after the wait is between launches, too."""
+    """Two launches, a wait of 1 ms, and a launch 497 ms later: the time after the wait is also between launches."""
     counts = records.make("counts", **forge.rows([(300, ZERO, 7, 0)], forge.QUERIES))
     calls = [*launches((0, 1), (2, 1)), ("cuStreamSynchronize", 4, 1), *launches((502, 1))]
     found = ask("gaps", made(*calls, more=[counts]))
     assert [(row["gap"], row["total"]) for row in found.rows["gaps"]] == [
         ("launch", 500 * MS), ("wait", 497 * MS),
     ]  # fmt: skip
-    told = "process 10, of the 503ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
+    told = (
+        "process 10 took 503ms from its first call to its last; of that, thread 1 spent 0.0 % before its first launch, "
+    )
     assert found.verdicts["gaps"][:4] == [
-        told
-        + "0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), 0.0 % after the last "
-        "one",
-        "98.8 % of this time is between the end of a wait for all work and the next launch: the GPU had no kernel "
-        "of it to run",
+        f"{told}0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), and 0.0 % after "
+        "the last one",
+        "98.8 % of that time is between the end of a wait for all work and the next launch: the GPU had no kernel of "
+        "this process to run",
         "gaps after waits may lie inside gaps after launches: don't add them up",
         "300 calls counted but not timed: their time counts as host code",
     ]
@@ -98,8 +99,8 @@ def test_the_thread_that_launches_most_is_the_one_described():
             for thread, times in ((1, (99,)), (2, range(10, 50, 10)))]  # fmt: skip
     told = ask("gaps", made(*launches((0, 1)), more=more)).verdicts["gaps"][0]
     assert told.startswith(
-        "process 10, of the 100ms from its first call to its last, for thread 2, which launches most of 2: 10.0 % "
-        "before its first launch, 4.0 % in launches, 27.0 % between them"
+        "process 10 took 100ms from its first call to its last; of that, thread 2, which launches most of 2, spent "
+        "10.0 % before its first launch, 4.0 % in launches, 27.0 % between them"
     )
 
 
@@ -114,21 +115,24 @@ def test_gaps_say_that_recording_was_off():
     times = gpu_times((1, 2, 0, "cuLaunchKernel", 1), (97, 2, 96, "cuLaunchKernel", 1))
     found = ask("gaps", made(*launches((0, 1), (96, 1)), more=[times, *recording((0, True), (20, False), (80, True))]))
     assert found.rows["gaps"][0]["total"] == 35 * MS
-    assert "process 10, of the 37.0ms recorded from its first call to its last" in found.verdicts["gaps"][0]
+    assert (
+        "process 10 took 37.0ms of recorded time from its first call to its last; of that, "
+        in found.verdicts["gaps"][0]
+    )
     assert (found.rows["gaps"][0]["count"], found.rows["gaps"][0].get("longest")) == (0, None)
     assert found.verdicts["gaps"][1:3] == [
         "recording of process 10 was off for 60.0ms: launches in that time are missing",
-        "1 gap (1 after launches) around that is not counted or listed, but the recorded time is in 'total' and "
+        "1 gap (1 after launches) around that time is not counted or listed, but the recorded time is in 'total' and "
         "'share'",
     ]
     assert "longest" not in found.rows and "periods" not in found.rows
     assert found.verdicts["idle"][0].endswith(", without 60.0ms in which recording was off")
-    told = "1 idle period around that is not counted or listed, but the recorded time is in 'idle' and 'share'"
+    told = "1 idle period around that time is not counted or listed, but the recorded time is in 'idle' and 'share'"
     assert found.verdicts["idle"][1] == told
 
 
 def gpu_times(*rows):
-    """GPU times (begin, duration, call, api, kernel), in ms, of thread 1."""
+    """Return GPU times (begin, duration, call, api, kernel), in ms, of thread 1."""
     packed = [(ZERO + int(begin * MS), int(took * MS), ZERO + int(call * MS), 0, APIS.index(name) + 1, kernel, 1, 0)
               for begin, took, call, name, kernel in rows]  # fmt: skip
     return records.make("gpu_times", **forge.rows(packed, forge.GPU_TIMES))
@@ -204,7 +208,7 @@ def test_two_models_have_times_of_their_own():
 
 
 def test_a_copy_that_waits_for_kernels_is_no_transfer():
-    """A copy of 4 bytes is called at once after a kernel of 100 ms, and takes 1 ms itself."""
+    """A 4-byte copy is called right after a launch of 100 ms, and takes 1 ms itself."""
     warm = [*launches((-10, 1)), ("cuStreamSynchronize", -5, 4)]
     calls = [*warm, *launches((0, 1), (2, 1)), ("cuMemcpyDtoH", 4, 197, 4), *launches((210, 1), (212, 1)),
              ("cuMemcpyDtoH", 214, 3, 4), *launches((220, 1))]  # fmt: skip
@@ -242,8 +246,8 @@ def test_time_before_the_first_work_and_after_the_last_is_told():
     calls = [("cuInit", 10, 1), *launches((30, 1), (50, 1), (70, 1)), ("cuMemAlloc", 90, 10, 64)]
     found = ask("gaps", made(*calls, more=[ran]))
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the 90.0ms from its first call to its last, for thread 1: 22.2 % before its first launch, "
-        "3.3 % in launches, 42.2 % between them, waits included, 32.2 % after the last one"
+        "process 10 took 90.0ms from its first call to its last; of that, thread 1 spent 22.2 % before its "
+        "first launch, 3.3 % in launches, 42.2 % between them, waits included, and 32.2 % after the last one"
     )
     assert found.verdicts["idle"] == [
         "GPU 0: idle 46.5 % of the 43.0ms from the first to the last thing that ran on it, which began 1.03s after its "
@@ -275,6 +279,11 @@ def test_the_gpu_is_idle_where_no_stream_has_work():
     (period,) = found.rows["periods"]
     assert (period["gpu"], period["pid"], period["start"], period["took"]) == ("GPU 0", 10, 6 * MS, 4 * MS)
     assert period["after"] != period["before"]
+
+
+def test_idle_times_of_a_trace_without_calls():
+    found = ask("gaps", made(more=[forge.gpu_times([(ZERO, MS, 2, 1), (ZERO + 3 * MS, MS, 2, 1)])]))
+    assert [(row["count"], row["total"]) for row in found.rows["idle"]] == [(1, 2 * MS)]
 
 
 def test_gaps_of_a_trace_without_calls():
@@ -332,6 +341,13 @@ def test_rounds_after_a_warm_up_that_launches_more_often():
     assert told.startswith("7 equal rounds of 1 launch from launch 12 on, of which the 6 after Warmup are timed; ")
 
 
+def test_rounds_that_only_the_inference_has_are_said_to_be():
+    """Five kernels, each launched 100 times in a row: the inference begins when the last one has been launched."""
+    calls = launches(*((10 * (100 * kernel + n), kernel) for kernel in range(1, 6) for n in range(100)))
+    (told,) = (line for line in ask("stages", made(*calls)).verdicts["stages"] if "equal rounds" in line)
+    assert told.startswith("99 equal rounds of 1 launch from launch 402 on, in the launches after Warmup alone; ")
+
+
 def test_rounds_that_interleave_are_counted_thread_by_thread():
     """Each of two threads launches k1 k2 k3 k4 ten times, one after the other, but two pairs of rounds interleave."""
     one = [(10 + 40 * n + 3 * step, step + 1) for n in range(10) for step in range(4)]
@@ -352,14 +368,14 @@ def test_rounds_that_interleave_are_counted_thread_by_thread():
 
 
 def test_a_part_of_a_round_at_the_end_is_no_round():
-    """A program that was killed in its fifth round."""
+    """The program was killed in its fifth round."""
     segment = made(*launches(*((10 + 3 * n, 1 + n % 3) for n in range(14))))
     (row,) = ask("summary", segment).rows["iterations"]
     assert (row["launches"], row["count"], row["covered"]) == (3, 4, pytest.approx(100 * 12 / 14))
 
 
 def test_the_last_round_lasts_until_its_wait():
-    """Two rounds of 40 and 60 ms after the warm-up: the second one is waited for, and nothing is launched after it."""
+    """Two rounds of 40 and 60 ms follow the warm-up: the second is waited for, and nothing is launched after it."""
     calls = [("cuMemcpyHtoD", 1, 1, 64)]
     for at, wait in ((10, 5), (20, 35), (60, 55)):
         calls += [*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 5, wait)]
@@ -373,7 +389,7 @@ def test_the_last_round_lasts_until_its_wait():
 
 
 def test_calls_between_the_stages_are_in_the_sums():
-    """A module that's loaded between two copies is part of a stage, but what follows the weights isn't."""
+    """A module that's loaded between two copies is part of a stage; calls after the weights aren't."""
     calls = [
         ("cuInit", 0, 10),
         ("cuMemcpyHtoD", 20, 30, 1 << 20),
@@ -443,7 +459,7 @@ def test_stages_are_found_from_the_calls():
 
 
 def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
-    """As a Llama on an H200: a pass to warm up, two passes that are launched at once, a wait, and the exit."""
+    """A Llama on an H200: a pass to warm up, two passes that are launched at once, a wait, and the exit."""
     one = [1, *[2, 3, 4, 5] * 6, 6]
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 1 << 20), ("cuModuleLoadData", 8, 2)]
     calls += launches(*((10 + 2 * n, kernel) for n, kernel in enumerate(one)))
@@ -479,7 +495,7 @@ def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
 
 
 def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
-    """Launches of graphs are made in 40 us each, and run for 600."""
+    """Each graph launch takes 40 us on the host and runs for 600 us."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2))]
     calls += [("cuStreamSynchronize", 20, 5), *launches(*((30 + 2 * n, 1 + n % 2) for n in range(20)))]
     found = ask("stages", made(*calls, ("cuStreamSynchronize", 71, 959)))
@@ -489,7 +505,7 @@ def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
 
 
 def test_rounds_that_are_never_waited_for_have_the_time_of_their_launches():
-    """Recording was off from 100 to 200 ms, which is in no round."""
+    """Recording was off from 100 to 200 ms, in no round."""
     calls = [("cuInit", 0, 1), *launches(*((10 * n, 1) for n in range(1, 10)), *((10 * n, 1) for n in range(20, 30)))]
     found = ask("stages", made(*calls, more=recording((0.5, True), (100, False), (200, True))))
     rows = {row["category"]: row["time"] / MS for row in found.rows["stages"]}
@@ -529,7 +545,7 @@ def test_time_in_two_stages_at_once_counts_once():
 
 
 def test_ranges_of_libraries_are_no_stages():
-    """NCCL names its functions, ncclCommInitRankConfig among them; a domain of the program's own is one like any."""
+    """NCCL names ranges after its functions, such as ncclCommInitRankConfig. The program's own domain counts."""
     unmarked = stages()
     library = range_(1, "ncclCommInitRankConfig", 1, 140, domain="NCCL")
     assert stages(more=library) == unmarked
@@ -593,7 +609,7 @@ def test_kernel_compile_says_what_it_is_from_and_until(calls, told):
 
 
 def test_rounds_of_graphs_are_said_to_be():
-    """Rounds of a graph alone, and of a graph and a kernel."""
+    """Rounds consist of a graph alone, or of a graph and a kernel."""
     graph = forge.api(9, "cuGraphLaunch")
     for kernel, told in ((False, "1 launch of a graph"), (True, "2 launches, 1 of graphs,")):
         more = [graph]
@@ -603,6 +619,15 @@ def test_rounds_of_graphs_are_said_to_be():
                 more.append(forge.calls([forge.launch(ZERO + (10 * at + 2) * MS, MS, 2, 1)], forge.LAUNCH))
         verdict = ask("stages", made(more=more)).verdicts["stages"]
         assert any(f"equal rounds of {told} from launch " in line for line in verdict), verdict
+
+
+def test_a_graph_whose_handle_is_a_number_of_a_kernel_is_not_that_kernel():
+    graph, more = forge.api(9, "cuGraphLaunch"), []
+    for at in range(1, 9):
+        more.append(forge.calls([(ZERO + 10 * at * MS, MS, 9, 0, 1, 0)], forge.OBJECT))
+        more.append(forge.calls([forge.launch(ZERO + (10 * at + 2) * MS, MS, 2, 1)], forge.LAUNCH))
+    verdict = ask("stages", made(more=[graph, *more])).verdicts["stages"]
+    assert any("8 equal rounds of 2 launches, 1 of graphs, from launch 1 on" in line for line in verdict), verdict
 
 
 @pytest.mark.parametrize("calls", [[("cuInit", 0, 1)], [("cuMemcpyHtoD", 1, 1, 64), ("cuStreamSynchronize", 3, 1)]])
@@ -621,7 +646,7 @@ def test_the_wildest_times_are_no_fault():
 
 
 def loading(first, more=(), begin=0.01):
-    """A kernel launched three times, first in `first` ms, in ms from 1, 101 and 111 on, and another one in between."""
+    """Return a kernel launched at 1, 101 and 111 ms, the first time in `first` ms, and another one in between."""
     made_ = [(1, first, 1), (101, 0.01, 1), (111, 0.01, 1), *more]
     apis = APIS.index("cuLaunchKernel") + 1
     ran = [(at + begin, took + 2 if at == 1 else 2, at, function) for at, took, function in made_]
@@ -631,7 +656,7 @@ def loading(first, more=(), begin=0.01):
 
 
 def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
-    """The event before a first launch is done long before the driver has loaded its code: 80 ms of the call here."""
+    """The event before a first launch is done long before the code is loaded, which takes 80 ms of the call here."""
     segment = loading(80.01)
     found = ask("summary", segment)
     (kernel,) = found.rows["kernels"]
@@ -651,13 +676,13 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
 
 
 def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time():
-    """The work before it in the stream took longer than loading it, so its event came after that."""
+    """The work before it in the stream took longer than loading the code, so its event came later."""
     (kernel,) = ask("summary", loading(80.01, begin=85)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
 
 
 def loading_in_two_threads(second):
-    """Two threads launch a kernel; loading it takes 100 ms. Then each launches it 20 times, in 2 ms on the GPU."""
+    """Return two threads that launch a kernel, which loads in 100 ms, and then launch it 20 times, 2 ms each."""
     api = APIS.index("cuLaunchKernel") + 1
     calls = {1: [(1, 100)], 2: [(second, 101 - second if second < 101 else 100)]}
     ran = {1: [(1, 1.5, 100.5)], 2: [(second, second + 0.5, 101.5 - second if second < 101 else 100.5)]}
@@ -691,7 +716,7 @@ def test_of_a_kernel_that_was_launched_once_its_loading_is_not_known():
 
 
 def test_calls_that_all_contain_their_kernels_load_nothing():
-    """CUDA_LAUNCH_BLOCKING."""
+    """CUDA_LAUNCH_BLOCKING is set."""
     made_ = [(1, 80, 1), (101, 80, 1), (201, 80, 1)]
     api = APIS.index("cuLaunchKernel") + 1
     rows = [(ZERO + at * MS, took * MS, ZERO + at * MS, 0, api, f, 1, 0) for at, took, f in made_]

@@ -1,4 +1,4 @@
-"""gpt-analyze startup: where the time of a program goes until it does its work steadily."""
+"""gpt-analyze startup: a program's time until it works steadily."""
 
 import pytest
 
@@ -101,6 +101,13 @@ def test_slow_first_units_belong_to_the_start():
     assert [(row["name"], row["took"] / MS) for row in found.rows["longest"]][:2] == [
         ("cuLaunchKernel", 300.0), ("cuLaunchKernel", 50.0)
     ]  # fmt: skip
+
+
+def test_images_that_the_driver_compiles():
+    more = [records.make("module", id=n, type=type_, sha256="ab") for n, type_ in ((7, "ptx"), (8, "cubin"))]
+    found = ask("startup", made(("cuInit", 10, 1), *steps(200), more=more))
+    told = "1 of 4 loaded images is PTX, which the driver compiles unless its cache has the result"
+    assert told in found.verdicts["startup"]
 
 
 def test_capturing_graphs_includes_host_code():

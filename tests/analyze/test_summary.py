@@ -30,9 +30,9 @@ def run(*args, data=b"", **options):
     return loaded.run(["gpt-analyze", "summary", *args], data, **options)
 
 
-def summed(*segments, status=0, warnings=0):
-    """The records of the answer to a stream, by kind."""
-    done = run("--json", data=forge.pack(*segments))
+def summed(*segments, status=0, warnings=0, args=()):
+    """Return the records of the answer to a stream, by kind."""
+    done = run("--json", *args, data=forge.pack(*segments))
     assert done.returncode == status, done.stderr
     assert len(done.stderr.splitlines()) == warnings, done.stderr
     return by_kind(done.stdout)
@@ -156,7 +156,7 @@ def test_time_on_the_gpu_is_that_of_kernels_and_copies():
 
 
 def test_first_launches_that_load_their_code_are_told():
-    """Seen on an H200: the event before a launch is in the stream long before the driver has loaded the kernel."""
+    """On an H200, the event before a launch is in the stream long before the driver has loaded the kernel."""
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"), (3, "c"))]
     took = [(73_000_000, 4, 1), (2000, 4, 1), (3000, 4, 1), (900, 4, 2), (100, 4, 2), (5000, 4, 3), (5100, 4, 3)]
     times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took, 1)])
@@ -230,7 +230,7 @@ def test_launches_with_and_without_probes_are_counted():
 
 
 def test_gpu_time_without_probes_is_told_by_reason():
-    """Kernel a runs for 60 us with probes and 20 without, b for 20 without: for two reasons, once and three times."""
+    """Kernel a runs for 60 us with probes and 20 without, b for 20 without: once for one reason, thrice for another."""
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
     unprobed = [records.make("unprobed", function=f, launches=n, reason=r) for f, n, r in
                 ((1, 9, "no PTX"), (2, 1, "x"), (2, 3, "no PTX"))]  # fmt: skip
@@ -319,11 +319,49 @@ def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
         for name, d in (("NV_ESC_RM_CONTROL", 10), ("NV_ESC_RM_ALLOC", 3), ("NV_ESC_RM_CONTROL", 20))
     ]
     ioctls[1]["error"] = 22
-    found = summed(forge.trace(*APIS, *ioctls, forge.calls([(5, 40, 1, 0)])))
+    segment = forge.trace(*APIS, *ioctls, forge.calls([(5, 40, 1, 0)]))
+    found = summed(segment, args=["--verbose"])
     assert [(r["calls"], r["failed"], r["total"]) for r in (functions(found)["NV_ESC_RM_CONTROL"],)] == [(2, 0, 30)]
     assert functions(found)["NV_ESC_RM_ALLOC"]["failed"] == 1
     assert types(found)["ioctl"]["total"] == 33
     assert found["processes"][0]["calls"] == 1
+    questions = {row["question"] for row in found["questions"]}
+    found = summed(segment)
+    assert list(types(found)) == ["memory"] and list(functions(found)) == ["cuMemAlloc"]
+    assert "3 ioctls that these calls made: --verbose and 'gpt-analyze ioctl' show" in found["verdicts"]
+    assert questions - {row["question"] for row in found["questions"]} == {
+        "ioctls to nvidia.ko", "scheduler of the GPU",
+    }  # fmt: skip
+
+
+def test_the_slowest_calls_have_a_time_a_place_and_ranges():
+    """Two processes, the second one 50 ns later. Calls that did not return, and ioctls, aren't listed."""
+    pushed = (1, "step", 10, None), (2, "fwd", 100, "app"), (3, "late", 400, None)
+    ranges = [records.make("range", type="push", id=id_, thread=1, name=name, start=start, domain=domain)
+              for id_, name, start, domain in pushed]  # fmt: skip
+    ends = [records.make("range_end", id=id_, thread=1, end=end) for id_, end in ((2, 200), (1, 300), (3, 500))]
+    ioctl = {"kind": "ioctl", "thread": 1, "device": "/dev/nvidiactl", "request": 1, "name": "X", "start": 5,
+             "duration": 10**6}  # fmt: skip
+    kernel = records.make("function", id=7, name="_Z1kv")
+    launched = forge.calls([forge.launch(150, 90, 4, 7), forge.launch(310, 20, 4, 7)], forge.LAUNCH)
+    moved = forge.calls([(250, 80, 2, 1, 0, 0, 4096, 0), (260, 0, 2, 0, 0, 0, 64, 0)], forge.MEMORY)
+    elsewhere = forge.calls([(n, n, 1, 0) for n in range(1, 60)], thread=2)
+    first = forge.trace(*APIS, kernel, *ranges, launched, moved, elsewhere, ioctl, *ends, pid=1)
+    second = forge.trace(*APIS, forge.calls([(30, 85, 5, 0)], thread=3), pid=2, realtime=10**18 + 50)
+    found = ask("summary", first, second, args=("--top", 4))
+    keys = ("name", "took", "start", "pid", "thread", "kernel", "bytes", "ranges", "result")
+    assert [tuple(row.get(key) for key in keys) for row in found.rows["slowest"]] == [
+        ("cuLaunchKernel", 90, 150, 1, 1, "_Z1kv", None, "step/app: fwd", 0),
+        ("cuStreamSynchronize", 85, 80, 2, 3, None, None, None, 0),
+        ("cuMemcpyHtoD", 80, 250, 1, 1, None, 4096, "step", 1),
+        ("cuMemAlloc", 59, 59, 1, 2, None, None, None, 0),
+    ]
+    assert "slowest" not in ask("summary", first).rows
+    many = [forge.calls([(1000 * batch + n, (7 * n) % 1000 + 100, 1, 0) for n in range(999)]) for batch in range(3)]
+    rows = ask("summary", forge.trace(*APIS, *many), args=("--top", 5)).rows["slowest"]
+    assert [(row["took"], row["start"]) for row in rows] == [
+        (1099, 857), (1099, 1857), (1099, 2857), (1098, 714), (1098, 1714),
+    ]  # fmt: skip
 
 
 def test_names_that_come_late_or_never():
@@ -345,7 +383,7 @@ def test_one_answer_stands_before_the_last_end():
     segment = forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]))
     lines = run("--json", data=forge.pack(segment, segment, segment)).stdout.splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
-    rows = ["answer", *["row"] * 3, "answer", *["row"] * 2, "answer", *["row"] * 3, "answer", *["row"] * 7]
+    rows = ["answer", *["row"] * 3, "answer", *["row"] * 2, "answer", *["row"] * 3, "answer", *["row"] * 5]
     assert kinds == [*["header", "end"] * 2, "header", *rows, "end"]
 
 
@@ -476,7 +514,7 @@ def test_an_answer_as_csv_has_every_row_as_it_is():
     segment = forge.trace(*APIS, *kernels, forge.launches(dict.fromkeys(range(40), 2)), forge.calls([(5, 10, 1, 0)]))
     text = run("--format", "csv", data=forge.pack(segment)).stdout.decode()
     blocks = [list(csv.DictReader(io.StringIO(block))) for block in text.split("\n\n")]
-    assert [len(block) for block in blocks] == [1, 2, 40, 1, 7]
+    assert [len(block) for block in blocks] == [1, 2, 40, 1, 5]
     assert blocks[1][1]["name"] == "cuMemAlloc" and blocks[1][1]["total"] == "10" and blocks[1][0]["name"] == ""
     assert {(row["name"], row["launches"], row["gpu_total"]) for row in blocks[2]} == {
         (f'_Z{i},"\\n', "2", "") for i in range(40)

@@ -1,4 +1,4 @@
-"""gpt-analyze value_range: on ranges of threads that are known."""
+"""gpt-analyze value_range on threads with known ranges."""
 
 import struct
 

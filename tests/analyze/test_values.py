@@ -1,4 +1,4 @@
-"""Distributions of numbers against numpy, which has all of them."""
+"""Distributions compared with numpy's, which keeps all numbers."""
 
 import math
 import warnings
@@ -84,7 +84,7 @@ def test_numbers_far_below_the_first_ones_are_no_less_exact():
 @settings(max_examples=200)
 @given(st.lists(st.floats(allow_nan=False), min_size=1), st.integers(5, 50))
 def test_bins_of_numbers_far_apart(numbers, most):
-    """From the least to the greatest float, without a warning."""
+    """The numbers go from the least to the greatest float; there is no warning."""
     values = Distribution()
     values.add(np.array(numbers))
     finite = [number for number in numbers if math.isfinite(number)]

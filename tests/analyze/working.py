@@ -10,7 +10,8 @@ APIS = (
     "cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuMemAlloc", "cuGraphLaunch",
     "cuMemHostAlloc",
 )  # fmt: skip
-TYPES = {"cuMemcpyHtoDAsync": ("memcpy", "HtoD"), "cuMemcpyDtoHAsync": ("memcpy", "DtoH")}
+TYPES = {"cuMemcpyHtoDAsync": ("memcpy", "HtoD"), "cuMemcpyDtoHAsync": ("memcpy", "DtoH"),
+         "cuMemHostAlloc": ("memory", "alloc")}  # fmt: skip
 TIMES = forge.GPU_TIMES | {"probed": "u32", "device": "u32"}
 
 

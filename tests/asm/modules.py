@@ -1,4 +1,4 @@
-"""PTX for the tests: modules with what a kernel can need."""
+"""PTX modules for the tests, with everything that a kernel can need."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def hungry(registers: int) -> str:
 
 
 def probed(text: str) -> str:
-    """PLAIN or another module with lines of a probe in its first kernel, as gpt-stream(5) has them marked."""
+    """Return PLAIN or another module with probe lines in its first kernel, marked as in gpt-stream(5)."""
     lines = [
         ".reg .b32 %probe; //@ probes/count.toml:3",
         "mov.u32 %probe, %smid; //@ probes/count.toml:4",

@@ -1,4 +1,4 @@
-"""Back ends: a new one is a class and a line of the table; nothing else knows it."""
+"""A new back end is a class and a line in the table; no other code knows it."""
 
 from dataclasses import dataclass
 

@@ -15,7 +15,7 @@ SM_90 = GpuTarget(9, 0, "")
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """One of each version at each place; `environment(names)` is one in which only these places lead to it."""
+    """Return a ptxas for each version in each place; `environment(names)` leads only to these places."""
     packages = {"nvidia": tmp_path / "site" / "nvidia", "triton": tmp_path / "site" / "triton"}
     homes = {
         "GPT_PTXAS": tmp_path / "given",
@@ -214,7 +214,7 @@ def test_one_that_does_not_list_its_versions_still_says_its_targets(tmp_path):
 
 
 def test_a_compiler_whose_quote_is_not_closed():
-    """A setting that is wrong is no internal error."""
+    """A wrong setting isn't an internal error."""
     assert find.split_compiler({"CC": "ccache 'my gcc' -m64"}) == ["ccache", "my gcc", "-m64"]
     assert find.split_compiler({"CC": " "}) == find.split_compiler({}) == ["cc"]
     for text in ("'", "gcc 'x", "gcc \\"):

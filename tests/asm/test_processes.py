@@ -1,4 +1,4 @@
-"""Compilers as processes of gpt-asm."""
+"""Compilers as child processes of gpt-asm."""
 
 from gpt.asm.processes import Processes
 

@@ -1,4 +1,4 @@
-"""Questions to ptxas, its answers, and its misbehavior."""
+"""ptxas's options, its answers, and its faults."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +35,7 @@ def tool():
 
 @pytest.fixture
 def bad(tmp_path):
-    """`bad(does)` runs PLAIN through a ptxas that does this."""
+    """Return `bad(does)`, which runs PLAIN through a ptxas that does this."""
 
     def run(does, timeout=30.0):
         path = fake.ptxas(tmp_path / "bad", does)
@@ -79,7 +78,7 @@ def test_what_kernels_need(tool):
 def test_one_by_another_name_is_understood(tool, tmp_path):
     """Messages begin with the executable's name, which may be Triton's ptxas-blackwell."""
     (tmp_path / "ptxas-other").symlink_to(cuda.tool("ptxas"))
-    other = replace(tool, path=str(tmp_path / "ptxas-other"))
+    other = tool._replace(path=str(tmp_path / "ptxas-other"))
     one, two = (Runner(60).assemble(t, RICH.encode(), "m", SM_80, Options()) for t in (tool, other))
     assert one.reports == two.reports != {}
     assert faults(other, HEAD + "\n.visible .entry k() { bogus; }\n")[0][0] == "m:5"
@@ -96,7 +95,7 @@ def test_spills_are_told_and_limits_passed_on(tool):
 
 
 def test_what_device_functions_spill_is_counted_with_the_kernel(tool):
-    """A function that calls itself saves registers; two kernels have a copy of it each."""
+    """A recursive function saves registers; each of two kernels has a copy of it."""
     text = HEAD + RECURSIVE + "".join(CALLER.format(name=name) for name in ("one", "two"))
     done = Runner(60).assemble(tool, text.encode(), "m", SM_90, Options())
     assert done.reports["one"].spills == done.reports["two"].spills > 0
@@ -120,7 +119,7 @@ def test_the_cubin_depends_on_nothing_but_text_and_options(tool):
 
 
 def test_performance_notes_are_warnings(bad, tool, tmp_path):
-    """As ptxas says it of a wgmma whose accumulators are read too early."""
+    """ptxas prints this about a wgmma whose accumulators are read too early."""
     (tmp_path / "real.ptx").write_text(PLAIN)
     real = f"{tool.path} -arch=sm_90 {tmp_path}/real.ptx -o $out"
     note = "(C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized"

@@ -40,7 +40,7 @@ def as_text(lines):
 
 
 def as_json(lines):
-    """The same of `bpftrace -f json`: lines of maps and of lost events have forms of their own."""
+    """Return the same as `bpftrace -f json` prints it: it has its own forms for lines of maps and lost events."""
     found = [{"type": "attached_probes", "data": {"probes": 9}}]
     for line in lines:
         if line.startswith("Lost "):

@@ -1,4 +1,4 @@
-"""gpt-hook attach on a program that runs, with the simulated driver: skipped where the kernel lets no bpftrace in."""
+"""gpt-hook attach on a running program with the simulated driver; skipped if the kernel doesn't allow bpftrace."""
 
 import os
 import shutil
@@ -80,7 +80,7 @@ def why_not():
 
 @contextmanager
 def running(folder, driver=None, before=()):
-    """The client with this folder of the driver, once it has loaded it."""
+    """Yield the client with this driver folder, once it has loaded the driver."""
     if why_not():
         pytest.skip(why_not())
     program = hooked.compile_c(folder / "client", CLIENT)
@@ -102,7 +102,7 @@ def client(tmp_path):
 
 
 def attach(folder, process, *options):
-    """gpt-hook attach, once it watches."""
+    """Start gpt-hook attach; return once it watches."""
     line = ["gpt-hook", "attach", "-o", "trace.mp", "--calls", CALLS, *options]
     line += [] if "--system" in options else ["-p", str(process.pid)]
     watching = subprocess.Popen(line, cwd=folder, stderr=subprocess.PIPE, text=True)
@@ -193,7 +193,7 @@ def test_a_driver_is_watched_whatever_its_path_and_no_text_of_it_is_in_the_progr
 
 
 def test_a_process_in_a_container_is_watched(tmp_path):
-    """Its driver is in a file system that only it sees, and its own /proc has other processes' numbers."""
+    """The driver is in a file system that only the process sees, and its /proc has other process numbers."""
     (tmp_path / "seen").mkdir()
     script = 'mount -t tmpfs t "$0" && cp "$1" "$0" && cd "$0" && mount -t proc p /proc && shift && exec "$@"'
     library = hooked.runtime() / "sim" / "libcuda.so.1"

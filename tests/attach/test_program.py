@@ -1,4 +1,4 @@
-"""The bpftrace program: what it has for each way in which arguments are read, and that bpftrace takes it."""
+"""The bpftrace program: its code for each way to read arguments, and that bpftrace accepts it."""
 
 import errno
 import os
@@ -70,7 +70,7 @@ def test_each_function_with_arguments_is_watched_and_each_that_waits():
 
 
 def test_all_values_of_a_map_are_of_one_type():
-    """Otherwise bpftrace refuses the program: tuples have as many words as the map's name says."""
+    """Otherwise bpftrace rejects the program: tuples have as many words as the map's name says."""
     kept = re.findall(r"@call(\d+)_\w+\[pid, tid, \d+\] = \(nsecs, (.*)\);", text(calls="all"))
     assert len(kept) > 300
     for size, values in kept:
@@ -82,7 +82,7 @@ ODD = ['a "b', "b\\", "%s", "x:y", "{ }", "new\nline", "é", "a b", "`id`", "//"
 
 @pytest.mark.parametrize("odd", ODD)
 def test_no_text_of_others_is_in_the_program(odd):
-    """The name of the machine and the command line are put in other words, files that have such names are refused."""
+    """The machine's name and the command line are put in other words; files with such names are rejected."""
     machine = program.Machine(f"m{odd}", f"b{odd}", 0, {1: f"sh\0{odd}\0".encode()})
     made = program.generate([("/x.so", functions()["cuInit"])], machine, [], [], False, TAG)
     plain = program.generate([("/x.so", functions()["cuInit"])], MACHINE, [], [], False, TAG)
@@ -103,7 +103,7 @@ def test_no_function_of_another_gpt_hook_is_in_the_program(answer, tmp_path, mon
     (tmp_path / "hook").write_text(f"#!/bin/sh\ncat <<'E'\n{answer}\nE\n")
     (tmp_path / "hook").chmod(0o755)
     monkeypatch.setenv("GPT_HOOK", str(tmp_path / "hook"))
-    with pytest.raises(MissingError, match="which is no function"):
+    with pytest.raises(MissingError, match="which is not a function"):
         driver.read_functions("all")
 
 
@@ -128,7 +128,7 @@ def test_kernel_functions_are_those_that_the_kernel_has(tmp_path):
 
 @pytest.mark.full
 def test_bpftrace_takes_the_program(tmp_path):
-    """Parsed and compiled; whether the kernel takes it is another question (test_live.py)."""
+    """The program is parsed and compiled. test_live.py tests whether the kernel accepts it."""
     if not shutil.which("bpftrace") or os.geteuid():
         pytest.skip("bpftrace -d needs bpftrace (Debian: apt-get install bpftrace) and root")
     limits = {"BPFTRACE_MAX_PROBES": "9999", "BPFTRACE_MAX_BPF_PROGS": "9999"}
@@ -144,7 +144,7 @@ def test_bpftrace_takes_the_program(tmp_path):
 
 
 def test_only_what_the_process_calls_is_printed():
-    """Another one may be watched meanwhile, at the same place."""
+    """Another process may be watched at the same time, at the same place."""
     lines = text(calls="cuMemAlloc", pid=7).splitlines()
     assert [" /pid == 7/ {" in line for line in lines if line.startswith("uprobe:")] == [True] * 2
     assert "pid ==" not in text(calls="cuMemAlloc")
@@ -152,7 +152,7 @@ def test_only_what_the_process_calls_is_printed():
 
 
 def test_a_thread_is_no_process():
-    """/proc has a folder for each, which it does not list."""
+    """/proc has a folder for each thread, which it doesn't list."""
     begun, over = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: begun.set() or over.wait())
     thread.start()
@@ -182,7 +182,7 @@ def test_a_line_of_maps_is_one_mapping_whatever_its_path(path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link", "none", "socket"])
 def test_what_is_no_file_is_not_opened(kind, tmp_path):
-    """To open a pipe would wait, to open a device may do something."""
+    """Opening a pipe would wait, and opening a device may have effects."""
     path = tmp_path / "libcuda.so.1"
     match kind:
         case "fifo":
@@ -195,7 +195,7 @@ def test_what_is_no_file_is_not_opened(kind, tmp_path):
             path = "/dev/tty"
         case "socket":
             socket.socket(socket.AF_UNIX).bind(str(path))
-    with pytest.raises(MissingError, match="no regular file"):
+    with pytest.raises(MissingError, match="not a readable regular file"):
         driver.open_library(str(path))
 
 
@@ -212,7 +212,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def mapped(tmp_path):
-    """Has another process map files by the name of the driver, as any user can."""
+    """Let another process map files with the driver's name, as any user can."""
 
     def begin(count):
         for number in range(count):
@@ -236,7 +236,7 @@ def attach(*options, before=""):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
 def test_a_driver_that_finds_no_descriptor_is_not_passed_over(mapped):
-    """Other users' files took them all, and the driver that was used went unwatched without a word."""
+    """Other users' files took all descriptors, and the driver in use went unwatched without a message."""
     pid = mapped(40).pid
     for options in (["--system"], ["-p", str(pid)]):
         done = attach(*options, before="ulimit -n 32;")
@@ -254,7 +254,7 @@ def test_there_is_a_limit_to_what_other_users_can_have_watched(mapped):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
 def test_a_driver_of_another_user_is_left_out(mapped, tmp_path):
-    """A function without a size, or of no code, made bpftrace give up the whole system."""
+    """A function without a size or without code made bpftrace give up on the whole system."""
     mapped(3)
     for number in range(2):
         os.chown(tmp_path / str(number) / "libcuda.so.1", 65534, 65534)
@@ -266,7 +266,7 @@ def test_a_driver_of_another_user_is_left_out(mapped, tmp_path):
 
 @pytest.mark.parametrize(("error", "fact"), [(errno.EPERM, "root lacks CAP_SYS_ADMIN"), (errno.EACCES, "")])
 def test_a_file_that_not_even_root_may_open_is_passed_over(monkeypatch, error, fact):
-    """Such as one of FUSE, which any user can map."""
+    """FUSE has such files, and any user can map them."""
 
     def refuse(place):
         raise PermissionError(error, os.strerror(error))

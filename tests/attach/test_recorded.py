@@ -1,4 +1,4 @@
-"""gpt-attach on what bpftrace printed: the trace, and what it does with lines that are not what they should be."""
+"""gpt-attach on bpftrace's output: the trace, and its handling of faulty lines."""
 
 import json
 import os
@@ -23,7 +23,7 @@ KERNEL = "_Z" + "k" * 150
 
 
 def attach(folder, text, capfd=None):
-    """Makes `trace.mp` of it, in this process. Returns what that says on standard error."""
+    """Make `trace.mp` from a recording, in this process; return what's printed to standard error."""
     (folder / "seen").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert command.read([folder / "seen"], command.Output(str(folder / "trace.mp"), force=True), quiet=True) == 0
     return capfd.readouterr().err if capfd else ""
@@ -80,7 +80,7 @@ def test_lines_may_come_in_any_order(tmp_path):
 
 
 def launched(found):
-    """The name of the kernel of each launch."""
+    """Return the name of each launch's kernel."""
     return [found.kernel(row) for row in found.calls("function") if found.api(row).name == "cuLaunchKernel"]
 
 
@@ -291,7 +291,7 @@ def test_ioctls_are_part_of_the_call_that_makes_them(tmp_path):
 
 
 def test_a_summary_counts_processes_that_take_turns(tmp_path):
-    """In live streams, too, a process's calls before another one's turn used to be left out."""
+    """Calls of a process before another one's turn used to be left out, in live streams, too."""
     turns = [call("cuMemFree_v2", 5_000_001_000 + at, pid=at % 2 + 7) for at in range(10)]
     attach(tmp_path, as_json([*BEGIN, *(line for one in turns for line in (one, f"beat {5_000_100_000}")), *END]))
     done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)
@@ -315,7 +315,7 @@ CALLED = """'{"type": "printf", "data": "call 7 7 1000001000 9 0 cuCtxSynchroniz
 
 
 def watch(folder, script, pid, monkeypatch):
-    """Watches with this script for bpftrace."""
+    """Watch with this bpftrace script."""
     (folder / "bpftrace").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bpftrace").chmod(0o755)
     monkeypatch.setattr(command, "find_bpftrace", lambda: str(folder / "bpftrace"))

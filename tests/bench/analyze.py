@@ -2,12 +2,11 @@
 
     python -m tests.bench.analyze [--calls N] [--events]
 
-Eight threads take turns chunk by chunk, with the mix of calls of a PyTorch decode loop: launches, queries of the
-driver, some copies and waits, 27 functions and 200 kernels in all. Beside the summary stands what reading alone
-takes (every record of the same file, not looked at), so that the figure shows what of it is analysis; and what jq and
-pandas take for count and time of each function, from the JSON lines that `events` makes of a tenth of the calls.
-`export` writes all that these calls say to a database, `sqlite` five columns of the JSON lines.
-The exit status is 1 if a bound was missed.
+Eight threads write chunks in turn, with the call mix of a PyTorch decode loop: launches, driver queries, some copies
+and waits, 27 functions and 200 kernels in all. For comparison, the table has the time of reading alone (every record of
+the same file, without analysis), and the time that jq and pandas take to compute count and time per function, from the
+JSON lines that `events` makes of a tenth of the calls. `export` writes all data of these calls to a database, `sqlite`
+five columns of the JSON lines. The exit status is 1 if a bound was missed.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ MIX = (  # layout, functions, batches of a round: 512 calls each
 
 
 def make_rows(layout: dict[str, str], apis: list[int], random: np.random.Generator) -> np.ndarray:
-    """A batch of calls of these functions; `start` counts from 0 and is moved on for each use."""
+    """Return a batch of calls of these functions; `start` counts from 0 and is moved on for each use."""
     names = [name for name in layout if name != "pad"]
     fields = forge.layout_of(layout)
     formats = [f"<{f['type'][0]}{int(f['type'][1:]) // 8}" for f in fields["fields"]]
@@ -77,7 +76,7 @@ def make_rows(layout: dict[str, str], apis: list[int], random: np.random.Generat
 
 
 def write_trace(path: Path, calls: int) -> None:
-    """A whole trace of `calls` calls."""
+    """Write a complete trace of `calls` calls."""
     random = np.random.default_rng(1)
     functions = [name for _, names, _ in MIX for name in names]
     ids = {name: number for number, name in enumerate(functions, 1)}
@@ -124,7 +123,7 @@ def check(trace: Path, calls: int) -> None:
 
 
 def others(folder: Path, calls: int) -> dict[str, list[str | Path]]:
-    """Commands that sum up a part of the calls, or write it to a database, if their tools are installed."""
+    """Return commands that sum up a part of the calls, or write it to a database, if their tools are installed."""
     trace, lines = folder / "part.mp", folder / "part.jsonl"
     write_trace(trace, calls // PART)
     with open(lines, "wb") as file:
@@ -140,7 +139,7 @@ def others(folder: Path, calls: int) -> dict[str, list[str | Path]]:
 
 
 def main() -> int:
-    """Forges the trace, measures, prints; returns the exit status."""
+    """Forge the trace, measure, and print; return the exit status."""
     calls = int(sys.argv[sys.argv.index("--calls") + 1]) if "--calls" in sys.argv else CALLS
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     with tempfile.TemporaryDirectory() as folder:

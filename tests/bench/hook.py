@@ -137,7 +137,7 @@ uretprobe:{0}:cuDriverGetVersion {{ @total = sum(nsecs - @start[tid]); delete(@s
 
 
 def run(line: list[str], env: dict[str, str]) -> dict[str, float]:
-    """ns a call by function, as the client prints them."""
+    """Return ns per call by function, as the client prints them."""
     done = subprocess.run(line, env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{line[0]}: exit {done.returncode}: {done.stderr}{done.stdout}")
@@ -160,7 +160,7 @@ def by_turns(program: Path, driver: Path, trace: Path, ways: tuple[str, ...]) ->
 
 
 def over_bare(raw: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """ns that a call costs more than the bare one: on shared cores the fastest run says most."""
+    """Return the ns that a call costs over the bare one: on shared cores the fastest run says most."""
     return {name: {way: min(ns) - min(ways["bare"]) for way, ns in ways.items()} for name, ways in raw.items()}
 
 
@@ -176,7 +176,7 @@ def uprobes(program: Path, driver: Path, env: dict[str, str]) -> list[float] | s
 
 
 def starts() -> dict[str, list[float]]:
-    """ms that /bin/true takes, bare and with the library, by turns."""
+    """Return the ms that /bin/true takes, bare and with the library, interleaved."""
     bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     ways = {"bare": bare, "hooked": bare | {"LD_PRELOAD": f"{hooked.runtime()}/libgpthook.so"}}
     found: dict[str, list[float]] = {way: [] for way in ways}
@@ -189,7 +189,7 @@ def starts() -> dict[str, list[float]]:
 
 
 def main() -> int:
-    """Measures, prints the table, writes the raw figures; 1 if a bound is missed."""
+    """Measure, print the table, and write the raw figures; return 1 if a bound is missed."""
     arguments = sys.argv[1:]
     output = RESULT
     if arguments[:1] == ["--output"]:

@@ -1,4 +1,4 @@
-"""Measure how long a launch takes: percentiles of many, bare and hooked in turn.
+"""Measure the time of a launch: percentiles over many, bare and hooked, interleaved.
 
     python -m tests.bench.latency
 
@@ -75,7 +75,7 @@ def measure(folder: Path, device: str, rounds: int = ROUNDS) -> dict[str, dict[s
 
 
 def main() -> int:
-    """Measures and prints the medians of the rounds."""
+    """Measure, and print the medians of the rounds."""
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), "sim")
     print(f"{'ns a launch':12}" + "".join(f"{way:>12}" for way in WAYS))

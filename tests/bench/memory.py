@@ -2,10 +2,10 @@
 
     python -m tests.bench.memory [--calls N ...] [--output FILE]
 
-The traces have calls of four threads, GPU times for three quarters of them, and an NVTX range for 50,000 calls. Those
-analyses that read a trace in one pass may need SLACK more of the longest one than of the shortest one; the others keep
-all of it, and are measured of the shortest one only. The exit status is 1 if the bound was missed. The raw figures go
-to docs/figures/bench/memory.json.
+The traces have calls from four threads, GPU times for three quarters of them, and an NVTX range per 50,000 calls.
+Analyses that read a trace in one pass may need SLACK more memory for the longest trace than for the shortest; the
+others keep all of it, and are measured only on the shortest. The exit status is 1 if the bound was missed. The raw
+figures go to docs/figures/bench/memory.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def table(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Writes the traces, measures, prints; returns the exit status."""
+    """Write the traces, measure, and print; return the exit status."""
     options = argparse.ArgumentParser()
     options.add_argument("--calls", type=int, nargs="+", default=CALLS)
     options.add_argument("--output", type=Path)

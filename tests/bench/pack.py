@@ -1,8 +1,8 @@
 """Measure how far and how fast the hook packs the buffers of a trace: `python -m tests.bench.pack TRACE...`.
 
-Each method packs all buffers of a map, interleaved with the others, in parts of 4 MiB like the hook. Figures are CPU
-time of this thread, medians. `write` also writes the result to a file in the folder of `--out`. zstd alone is what the
-hook did before it had columns, for buffers of more than 64 KiB; it didn't pack smaller ones.
+Each method packs all buffers of a map, interleaved with the others, in 4 MiB parts like the hook. Figures are median
+CPU times of this thread. `write` also writes the result to a file in the folder of `--out`. zstd alone was the hook's
+method before columns, for buffers of more than 64 KiB; smaller ones weren't packed.
 """
 
 from __future__ import annotations

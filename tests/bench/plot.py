@@ -1,4 +1,4 @@
-"""The picture of docs/measured.md: what the files of a bench run hold, before and after.
+"""Draw the picture in docs/measured.md: the contents of a bench run's files before and after.
 
 python -m tests.bench.plot [RESULTS.json [PICTURE.png]]
 """
@@ -14,7 +14,7 @@ HOST, KEPT, GONE = "#4a5568", "#76b900", "#d9e8bf"
 
 
 def plot(results: Path, picture: Path) -> None:
-    """Draws a bar a library: host code and data, GPU code that stays, GPU code that goes."""
+    """Draw a bar per library: host code and data, GPU code that's kept, GPU code that's removed."""
     import matplotlib
 
     matplotlib.use("Agg")

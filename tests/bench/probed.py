@@ -2,10 +2,10 @@
 
     python -m tests.bench.probed [--before RUNTIME] [--rounds N]
 
-RUNTIME is the gpt/_runtime of an older build, measured by turns with this one. The device is the simulated one and
-runs no kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a
-synchronization, which isn't timed; a round's figure is the median of its bursts. Printed are the
-median round's and the lowest. One program launches a module's function, the other one a library's kernel.
+RUNTIME is the gpt/_runtime of an older build, measured interleaved with this one. The device is simulated and runs no
+kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a synchronization that
+isn't timed; a round's figure is the median of its bursts. The median and the lowest round are printed. One program
+launches a module's function, the other one a library's kernel.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ int main(int argc, char **argv) {
 
 
 def run(runtime: Path, folder: Path, program: Path, options: list[str], form: str) -> float:
-    """ns a launch."""
+    """Return ns per launch."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for the pipeline
     env = os.environ | {"GPT_SIM_RUN": "none", "XDG_CACHE_HOME": str(folder / "cache"), "PATH": path}
     line = [runtime / "gpt-hook", "run", "-f", "--calls", "all", "-o", folder / "t.mp", "--device", "sim"]
@@ -80,7 +80,7 @@ def run(runtime: Path, folder: Path, program: Path, options: list[str], form: st
 
 
 def main() -> int:
-    """Measures by turns, and prints a table."""
+    """Measure all ways, interleaved, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--before", type=Path)
     parser.add_argument("--rounds", type=int, default=9)

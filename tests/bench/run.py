@@ -1,4 +1,4 @@
-"""`make bench`: the figures of docs/measured.md, measured side by side in one run.
+"""Run `make bench`: the figures in docs/measured.md, measured side by side in one run.
 
     python -m tests.bench.run [--runs N] [--output FILE] [--reading] [--zstd NAME] ... [NAME=PATH ...]
 
@@ -65,7 +65,7 @@ BIN = Path(sys.executable).parent
 
 
 def fetch(name: str, wheel: str) -> Path:
-    """A library of a wheel, from the cache or PyPI."""
+    """Return a library from a wheel, from the cache or PyPI."""
     path = CACHE / name
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def fetch(name: str, wheel: str) -> Path:
 
 
 def measure(*command: str | Path) -> dict[str, float]:
-    """Runs a command with its output thrown away: seconds, CPU seconds, and peak resident bytes."""
+    """Run a command with its output discarded; return seconds, CPU seconds, and peak resident bytes."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     _, status, usage = os.wait4(process.pid, 0)
@@ -94,7 +94,7 @@ def measure(*command: str | Path) -> dict[str, float]:
 
 
 def peak(*command: str | Path) -> int:
-    """The most that a command and its children had resident at once, in bytes, looked at every 5 ms.
+    """Return the peak resident bytes of a command and its children together, sampled every 5 ms.
 
     Pages that they share count for each, so it is an upper bound.
     """
@@ -117,7 +117,7 @@ def _resident(pid: int) -> int:
 
 
 def median(runs: list[dict[str, float]], key: str) -> float:
-    """The median of one figure over the runs."""
+    """Return the median of one figure over the runs."""
     return statistics.median(run[key] for run in runs)
 
 
@@ -129,7 +129,7 @@ def used_names(library: Path) -> list[str]:
 
 
 def slim(library: Path, names: Path, folder: Path, way: str, more: str = "") -> dict[str, Any]:
-    """The pipeline as a user types it, with more options of gpt-patch; returns its `patched` record."""
+    """Run the pipeline as a user types it, with more options for gpt-patch; return its `patched` record."""
     locate, patch = WAYS[way]
     return patched(
         f"gpt-extract '{library}' | gpt-locate --used '{names}' --arch sm_90 {locate}"
@@ -163,7 +163,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measures everything, prints the table, writes the raw figures."""
+    """Measure everything, print the table, and write the raw figures."""
     arguments = sys.argv[1:]
     runs, output, given, only_reading = 5, HERE.parents[1] / "docs/figures/bench/slim.json", {}, False
     packed: list[str] = []
@@ -216,7 +216,7 @@ def main() -> int:
 
 
 def measure_zstd(library: Path, wheel: str) -> dict[str, Any]:
-    """Bytes of the GPU code as it is, and packed with zstd at level 19: all of it, and what each way leaves.
+    """Return the bytes of the GPU code as it is, and packed with zstd at level 19: all of it, and what each way leaves.
 
     All of it is packed once, and then only what each way leaves. --zstd-sizes would pack all of it for each way, and
     zstd takes a second for 2 to 4 MB at that level.
@@ -233,7 +233,7 @@ def measure_zstd(library: Path, wheel: str) -> dict[str, Any]:
 
 
 def zstd_table(rows: dict[str, Any]) -> Iterator[str]:
-    """The table of docs/measured.md, line by line."""
+    """Yield the lines of the table in docs/measured.md."""
     yield "| library | GPU code | zstd 19 | cut, zstd 19 | less | by kernels, zstd 19 | less |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for name, row in rows.items():
@@ -244,7 +244,7 @@ def zstd_table(rows: dict[str, Any]) -> Iterator[str]:
 
 
 def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -> None:
-    """Speed and memory on the large library, contenders in turn."""
+    """Measure speed and memory on the large library, contenders interleaved."""
     raw = result["raw"]
     names = folder / "names"
     names.write_text("\n".join(used_names(library)) + "\n")
@@ -288,7 +288,7 @@ def time_all_reading(given: dict[str, Path], runs: int) -> dict[str, Any]:
 
 
 def reading_table(reading: dict[str, Any]) -> Iterator[str]:
-    """The table of docs/measured.md, line by line."""
+    """Yield the lines of the table in docs/measured.md."""
     yield f"| library | `gpt-extract` | `{CUOBJDUMP}` | ratio | ratio of elapsed times |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name, row in reading["libraries"].items():
@@ -299,7 +299,7 @@ def reading_table(reading: dict[str, Any]) -> Iterator[str]:
 
 
 def time_reading(name: str, wheel: str, given: dict[str, Path], runs: int) -> dict[str, Any]:
-    """Both tools on a library, in turn. CPU seconds are the figure that other work on the machine changes least."""
+    """Measure both tools on a library, interleaved. Other work on the machine changes CPU seconds least."""
     library = given.get(name) or fetch(name, wheel)
     row: dict[str, Any] = {"wheel": wheel, "size": library.stat().st_size, "gpt-extract": [], CUOBJDUMP: []}
     for _ in range(runs):
@@ -309,7 +309,7 @@ def time_reading(name: str, wheel: str, given: dict[str, Path], runs: int) -> di
 
 
 def report(result: dict[str, Any]) -> None:
-    """Prints the figures as tables."""
+    """Print the figures as tables."""
     console, raw = Console(highlight=False), result["raw"]
     console.print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
     table = Table("on libtorch_cuda.so", "seconds", "CPU seconds", "peak memory", "runs", box=None)

@@ -81,7 +81,7 @@ def find_ways(trace: Path, folder: Path, python: Path, spans: int) -> dict[str, 
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """The table of docs/measured.md: medians, and each as a multiple of what the page's first row takes."""
+    """Return the table in docs/measured.md: medians, also as multiples of the page's first row."""
     lines = ["| what | s | CPU s | of Chrome's JSON | file |", "| --- | ---: | ---: | ---: | ---: |"]
     first = median(result["runs"]["chrome"], "cpu")
     for way, runs in result["runs"].items():
@@ -92,7 +92,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Forges the trace, measures, prints; returns the exit status."""
+    """Forge the trace, measure, and print; return the exit status."""
     options = argparse.ArgumentParser()
     options.add_argument("--spans", type=int, default=SPANS)
     options.add_argument("--python", type=Path, default=Path(sys.executable))

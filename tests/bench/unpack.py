@@ -1,11 +1,11 @@
-"""Measure the least that reading a library's kernels can cost: find and unpack every element, and do nothing else.
+"""Measure the minimal cost of reading a library's kernels: find and unpack every element, and do nothing else.
 
     python tests/bench/unpack.py [-j N] FILE
 
-What gpt-extract is measured against. It shares no code with gpt/, only zstandard and lz4, and does the job the
-fastest way known within the same memory: headers are walked in a mapping, each thread takes the next element, reads
-it into one buffer and unpacks it into another, which it uses again. (Out of a mapping it would be 5 % faster, and
-hold the whole library.) Nothing is checked but the sizes, and no name is read.
+This is the lower bound for gpt-extract. It shares no code with gpt/, only zstandard and lz4, and uses the fastest known
+way within the same memory: headers are walked in a mapping; each thread takes the next element, reads it into one
+reused buffer and unpacks it into another. (Reading from a mapping would be 5 % faster, but keep the whole library
+resident.) Only sizes are checked, and no names are read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def iter_sections(file: mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def iter_elements(file: mmap.mmap, offset: int, end: int) -> Iterator[Packed]:
-    """The elements of a section, from region to region."""
+    """Yield the elements of a section, region by region."""
     while offset + 16 <= end:
         magic, _, header_size, size = struct.unpack_from("<IHHQ", file, offset)
         if magic == 0:  # padding

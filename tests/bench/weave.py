@@ -57,7 +57,7 @@ Kernel = tuple[str, str, str, bytes]  # its library, its name, its target, its m
 
 
 def iter_kernels(count: int) -> Iterator[Kernel]:
-    """The kernels, each in a module that has what it needs."""
+    """Yield the kernels, each in a module with what it needs."""
     for source in SOURCES:
         module = scan.scan_module(cuda.nvrtc_compile(source.read_text(), "compute_90a"), source.name)
         for entry in module.entries:
@@ -75,7 +75,7 @@ def iter_kernels(count: int) -> Iterator[Kernel]:
 
 
 def modules(library: str, wheel: str) -> Iterator[scan.Module]:
-    """The PTX modules of a library."""
+    """Yield the PTX modules of a library."""
     command = [BIN / "gpt-extract", "--ptx", fetch(library, wheel)]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -102,13 +102,13 @@ def assemble(data: bytes, target: str, folder: Path) -> dict[str, float] | None:
 
 
 def engine(data: bytes, kernel: str, file: ProbeFile) -> Woven:
-    """Do everything that's done for a module, except reading the probe file."""
+    """Do all the work for a module, except reading the probe file."""
     verify.verify(file)
     return weave(pruned(scan.scan_module(data), [kernel]), kernel, [file])
 
 
 def fastest(work: Callable[[], Any], runs: int) -> float:
-    """CPU seconds of the fastest of some runs."""
+    """Return the CPU seconds of the fastest run."""
     found = []
     for _ in range(runs):
         start = time.process_time()
@@ -141,7 +141,7 @@ def measure_kernel(kernel: Kernel, files: dict[str, ProbeFile], folder: Path) ->
 
 
 def large_module(folder: Path) -> tuple[Path, str]:
-    """A stream with one module of 35 MB, of the kernels of a library, and the name of a kernel of it."""
+    """Return a stream with one 35 MB module of a library's kernels, and the name of one of them."""
     parts: list[bytes] = []
     size, names = 0, set[str]()
     library, wheel = next(iter(LIBRARIES.items()))
@@ -172,7 +172,7 @@ def within(found: list[tuple[float, dict[str, float]]]) -> int:
 
 
 def bounds(rows: list[dict[str, Any]], large: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """The figures that have bounds."""
+    """Return the figures that have bounds."""
     found: list[tuple[str, float, float]] = []
     for probe in PROBES:
         shares = [one["seconds"] / max(LEAST, SHARE * seconds) for seconds, one in of_probe(rows, probe)]
@@ -185,7 +185,7 @@ def bounds(rows: list[dict[str, Any]], large: list[dict[str, float]]) -> list[di
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """The figures of each probe, for a terminal and for docs/measured.md."""
+    """Return the figures of each probe, for a terminal and for docs/measured.md."""
     made = Table(box=box.MARKDOWN)
     for title in ("probe", "kernels", "ms: median", "most", "ptxas, ms", "within the bound"):
         made.add_column(title, justify="left" if title == "probe" else "right")
@@ -211,7 +211,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def main() -> int:
-    """Measures, prints, writes the raw figures; returns the exit status."""
+    """Measure, print, and write the raw figures; return the exit status."""
     count = int(sys.argv[sys.argv.index("--kernels") + 1]) if "--kernels" in sys.argv else 24
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     files = {name: load.load_probes(load.find_probe(name)) for name in PROBES}
@@ -238,7 +238,7 @@ def main() -> int:
 
 
 def report(result: dict[str, Any]) -> None:
-    """Prints the figures as tables."""
+    """Print the figures as tables."""
     console = Console(highlight=False, width=160)
     console.print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
     console.print(table(result["kernels"]))

@@ -1,4 +1,4 @@
-"""Measure how small finished wheels get without a trace: recompressed, for one architecture, and both.
+"""Measure how small finished wheels become without a trace: recompressed, for one architecture, and both.
 
     python -m tests.bench.wheels [--arch SM] [--with REQUIREMENT] ... [--output FILE] [--imports | --table] [WHEEL ...]
 
@@ -80,7 +80,7 @@ def pip(python: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def fetch(name: str, folder: Path) -> tuple[Path, str]:
-    """Download a wheel; return it and the Python that it's for. Exits if there's none, or it's too large."""
+    """Download a wheel; return it and its Python version. Exits if there's none, or it's too large."""
     said = ""
     for word in PYTHONS:
         python = shutil.which(word)
@@ -99,7 +99,7 @@ def fetch(name: str, folder: Path) -> tuple[Path, str]:
 
 
 def install_needs(wheel: Path, python: str, more: Sequence[str], folder: Path) -> None:
-    """Install what a wheel requires, and more, into a folder. Exits if pip fails."""
+    """Install a wheel's requirements, and more, into a folder. Exits if pip fails."""
     with zipfile.ZipFile(wheel) as file:
         (name,) = [n for n in file.namelist() if n.count("/") == 1 and n.endswith(".dist-info/METADATA")]
         metadata = HeaderParser().parsestr(file.read(name).decode())
@@ -122,7 +122,7 @@ def kernels_of(wheel: Path) -> Counter[tuple[str, str, str]]:
 
 
 def check_record(wheel: Path) -> None:
-    """Fail if a line of RECORD doesn't hold, or METADATA says another version than the file's name."""
+    """Fail if a line of RECORD is wrong, or METADATA names another version than the file name."""
     with zipfile.ZipFile(wheel) as file:
         (name,) = [n for n in file.namelist() if n.count("/") == 1 and n.endswith(".dist-info/RECORD")]
         for path, digest, _ in csv.reader(io.StringIO(file.read(name).decode())):
@@ -188,7 +188,7 @@ def measure(wheel: Path, arch: str, way: str, level: int, out: Path) -> tuple[Pa
 
 
 def measure_all(name: str, arch: str, more: Sequence[str], level: int = LEVEL) -> dict[str, Any]:
-    """The figures of one wheel. Fails if a new wheel isn't as it should be."""
+    """Return the figures of one wheel. Fails if a new wheel isn't as it should be."""
     with tempfile.TemporaryDirectory() as folder:
         wheel, python = fetch(name, Path(folder))
         before = kernels_of(wheel)
@@ -213,7 +213,7 @@ def measure_all(name: str, arch: str, more: Sequence[str], level: int = LEVEL) -
 
 
 def table(figures: dict[str, Any]) -> Iterator[str]:
-    """The table of docs/measured.md, line by line."""
+    """Yield the lines of the table in docs/measured.md."""
     yield "| wheel | shipped | recompressed | less | one arch | less | both | less than recompressed | CPU s | import |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     for name, found in figures["wheels"].items():
@@ -226,7 +226,7 @@ def table(figures: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """See above."""
+    """Run the benchmark as described above."""
     parser = argparse.ArgumentParser(prog="tests.bench.wheels")
     parser.add_argument("--arch", default=ARCH)
     parser.add_argument("--with", dest="more", metavar="REQUIREMENT", action="append", default=[])

@@ -26,7 +26,7 @@ def test_the_core_knows_no_format_by_itself():
 
 
 def test_a_job_of_a_cluster_brings_the_table():
-    """A worker has imported nothing: what it unpickles is what it registers."""
+    """A worker has imported nothing, so the object that it unpickles registers the formats."""
     carried = pickle.dumps(tuple(FORMATS.values()))
     code = f"import pickle, gpt.trace.inputs as i; i.register(*pickle.loads({carried!r})); print(*i.FORMATS)"
     assert run(code).split() == list(FORMATS)
@@ -45,7 +45,7 @@ def test_a_text_that_nobody_knows_is_a_list_of_names(tmp_path):
 
 
 def test_a_folder_is_asked_about_once_it_is_a_trace(tmp_path):
-    with pytest.raises(GptError, match="no trace folder of Neutrino, nor a folder of such"):
+    with pytest.raises(GptError, match="neither a Neutrino trace folder nor a folder of them"):
         expand([tmp_path])
     (tmp_path / "event.log").touch()
     assert expand([tmp_path]) == [tmp_path]

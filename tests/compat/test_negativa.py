@@ -1,4 +1,4 @@
-"""Negativa-ML's LIB.json: written, read, and refused."""
+"""Negativa-ML's LIB.json: written, read, and rejected."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def test_round_trip(tmp_path):
 
 
 def test_what_is_no_file_stays_what_it_is(tmp_path):
-    """As /dev/stdout, which the superuser could replace."""
+    """An example is /dev/stdout, which the superuser could replace."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("precious")
     (tmp_path / "link").symlink_to("file")

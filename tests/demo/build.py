@@ -1,4 +1,4 @@
-"""Builds the demo: libdemo.so with its two kernels for sm_75, sm_90 and as PTX, and the program that uses it.
+"""Build the demo: libdemo.so with its two kernels for sm_75, sm_90 and as PTX, and the program that uses it.
 
 `python -m tests.demo.build DIR`
 """
@@ -16,7 +16,7 @@ TARGETS = (("sm_75", "cubin"), ("sm_90", "cubin"), ("compute_90", "ptx"))
 
 
 def build(folder: Path, codec: cuda.Codec = "balance") -> Path:
-    """Builds everything into `folder` and returns the library. One region for each .cu file."""
+    """Build everything into `folder` and return the library, which has a region for each .cu file."""
     folder.mkdir(parents=True, exist_ok=True)
     regions = []
     for name in ("matmul.cu", "fill.cu"):  # in the order that libdemo.c counts on

@@ -1,4 +1,4 @@
-"""Runs the scripts beside this file: one behaviour each, as a user types it.
+"""Run the scripts beside this file: one behaviour each, as a user types it.
 
 A script gets an empty folder to work in, the executables and this checkout's Python on PATH, and
 `python3 -m tests.demo.build DIR` for a library. Status 77 skips it, its last line says why. LONG ones are left to

@@ -1,4 +1,4 @@
-"""Hand-made traces, their exports, and queries on these."""
+"""Hand-made traces, their exports, and queries on the exports."""
 
 import io
 import sqlite3
@@ -16,7 +16,7 @@ NS = {"monotonic": 1000}
 
 
 def small(end=True, late=False, **header):
-    """A program that launches, copies, sets, launches a graph and waits, each once, and some that it says of itself."""
+    """Return a program that launches, copies, sets, launches a graph and waits, once each, with some NVTX records."""
     apis = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     apis += [records.make("function", id=9, name=KERNEL)]
     launches = [(2000, 100, LAUNCH, 0, 7, 9, 128, 1, 2, 3, 32, 4, 1, 2, 1, 1, 1, 0)]
@@ -62,6 +62,6 @@ def ask(path, query):
 
 
 def tables(path):
-    """Every row of a database, by table."""
+    """Return every row of a database, by table."""
     names = [name for (name,) in ask(path, "SELECT name FROM sqlite_master")]
     return {name: ask(path, f'SELECT * FROM "{name}"') for name in names}

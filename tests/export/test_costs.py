@@ -1,4 +1,4 @@
-"""gpt-analyze export: costs of probes, counts, and files that it doesn't replace."""
+"""gpt-analyze export: costs of probes, counts, and files that are never replaced."""
 
 import pytest
 from pyarrow import parquet
@@ -86,7 +86,7 @@ def test_only_kernels_that_were_asked_for_are_told_of(tmp_path):
 
 @pytest.mark.parametrize("option", ["--tid 1", "--time 0,0.000002", "--gpu 0", "--cuda-stream 7"])
 def test_what_was_not_asked_for_is_in_no_table(option, tmp_path):
-    """The times of one of two launches come before it; counts have no thread, time, device or stream."""
+    """The times of one of two launches come before it. Counts have no thread, time, device or stream."""
     other = forge.probed(2, 1, 9, 2, 32) | {"thread": 2, "start": 9000, "device": 1, "stream": 8}
     segment = forge.trace(
         records.make("function", id=9, name=KERNEL), forge.kernel(1, 9, KERNEL),

@@ -134,7 +134,7 @@ def test_what_waits_is_bounded(monkeypatch):
 
 
 def probed():
-    """Launches that saved to maps of each type."""
+    """Return launches that saved to maps of each type."""
     maps = [
         forge.probe_map("gmem_bytes", 1, "total", "thread", read="u64"),
         forge.probe_map('../a"b', 2, "array", "warp", 2, Block="u32", block="f32", slot="u64"),
@@ -216,7 +216,7 @@ def test_numbers_of_any_size_come_through(number, tmp_path):
 
 
 def test_several_traces_and_standard_input(tmp_path):
-    """Processes of one pid have numbers of their own; times are those since the first of all began."""
+    """Processes with one pid have numbers of their own. Times count from the start of the first process."""
     (tmp_path / "b.mp").write_bytes(forge.pack(small(pid=10, host="other", boot_id="c", realtime=10**18 + 500)))
     out = tmp_path / "t.sqlite"
     done = run("export", "--format", "sqlite", "-o", out, "-", tmp_path / "b.mp", data=forge.pack(small()))
@@ -245,7 +245,7 @@ def test_a_terminal_gets_no_database():
     done = subprocess.run(command, input=forge.pack(small()), stdout=theirs, stderr=subprocess.PIPE, check=False)
     os.close(theirs)
     os.close(ours)
-    assert (done.returncode, done.stderr) == (2, b"gpt-analyze: error: -o: a database does not go to a terminal\n")
+    assert (done.returncode, done.stderr) == (2, b"gpt-analyze: error: -o: a database can't be written to a terminal\n")
 
 
 def test_what_is_missing_is_said(tmp_path):
@@ -283,7 +283,7 @@ def test_faults_leave_nothing(args, data, status, said, tmp_path):
 
 @pytest.mark.parametrize("shape", ExportFormat)
 def test_a_full_disk_leaves_what_was_there(shape, tmp_path):
-    """A limit of the size of a file, which fails as a full disk does."""
+    """A file size limit fails in the same way as a full disk."""
     out = tmp_path / "t"
     if shape is ExportFormat.sqlite:
         out.write_text("old")
@@ -304,7 +304,7 @@ def limit():
 
 @pytest.mark.parametrize("shape", ExportFormat)
 def test_what_others_rename_is_neither_written_nor_removed(shape, tmp_path):
-    """In a folder that a group may write to, another member gives the name of our folder to a folder with links."""
+    """In a folder that a group may write to, another member can give our folder's name to a folder of links."""
     (victim := tmp_path / "victim").touch()
     (theirs := tmp_path / "theirs").mkdir()
     (theirs / "tables").mkdir()
@@ -321,7 +321,7 @@ def test_what_others_rename_is_neither_written_nor_removed(shape, tmp_path):
 
 
 def test_another_file_than_ours_is_no_database(monkeypatch, tmp_path):
-    """SQLite opens files by name, so a link may have come in between."""
+    """SQLite opens files by name, so a link may have been created in between."""
     (victim := tmp_path / "victim").touch()
     connect = files.sqlite3.connect
     monkeypatch.setattr(files.sqlite3, "connect", lambda _, **how: connect(f"file:{victim}?mode=rw", **how))

@@ -1,4 +1,4 @@
-"""The PTX of single kernels: which element, how much of it, and that an image is read once."""
+"""The PTX of single kernels: which element it's from, how much of it, and that an image is read once."""
 
 import os
 
@@ -33,7 +33,7 @@ def refusal(source, kernel="a", arch="sm_90", file=None, cubins=False):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The elements that are unpacked."""
+    """Return the list of elements that are unpacked."""
     found = []
     read = kernels._read
     monkeypatch.setattr(kernels, "_read", lambda source, placed: found.append(placed.index) or read(source, placed))
@@ -88,7 +88,7 @@ def test_what_is_kept_is_bounded(monkeypatch, tmp_path, reads):
 
 @pytest.fixture(scope="module")
 def machine_code():
-    """A cubin with kernels `a` and `b`."""
+    """Return a cubin with kernels `a` and `b`."""
     return forge.compiled([b"a", b"b"], bytes(512))
 
 
@@ -127,7 +127,7 @@ def test_elements_with_a_closed_kernel_are_refused(cubins):
 
 
 def test_a_closed_library_under_another_name(tmp_path):
-    """It's told by the name that it was linked with: an image in it is refused, wherever in the file it lies."""
+    """It's recognized by its soname; an image in it is rejected, wherever it lies in the file."""
     names = "-Wl,-soname,libcublas.so.13"
     made = samples.link(tmp_path / "harmless.so", [image(("sm_70", "a"))], names)
     with made.open("rb") as file:

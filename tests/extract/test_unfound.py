@@ -45,7 +45,7 @@ class File:
         return struct.unpack_from("<Q", self.data, place + 16)[0]
 
     def point(self, number, value):
-        """Makes a wrapper point elsewhere."""
+        """Make a wrapper point elsewhere."""
         place = self.relocations.get(self.words[number])
         struct.pack_into("<Q", self.data, self.wrapper + number * WRAPPER + 8 if place is None else place + 16, value)
 
@@ -76,7 +76,7 @@ def test_a_wrapper_that_leads_to_no_fatbin(name, where, sample):
 
 
 def test_all_wrappers_are_stray_where_the_section_moved(sample):
-    """As patchelf 0.14 does it, the sections at the front move to the end, and what they leave is filled with X."""
+    """patchelf 0.14 moves the sections at the front to the end, and fills their old place with X."""
     file = File(sample("balance"))
     section = file.sections[".nv_fatbin"]
     for at in range(section["sh_offset"], section["sh_offset"] + section["sh_size"]):
@@ -123,7 +123,7 @@ def test_a_file_without_section_headers(sample):
 
 
 def test_wrappers_in_a_section_of_another_name(sample):
-    """As a linker script can have it."""
+    """A linker script can name it so."""
     file = File(sample("balance"))
     names = list(file.sections)
     table = struct.unpack_from("<Q", file.data, 40)[0]
@@ -168,7 +168,7 @@ def test_objects_and_archives(how, sample, tmp_path):
 
 
 def symbol_outside(file):
-    """The number of a symbol of the object that is in no section of fatbins."""
+    """Return the number of the object's symbol that is in no fatbin section."""
     table, fatbin = file.sections[".symtab"], list(file.sections).index(".nv_fatbin")
     entries = struct.iter_unpack("<IBBHQQ", file.data[table["sh_offset"] : table["sh_offset"] + table["sh_size"]])
     return next(n for n, entry in enumerate(entries) if 0 < entry[3] < 0xFF00 and entry[3] != fatbin)

@@ -1,4 +1,4 @@
-"""Forged files: each table written by hand, as no tool would write it."""
+"""Forged files, whose tables are written by hand as no tool would write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def section(name: int, type_: int, *, offset: int = 0, size: int = 0, link: int 
 
 
 def cubin(symbols: int, names: bytes = b"\0a\0", *, name: int = 1) -> bytes:
-    """A cubin whose symbol table says `symbols` times that there is a kernel, with the name at `name`."""
+    """Return a cubin whose symbol table names `symbols` kernels, all with the name at `name`."""
     table = struct.pack("<IBBHQQ", name, 0x12, 0x10, 1, 0, 16) * symbols
     end = 64 + len(table) + len(names)
     shoff = end + -end % 8
@@ -31,7 +31,7 @@ def cubin(symbols: int, names: bytes = b"\0a\0", *, name: int = 1) -> bytes:
 
 
 def compiled(kernels: list[bytes], code: bytes, *, real: list[bytes] | None = None, gap: int = 0) -> bytes:
-    """A cubin as nvcc lays it out, `gap` zeros after each table of names.
+    """Return a cubin in nvcc's layout, with `gap` zeros after each table of names.
 
     `real` are the kernels that its headers name, if others than its first bytes do.
     """
@@ -64,7 +64,7 @@ def _strings(names: list[bytes]) -> bytes:
 
 
 def _symbols(strtab: bytes, texts: list[bytes], kernels: list[bytes]) -> bytes:
-    """A section symbol for each of `texts`, and the kernels."""
+    """Return a section symbol for each of `texts`, and the kernels."""
     named = [(name, 3, 0, index, 0) for index, name in enumerate(texts, 5)]
     named += [(name, 0x12, 0x10, index, 16) for index, name in enumerate(kernels, 5 if texts else 1)]
     place = {name: strtab.index(b"\0" + name + b"\0") + 1 for name, *_ in named}
@@ -81,7 +81,7 @@ def element(
     payload: bytes, *, kind: int = 2, flags: int = 0x11, packed: int = 0, unpacked: int = 0, header: int = 64,
     size: int | None = None, arch: int = 90,
 ) -> bytes:  # fmt: skip
-    """An element; `size` is the payload size that its header claims."""
+    """Return an element; `size` is the payload size that its header claims."""
     claimed = len(payload) if size is None else size
     return (
         struct.pack("<HHIQIIHHIIIQQQ", kind, 0x101, header, claimed, packed, 0, 0, 0, arch, 0, 0, flags, 0, unpacked)
@@ -90,7 +90,7 @@ def element(
 
 
 def zstd(data: bytes, claimed: int | None = None, *, kind: int = 2) -> bytes:
-    """An element with `data` packed by zstd, its header claiming another unpacked size."""
+    """Return an element with `data` packed by zstd; its header claims another unpacked size."""
     import zstandard
 
     packed = zstandard.compress(data)
@@ -100,7 +100,7 @@ def zstd(data: bytes, claimed: int | None = None, *, kind: int = 2) -> bytes:
 
 
 def lz4(data: bytes, claimed: int | None = None) -> bytes:
-    """The same by LZ4."""
+    """Return the same, packed by LZ4."""
     import lz4.block
 
     packed = lz4.block.compress(data, store_size=False)

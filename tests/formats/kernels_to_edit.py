@@ -1,4 +1,4 @@
-"""Kernels whose cubins tests edit, compiled by ptxas of CUDA 13 and 12, and what nvdisasm says of a cubin."""
+"""Kernels whose cubins are edited by tests, compiled by ptxas of CUDA 13 and 12, and nvdisasm's listing of a cubin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __device__ __noinline__ int f(int x) { return x * x + 1; }
 
 
 def source(last: str = "") -> str:
-    """CUDA C++ of all kernels, each with a last parameter."""
+    """Return the CUDA C++ of all kernels, each with a last parameter."""
     return HEAD + "\n".join(
         f'extern "C" __global__ void {name}({", ".join(filter(None, (params, last)))}) {{ {body} }}'
         for name, (params, body) in KERNELS.items()
@@ -57,7 +57,7 @@ def source(last: str = "") -> str:
 
 @cache
 def compiled(arch: str, last: str = "", old: bool = False) -> bytes:
-    """The cubin of all kernels, from ptxas of CUDA 13, or of CUDA 12 if `old` (skips the test if it can't be had)."""
+    """Return the cubin of all kernels, from ptxas of CUDA 13, or 12 if `old`. Skips the test without one."""
     ptx = cuda.nvrtc_compile(source(last), arch.replace("sm", "compute"))
     tool = cuda.tool("ptxas")
     if old:
@@ -72,7 +72,7 @@ def compiled(arch: str, last: str = "", old: bool = False) -> bytes:
 
 @cache
 def instructions(data: bytes) -> dict[str, list[str]]:
-    """The instructions of each code section as nvdisasm lists them, without their offsets."""
+    """Return the instructions of each code section as nvdisasm lists them, without their offsets."""
     text = cuda.disassemble(data)
     found: dict[str, list[str]] = {}
     for part in text.split("//--------------------- .text.")[1:]:

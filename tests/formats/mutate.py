@@ -35,7 +35,7 @@ def structure(data: bytes) -> list[tuple[int, int]]:
 
 
 def mutants(data: bytes, seed: object, count: int) -> Iterator[bytes]:
-    """`count` versions of the file, each with one to four changes."""
+    """Yield `count` versions of the file, each with one to four changes."""
     rng = random.Random(repr(seed))
     places = structure(data)
     for _ in range(count):

@@ -21,12 +21,12 @@ def _cuobjdump(*args: str | Path, cwd: Path | None = None) -> str:
 
 
 def listed(path: Path) -> list[str]:
-    """The names of all cubins and PTX files, as `cuobjdump -lelf -lptx` gives them."""
+    """Return the names of all cubins and PTX files, as `cuobjdump -lelf -lptx` lists them."""
     return _LISTED.findall(_cuobjdump("-lelf", "-lptx", path.resolve()))
 
 
 def extracted(path: Path, folder: Path, part: str = "all") -> dict[str, bytes]:
-    """Cubins and PTX files by name, as cuobjdump extracts them into `folder`, an empty one.
+    """Return cubins and PTX files by name, as cuobjdump extracts them into the empty `folder`.
 
     All, or those with `part` in their name.
     """
@@ -36,7 +36,7 @@ def extracted(path: Path, folder: Path, part: str = "all") -> dict[str, bytes]:
 
 
 def functions(cubin: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Kernels and device functions of a cubin with their sizes, by readelf: bit 0x10 of st_other is the difference."""
+    """Return a cubin's kernels and device functions with their sizes, from readelf. Bit 0x10 of st_other marks one."""
     done = subprocess.run(["readelf", "-sW", cubin], capture_output=True, text=True, check=True)
     kernels, others = [], []
     for size, other, section, name in _FUNCTION.findall(done.stdout):

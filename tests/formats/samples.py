@@ -1,7 +1,7 @@
 """The files that the tests of formats, patch and stages read and rewrite, each built once a session.
 
-`@sample` names a function that builds one; the fixture `sample` (tests/conftest.py) builds it where it is asked
-for. Host code is real: what a patched library still does is seen by loading and calling it.
+`@sample` names a function that builds one; the fixture `sample` (tests/conftest.py) builds it on request. Host code is
+real, so a patched library is tested by loading and calling it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ extern "C" __global__ void indirect(int *x, int n) { *x = table[n](*x); }
 extern "C" __global__ void apart(int *x) { *x = 9; }
 """
 
-ARCHS = {  # what each source is compiled for
+ARCHS = {  # targets of each source
     ONE: ("sm_75", "sm_80", "sm_90", "compute_90"),
     MANY: ("sm_75", "sm_90", "compute_90"),
     VARIABLES: ("sm_75", "sm_90"),
@@ -111,13 +111,13 @@ def sample(build: Builder) -> Builder:
 
 @cache
 def image(source: str, arch: str, *options: str) -> bytes:
-    """A cubin or PTX."""
+    """Return a cubin or PTX."""
     return cuda.nvrtc_compile(source, arch, options)
 
 
 @cache
 def linked(arch: str, *sources: str) -> bytes:
-    """A cubin that nvlink makes of sources."""
+    """Return a cubin linked by nvlink from sources."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{number}.cubin") for number in range(len(sources))]
         for path, source in zip(paths, sources, strict=True):
@@ -197,19 +197,19 @@ def balance(folder: Path) -> Path:
 
 @sample
 def suffix(folder: Path) -> Path:
-    """A tie: sm_90 and sm_90a in a region."""
+    """Build a tie: sm_90 and sm_90a in a region."""
     return link(folder / "libsuffix.so", [region(ONE, archs=("sm_75", "sm_90", "sm_90a")), region(MANY)])
 
 
 @sample
 def relocatable(folder: Path) -> Path:
-    """The output of nvcc -rdc=true for two sources: relocatable code of each, and linked code."""
+    """Build with nvcc -rdc=true from two sources: relocatable code of each, and linked code."""
     return _relocatable(folder / "librelocatable.so")
 
 
 @sample
 def relocatable_first(folder: Path) -> Path:
-    """The same with the relocatable code before the linked, as in most libraries."""
+    """Build the same with the relocatable code before the linked code, as in most libraries."""
     (folder / "first.s").write_text('.section __nv_relfatbin, "a"')
     return _relocatable(folder / "libfirst.so", folder / "first.s")
 
@@ -236,13 +236,13 @@ def _relocatable(out: Path, *sources: Path) -> Path:
 
 @sample
 def relr(folder: Path) -> Path:
-    """Pointers moved by packed relocations."""
+    """Build pointers with packed relocations."""
     return link(folder / "librelr.so", three_regions(), "-Wl,-z,pack-relative-relocs")
 
 
 @sample
 def aligned(folder: Path) -> Path:
-    """Segments aligned to 2 MiB."""
+    """Build segments aligned to 2 MiB."""
     return link(folder / "libaligned.so", three_regions(), "-Wl,-z,max-page-size=0x200000")
 
 
@@ -258,13 +258,13 @@ def fixed(folder: Path) -> Path:
 
 @sample
 def unwrapped(folder: Path) -> Path:
-    """A region without wrapper that nothing refers to, as nvcc leaves for a source without kernels."""
+    """Build a region without a wrapper or references, as nvcc leaves for a source without kernels."""
     return link(folder / "libunwrapped.so", three_regions(), bare=[2])
 
 
 @sample
 def referenced(folder: Path) -> Path:
-    """A region without wrapper whose address code takes."""
+    """Build a region without a wrapper; code takes its address."""
     hidden = 'extern const char region2[] __attribute__((visibility("hidden")));'
     code = f"{hidden}\nconst void *region(void) {{ return region2; }}"
     return link(folder / "libreferenced.so", three_regions(), bare=[2], assembly="\n.globl region2\n", code=code)
@@ -272,26 +272,26 @@ def referenced(folder: Path) -> Path:
 
 @sample
 def inside(folder: Path) -> Path:
-    """A symbol in the middle of a region."""
+    """Build a symbol in the middle of a region."""
     return link(folder / "libinside.so", three_regions(), assembly="\n.globl middle\n.set middle, region1 + 64\n")
 
 
 @sample
 def symbols(folder: Path) -> Path:
-    """An exported symbol at the start of each region."""
+    """Build an exported symbol at the start of each region."""
     globals_ = "".join(f"\n.globl region{n}\n" for n in range(3))
     return link(folder / "libsymbols.so", three_regions(), assembly=globals_)
 
 
 @sample
 def small(folder: Path) -> Path:
-    """Less than a page of GPU code."""
+    """Build less than a page of GPU code."""
     return link(folder / "libsmall.so", [region(ONE, "zstd", ["sm_75"])])
 
 
 @sample
 def scattered(folder: Path) -> Path:
-    """A region and a bare cubin in .rodata, beside the usual section."""
+    """Build a region and a bare cubin in .rodata, in addition to the usual section."""
     (folder / "odd.fatbin").write_bytes(region(ONE))
     (folder / "odd.cubin").write_bytes(image(MANY, "sm_90"))
     assembly = f"""
@@ -324,7 +324,7 @@ uint64_t outside_host(void) { after[0]++; return host0[0] + host1[0] + host2[0] 
 
 @sample
 def outside(folder: Path) -> Path:
-    """Regions and packed cubins beside the host's data, of which some are pointed to, as cuFFT and cuBLASLt hold them.
+    """Build regions and packed cubins among the host's data, some of them referenced, as in cuFFT and cuBLASLt.
 
     Each element takes pages, in a segment that the program may write to.
     """
@@ -350,7 +350,7 @@ def outside(folder: Path) -> Path:
 
 @sample
 def pieces(folder: Path) -> Path:
-    """Six hundred regions that a table leads to, each of whole pages, beside the usual section with a large one."""
+    """Build six hundred regions of whole pages that a table leads to, and the usual section with a large one."""
     code = forge.region(forge.element(forge.cubin(3) + bytes(12_000), arch=75))
     size = len(code) + -len(code) % 4096
     (folder / "each.fatbin").write_bytes(code.ljust(size, b"\0"))
@@ -364,7 +364,7 @@ def pieces(folder: Path) -> Path:
 
 @sample
 def arm(folder: Path) -> Path:
-    """A library that says it is for aarch64: headers and relocations are rewritten, its code is not."""
+    """Build a library whose headers and relocations are rewritten for aarch64; its code isn't."""
     path = link(folder / "libarm.so", three_regions(), "-Wl,-z,max-page-size=0x10000")
     data = bytearray(path.read_bytes())
     struct.pack_into("<H", data, 18, 183)
@@ -382,7 +382,7 @@ def arm(folder: Path) -> Path:
 
 @sample
 def plain(folder: Path) -> Path:
-    """A library without GPU code."""
+    """Build a library without GPU code."""
     (folder / "plain.c").write_text("int answer(void) { return 42; }")
     cuda.c_compiler("-shared", "-fPIC", folder / "plain.c", "-o", folder / "libplain.so")
     return folder / "libplain.so"
@@ -403,7 +403,7 @@ def object_(folder: Path) -> Path:
 
 @sample
 def archive(folder: Path) -> Path:
-    """Two members with GPU code and one without; one name is too long for its header."""
+    """Build an archive of two members with GPU code and one without; one name is too long for its header."""
     long = "a_name_that_is_much_longer_than_sixteen"
     members = [_object(folder, "one", region(ONE)), _object(folder, long, region(MANY, "zstd"))]
     (folder / "none.c").write_text("int nothing;")
@@ -436,7 +436,7 @@ def ptx(folder: Path) -> Path:
 
 @sample
 def large(folder: Path) -> Path:
-    """160 MB that take a while to be written."""
+    """Build 160 MB, which take a while to write."""
     path = folder / "large.fatbin"
     body = forge.element(b"", size=80 << 20, kind=9) + bytes(range(256)) * (80 << 12)
     path.write_bytes(forge.region(body * 2))
@@ -445,7 +445,7 @@ def large(folder: Path) -> Path:
 
 @sample
 def nvcc(folder: Path) -> Path:
-    """The folder of what nvcc makes of two sources: objects, libraries and an archive. Needs `have_cxx()`."""
+    """Return the folder with nvcc's output for two sources: objects, libraries and an archive. Needs `have_cxx()`."""
     sources = {
         "kernels.cu": "__global__ void f(int *x) { *x = 1; }\nvoid g(int *x) { f<<<1, 1>>>(x); }",
         "nothing.cu": "int nothing() { return 0; }",

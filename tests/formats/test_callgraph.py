@@ -1,4 +1,4 @@
-"""The code that goes with unused kernels: compiled and linked cubins, nvdisasm as oracle, and hostile tables."""
+"""Code removed with unused kernels: compiled and linked cubins, nvdisasm as oracle, and hostile tables."""
 
 import io
 import re
@@ -34,7 +34,7 @@ def test_what_used_kernels_need_stays(arch, used):
 @pytest.mark.full
 @pytest.mark.parametrize("arch", [full(ARCHS[0]), *ARCHS[1:]])
 def test_nvdisasm_finds_all_that_kept_code_names(arch):
-    """No symbol that it prints as an operand in kept code is of code that is gone."""
+    """No symbol that nvdisasm prints as an operand in kept code belongs to removed code."""
     data = samples.linked(arch, samples.USERS, samples.FUNCTIONS)
     for used in KERNELS:
         left, gone = cut_out(data, find_cut(data, set(KERNELS) - {used}))
@@ -74,14 +74,14 @@ def test_what_is_kept_whole(build, reason):
 
 
 def section(data, name):
-    """The number of a section, and where its header is."""
+    """Return the number of a section, and the offset of its header."""
     elf = ELFFile(io.BytesIO(data))
     index = elf.get_section_index(name)
     return index, elf.header["e_shoff"] + 64 * index
 
 
 def with_callgraph(pairs):
-    """The linked cubin with another call graph."""
+    """Return the linked cubin with another call graph."""
     data = bytearray(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS))
     _, header = section(data, ".nv.callgraph")
     body = b"".join(struct.pack("<II", *pair) for pair in pairs)
@@ -107,7 +107,7 @@ def test_a_call_graph_that_is_not_understood(pairs, reason):
 
 
 def test_a_function_that_no_kernel_reaches_stays():
-    """Somebody else might: here nothing says any more that `alone` calls `lonely`."""
+    """Another cubin might call it: here no record says any more that `alone` calls `lonely`."""
     data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
     elf = ELFFile(io.BytesIO(data))
     calls = elf.get_section_by_name(".rela.text.alone")
@@ -157,7 +157,7 @@ def test_sections_that_share_bytes():
 @settings(max_examples=examples(400))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
-    """Whatever the tables say: an answer whose ranges are code, or one of two refusals."""
+    """Whatever the tables contain, the result is ranges that are code, or one of two rejections."""
     data = damaged(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS), draw)
     try:
         cut = find_cut(data, {"plain", "alone"})

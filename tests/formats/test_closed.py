@@ -59,7 +59,7 @@ def test_open_kernels_are_not_taken_for_them(name):
 
 
 def test_one_closed_kernel_closes_its_element():
-    """As an element of a program that links cublas_static: its file says nothing."""
+    """The element comes from a program that links cublas_static; its file doesn't say so."""
     cubin = forge.compiled([b"mine", CLOSED[0].encode()], bytes(512))
     names = [kernel["name"] for kernel in parse_cubin(cubin).kernels]
     assert closed.find_reason(names, Source("program", cubin), None) == closed.REASON

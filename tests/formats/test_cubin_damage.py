@@ -1,4 +1,4 @@
-"""Damaged cubins are edited or refused, whatever their numbers are, in plain words and no more time than sound ones."""
+"""Damaged cubins are edited or rejected, with a plain message and in no more time than sound ones."""
 
 import random
 import struct
@@ -20,7 +20,7 @@ FIELDS = {"name": 0, "type": 4, "flags": 8, "offset": 24, "size": 32, "link": 40
 
 
 def with_field(section, field, value, form="<Q"):
-    """A cubin of ours in which a field of a section's header has another value; of the ELF header if it's a number."""
+    """Return a cubin with another value in a field of a section header, or of the ELF header if it's a number."""
     data = bytearray(compiled("sm_90"))
     cubin = CubinEditor(bytes(data))
     (shoff,) = struct.unpack_from("<Q", data, 40)
@@ -39,7 +39,7 @@ def number_of(section):
 
 
 def with_content(section, at, form, value):
-    """A cubin of ours with another value in the contents of a section."""
+    """Return a cubin of ours with another value in a section's contents."""
     data = bytearray(compiled("sm_90"))
     struct.pack_into(form, data, content_of(section) + at, value)
     return bytes(data)
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(why):
 
 
 def test_every_field_of_every_table():
-    """Random numbers in headers and tables: an answer that another reader takes, or a refusal."""
+    """With random numbers in headers and tables, the result is read by another reader, or the cubin is rejected."""
     rng, built, refused = random.Random(1), 0, 0
     for _ in range(examples(2000)):
         data = bytearray(compiled(rng.choice(("sm_80", "sm_90", "sm_100"))))

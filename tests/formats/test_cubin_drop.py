@@ -87,7 +87,7 @@ def test_what_is_left(arch, used, tmp_path):
 
 
 def graph(text, data):
-    """The pairs of the call graph as cuobjdump prints them, by name; None is not a function."""
+    """Return the pairs of the call graph by name, as cuobjdump prints them; None isn't a function."""
     names = [s.name for s in ELFFile(io.BytesIO(data)).get_section_by_name(".symtab").iter_symbols()]
     pairs, group, found = re.search(r"^\.nv\.callgraph\n((?: <.*>\n)+)", text, re.MULTILINE)[1], 0, []
     for caller, callee in re.findall(r"<(\d+),(-?\d+)>", pairs):
@@ -195,7 +195,7 @@ def test_what_cannot_be_dropped_becomes_zeros(why, codec, tmp_path):
 
 
 def check_zeroed(data, why, codec, folder):
-    """Only `direct` is used of a cubin that cannot be dropped from, for this reason."""
+    """Check that only `direct` can be used of a cubin from which nothing can be dropped, for this reason."""
     path = folder / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", data)], codec, ["-link"]))
     done = run("gpt-patch", "-o", folder / "out", data=located(path, "direct", "--granularity", "kernel"))
@@ -256,7 +256,7 @@ def test_faults_are_found():
 
 
 def test_tables_that_are_wrong():
-    """Every size of a section off by one, and every name of a symbol beyond the names: nothing but refusals."""
+    """Every section size is off by one, and every symbol name is beyond the names: all are rejected."""
     data = built("sm_90")
     elf = ELFFile(io.BytesIO(data))
     table = elf.get_section_by_name(".symtab")
@@ -279,7 +279,7 @@ def test_tables_that_are_wrong():
 @settings(max_examples=examples(300))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
-    """An answer that passes its own check, or a refusal."""
+    """The result passes its own check, or the cubin is rejected."""
     data = damaged(built("sm_90"), draw)
     try:
         cut = find_cut(data, {"plain", "alone"})

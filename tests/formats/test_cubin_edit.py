@@ -1,4 +1,4 @@
-"""Edited cubins: nothing changes but what should, NVIDIA's tools read them, and ptxas writes the same."""
+"""Edited cubins: only the edited parts change, NVIDIA's tools read them, and ptxas writes the same."""
 
 import io
 import re
@@ -169,7 +169,7 @@ def test_frames_cover_the_code(arch, old, tmp_path):
 
 
 def frames_of(path):
-    """The function, start and size of each entry of .debug_frame, by cuobjdump."""
+    """Return the function, start and size of each entry in .debug_frame, from cuobjdump."""
     text = cuda.run("cuobjdump", "-elf", path)
     entry = r"initial_location: +(0x[0-9a-f]+)\s+address_range: +(0x[0-9a-f]+)\s+function: +(\S+)"
     return [(name, int(start, 16), int(size, 16)) for start, size, name in re.findall(entry, text)]
@@ -256,7 +256,7 @@ STEPS = {0x39: 4, 0x2E: 2}  # numbers of an entry
 
 @pytest.mark.parametrize("at", [0, 16, 48])
 def test_lists_of_instructions_follow_them(at):
-    """All that an entry has behind the offset stays as it is."""
+    """The rest of an entry, behind the offset, is unchanged."""
     data = samples.image(BARRIERS, "sm_90")
     cubin = CubinEditor(data)
     for name in ("waits", "prints", "halves"):

@@ -53,7 +53,7 @@ def names(editor, table):
 
 
 def edited(cubin, **values):
-    """The cubin with fields of the first relocation of `total` changed."""
+    """Return the cubin with some fields changed in the first relocation of `total`."""
     editor = CubinEditor(cubin)
     table = relocations(editor)
     place = next(at for at in range(len(table)) if names(editor, table[at : at + 1]) == {"total"})

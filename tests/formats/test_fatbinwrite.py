@@ -1,4 +1,4 @@
-"""Fatbins that we write: as fatbinary writes them, and read back."""
+"""Fatbins written by us equal fatbinary's, and can be read back."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def test_bytes_are_those_of_fatbinary(cubins):
 
 
 def test_compressed_headers_are_those_of_fatbinary(cubins):
-    """But for the sizes that depend on how hard zstd tries."""
+    """Only the sizes differ, which depend on zstd's level."""
     images = [Payload("cubin", arch, data) for arch, data in cubins.items()]
     ours = read(pack_fatbin(images, "zstd"))
     theirs = read(cuda.fatbin([(image.arch, "cubin", image.data) for image in images], "zstd"))

@@ -47,7 +47,7 @@ def test_a_frame_is_measured_by_its_blocks(checksum):
 
 
 def test_runs_of_a_byte():
-    """A raw block, one of a byte again and again, an empty one at the end."""
+    """A raw block, a run of one byte, and an empty block at the end."""
     data = image(MANY, "sm_90")[:64]
     size = 64 + 100_000
     data = data[:40] + struct.pack("<Q", size - 64) + data[48:58] + struct.pack("<HHH", 64, 1, 0)
@@ -81,7 +81,7 @@ def test_what_is_no_such_frame(name):
 
 
 def host(body):
-    """An ELF file of the host with nothing in it."""
+    """Return an empty ELF file for the host."""
     return forge.elf_header() + body
 
 

@@ -1,4 +1,4 @@
-"""Large cubins that are packed are named by their first bytes, where these leave no doubt."""
+"""The kernels of large packed cubins are read from their first bytes, if these are conclusive."""
 
 import random
 from contextlib import suppress
@@ -35,7 +35,7 @@ def pack(request):
 
 @pytest.fixture
 def expanded(monkeypatch):
-    """The elements that were unpacked whole."""
+    """Return the list of elements that were unpacked completely."""
     done = []
     expand = fatbin.Unpacker.expand
     monkeypatch.setattr(fatbin.Unpacker, "expand", lambda *args: done.append(args[-1]) or expand(*args))

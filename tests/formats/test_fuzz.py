@@ -1,4 +1,4 @@
-"""Whatever the bytes, nothing but GptError comes out of gpt.formats, and little memory goes in."""
+"""For any input, gpt.formats raises only GptError, and uses little memory."""
 
 import struct
 
@@ -21,7 +21,7 @@ fuzz = settings(max_examples=examples(300), suppress_health_check=list(HealthChe
 
 
 def read(data, scan=True):
-    """All that gpt-extract does with a file; the number of its elements, or None if it is refused."""
+    """Read a file as gpt-extract does; return the number of its elements, or None if it's rejected."""
     try:
         found = find_image(Source("file", data))
         if found is None:

@@ -19,7 +19,7 @@ WINDOW = 128 * MIB  # gpt.formats.fatbin.MAX_WINDOW
 
 
 def nested_regions():
-    """Regions in payloads of regions, each reaching to a broken end: read from each, the rest is read again."""
+    """Return regions nested in payloads, each reaching to a broken end. Reading from each one rereads the rest."""
     count = 100_000
     parts = []
     for number in range(count):
@@ -29,13 +29,13 @@ def nested_regions():
 
 
 def nested_cubins():
-    """Headers of cubins that claim 200 MB each, of a file that a hole makes large; their symbols have no names."""
+    """Return headers of cubins that claim 200 MB each, in a file made large by a hole; their symbols have no names."""
     head = forge.elf_header(shoff=200_000_000, shnum=3, machine=190)
     return forge.elf_header() + head * 1000
 
 
 def linked_sections():
-    """Symbol tables each linked to the next, and thousands to the first: a reader that follows links is lost."""
+    """Return symbol tables linked to the next, and thousands linked to the first, to lose a reader of links."""
     count = 65_000
     end = 64 + 64 * count
     links = [number + 1 if number < 250 else 1 for number in range(2, 251)] + [2] * (count - 251)
@@ -45,7 +45,7 @@ def linked_sections():
 
 
 def long_names():
-    """65,000 sections with names of 20 MB, which all share their bytes except the first."""
+    """Return 65,000 sections with names of 20 MB, which share all bytes but the first."""
     count = 65_000
     names = b"\0" + b"a" * 20_000_000 + b"\0"
     head = forge.elf_header(shoff=64, shnum=count, shstrndx=1)
@@ -54,7 +54,7 @@ def long_names():
 
 
 def many_segments():
-    """60,000 dynamic segments: a reader that looks for the sections of each is lost."""
+    """Return 60,000 dynamic segments. A reader that looks for the sections of each is lost."""
     count, headers = 60_000, 60_000
     end = 64 + 64 * count
     head = forge.elf_header(shoff=64, shnum=count, shstrndx=1, phoff=end, phnum=headers)
@@ -259,7 +259,7 @@ def test_cubins_that_claim_much(tmp_path):
 
 @pytest.mark.parametrize("name", ["zstd", "archive", "fatbin", "cubin"])
 def test_truncated(sample, name, tmp_path):
-    """In many places, all in one run: a folder of broken files is read to its end."""
+    """Files are cut in many places, and all read in one run: a folder of broken files is read to its end."""
     data = sample(name).read_bytes()
     rng = random.Random(name)
     for size in {0, 1, 4, 8, 16, 20, 63, 64, 65, 100, len(data) - 1, *(rng.randrange(len(data)) for _ in range(60))}:

@@ -25,7 +25,7 @@ def paths(done):
 
 @pytest.fixture
 def tree(sample, tmp_path):
-    """A directory with links of every sort and files of no interest."""
+    """Return a directory with links of every sort and files of no interest."""
     top = tmp_path / "tree"
     (top / "deep" / "er").mkdir(parents=True)
     data = sample("zstd").read_bytes()
@@ -75,7 +75,7 @@ def test_one_fault_is_one_message_behind_others(tmp_path, sample):
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_rest_read(sample):
-    """As on a disk that fails: this file opens as any other, and reading its first byte is an error."""
+    """The file is like one on a failing disk: it opens as any other, and reading its first byte is an error."""
     done = extract("/proc/self/mem", sample("cubin"))
     assert (done.status, done.err) == (3, "gpt-extract: error: /proc/self/mem: empty file\n")
     assert len(paths(done)) == 1
@@ -246,7 +246,7 @@ REFUSED = {
     "Java": (b"\xca\xfe\xba\xbe\0\0\0\x34" + bytes(56), "not an ELF file, archive, fatbin, cubin or PTX"),
     "HIP": (b"__CLANG_OFFLOAD_BUNDLE__" + bytes(40), "code for AMD GPUs (a clang offload bundle): only NVIDIA's"),
     "HIP, packed": (b"CCOB" + bytes(40), "code for AMD GPUs (a packed clang offload bundle): only NVIDIA's is read"),
-    "an AMD GPU's": (elf_header(machine=224), "code for AMD GPUs (an ELF file of theirs): only NVIDIA's is read"),
+    "an AMD GPU's": (elf_header(machine=224), "code for AMD GPUs (an AMD ELF file): only NVIDIA's is read"),
     "comments": (b"/**/" * 5000 + b"// c\n" * 1000 + b"int x;", "not an ELF file, archive, fatbin, cubin or PTX"),
 }  # fmt: skip
 
@@ -269,7 +269,7 @@ def hip_library():
 
 
 def test_a_library_for_other_gpus(tmp_path):
-    """Named itself it is an error; below a folder or in a wheel a warning, where nothing else is found."""
+    """It's an error if the library itself is named, and a warning in a folder or wheel without other finds."""
     reason = "code for AMD GPUs (section '.hip_fatbin'): only NVIDIA's is read"
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "a.so").write_bytes(hip_library())

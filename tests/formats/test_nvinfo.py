@@ -1,4 +1,4 @@
-"""Facts about kernels in cubins: compared with cuobjdump, and for any bytes."""
+"""Facts about kernels in cubins, compared with cuobjdump's, and for random bytes."""
 
 import random
 import re

@@ -16,7 +16,7 @@ NVPTX, AMD = "nvptx64-nvidia-cuda", "amdgcn-amd-amdhsa"
 
 
 def make(version, *images):
-    """An offload binary of images: kind, producer, triple, architecture, bytes. Version 1 has one image."""
+    """Return an offload binary of images (kind, producer, triple, architecture, bytes). Version 1 has one image."""
     header, entry, string = struct.Struct("<4sIQQQ"), struct.Struct("<HHIQQQQ"), (16, 24)[version - 1]
     assert version == 2 or len(images) == 1
     at = header.size + len(images) * entry.size
@@ -81,7 +81,7 @@ def test_an_object_for_cuda_is_a_cubin_and_fatbins_are_read(contents, sample, tm
 
 @pytest.fixture
 def in_object(tmp_path):
-    """An object with a section of offload binaries."""
+    """Return an object with a section of offload binaries."""
 
     def build(data):
         (tmp_path / "o.c").write_text("int x;\n")
@@ -151,7 +151,7 @@ WHOLE = make(1, (PTX, CUDA, NVPTX, "sm_90", b".version 8.0\n.target sm_90\n.entr
 
 
 def test_images_that_share_their_bytes_are_limited(tmp_path):
-    """Else a file of a megabyte would be read for minutes."""
+    """Otherwise a file of a megabyte would be read for minutes."""
     path = tmp_path / "images.out"
     path.write_bytes(WHOLE[: -len(WHOLE) % 8 or None] * (offload.MAX_ENTRIES + 1))
     done = extract(path)

@@ -1,4 +1,4 @@
-"""Paths that records name: pipes, folders, devices, sockets, NULs. The run says so of each, and goes on."""
+"""Paths in records: pipes, folders, devices, sockets, NULs. The run reports each, and goes on."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ def segment(*found):
 
 
 def check(done, name, fact):
-    """One error about the odd path."""
+    """Check that there is one error about the odd path."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
     assert done.err.count("\n") == 1
     assert fact in done.err and "internal error" not in done.err
@@ -81,7 +81,7 @@ def test_libraries(folder, name):
 
 @pytest.mark.parametrize("name", ["n\0ul", "x" * 300, ""])
 def test_files_of_spans(folder, name):
-    """They are named as their library is. One that cannot be does not keep the next from being written."""
+    """They are named like their library. If one can't be written, the next still is."""
     odd = [records.make("library", path=name, type="elf", size=0), records.make("library_end", path=name)]
     data = segment(*odd, *run("gpt-extract", "good.cubin", cwd=folder).records[1:-1])
     args = ("--keep", "one", "--arch", "sm_90", "--spans-json", "spans")
@@ -103,7 +103,7 @@ def test_traces_of_children(folder, name):
 
 
 def test_libraries_that_a_trace_names(folder):
-    """A kernel's file is only looked for if it can be."""
+    """A kernel's file is only looked for if its path allows it."""
     found = forge.trace(
         records.make("module", id=1, type="cubin", path="a\0b"),
         records.make("function", id=1, module=1, name="one"),

@@ -23,7 +23,7 @@ table:
 
 
 def pointers(path):
-    """(section of the host, address that is pointed to) of each pointer, and the addresses of the regions."""
+    """Return (section of the host, address pointed to) for each pointer, and the addresses of the regions."""
     image = find_image(Source(str(path), path.read_bytes()))
     sections = list(iter_sections(image.elf))
     starts = {
@@ -131,7 +131,7 @@ def test_arm_code(target):
 
 
 def test_code_is_searched_across_blocks(monkeypatch, regions, tmp_path):
-    """An instruction that lies on the edge of two blocks is found."""
+    """An instruction on the edge of two blocks is found."""
     from gpt.formats import pointers as module
 
     hidden = 'extern const char region1[] __attribute__((visibility("hidden")));'

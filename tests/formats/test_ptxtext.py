@@ -51,7 +51,7 @@ $L__x:
 
 
 def found(data: bytes, at: int = 0, end: int | None = None):
-    """The bytes of the module whose head is the first after `at`."""
+    """Return the bytes of the first module whose head is after `at`."""
     source = Source("x", data)
     text, read = find_text(source, data.index(VERSION, at), at, len(data) if end is None else end)
     assert read <= len(data)
@@ -114,7 +114,7 @@ def test_the_end_of_a_section_is_the_end():
 
 
 def test_time_is_in_proportion_to_the_size(tmp_path):
-    """Many heads, each of a module that does not end."""
+    """The text has many heads, each of a module that doesn't end."""
     program = tmp_path / "program"
     hostile = b".version 7.8\n.target sm_90\n.func f {" * 60_000
     program.write_bytes(cuda_free_program(tmp_path).read_bytes() + hostile)
@@ -123,7 +123,7 @@ def test_time_is_in_proportion_to_the_size(tmp_path):
 
 
 def cuda_free_program(folder):
-    """A program without GPU code."""
+    """Build a program without GPU code."""
     (folder / "none.c").write_text("int main(void) { return 0; }\n")
     subprocess.run(["cc", folder / "none.c", "-o", folder / "none"], check=True)
     return folder / "none"
@@ -131,7 +131,7 @@ def cuda_free_program(folder):
 
 @pytest.fixture
 def program(tmp_path):
-    """A program with two modules among its constants, and their texts."""
+    """Return a program with two modules among its constants, and their texts."""
     texts = [HEAD + BODY, (HEAD + BODY).replace("one", "two").replace("sm_80", "sm_90")]
     codes = [", ".join(map(str, text.encode())) for text in texts]
     constants = [f"const char text{number}[] = {{{code}, 0}};" for number, code in enumerate(codes)]

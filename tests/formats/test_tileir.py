@@ -29,7 +29,7 @@ def number(value):
 
 
 def module(functions, attributes=b"", texts=None, rest=b""):
-    """A module of functions `(name, flags, body)`; the names are its texts."""
+    """Return a module of functions `(name, flags, body)`; its text consists of the names."""
     texts = texts if texts is not None else [name for name, _, _ in functions]
     body = number(len(functions))
     for index, (_, flags, code) in enumerate(functions):
@@ -106,7 +106,7 @@ def test_elements_are_listed_and_selected(tmp_path):
 
 
 def fetch_nvcc():
-    """nvcc with Tile IR from PyPI (540 MB unpacked), from the cache; the test is skipped where it can't be had."""
+    """Return nvcc with Tile IR from PyPI (540 MB unpacked) or the cache. Skips the test if it can't be fetched."""
     home = CACHE / "nvcc-13.5-tile"
     if not (home / "ready").exists():
         names = [f"nvidia-{'cuda-' if name == 'nvcc' else ''}{name}==13.5.*" for name in NVCC]

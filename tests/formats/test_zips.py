@@ -1,4 +1,4 @@
-"""Zip files that lie: looked at within bounds, a broken member costs itself alone, and none an internal error."""
+"""Zip files with false sizes: they're read within bounds, and a broken member affects only itself."""
 
 import io
 import struct
@@ -34,19 +34,19 @@ def directory_of(data):
 
 
 def changed(data, at, form, value, entry=0):
-    """A field of an entry of the directory changed."""
+    """Return the archive with a field of a directory entry changed."""
     struct.pack_into(form, data, list(directory_of(data))[entry] + at, value)
     return data
 
 
 def renamed(old, new):
-    """Members as zipfile would not write them: the names here have one length."""
+    """Return members named as zipfile wouldn't name them. The names here have one length."""
     assert len(old) == len(new)
     return packed((old.decode(), b"x" * 100)).replace(old, new)
 
 
 def flagged(data, flag):
-    """With a flag in both headers of the first member."""
+    """Return the archive with a flag set in both headers of the first member."""
     data[6:8] = struct.pack("<H", flag)
     return changed(data, 8, "<H", flag)
 
@@ -58,19 +58,19 @@ def corrupt(method):
 
 
 def overlapping():
-    """Two entries of one body."""
+    """Return two entries with one body."""
     data = packed(("a", b"x" * 5000), ("b", b"y" * 5000))
     return changed(data, 42, "<I", 0, entry=1)
 
 
 def nested_names():
-    """The second entry lies inside the first one's body."""
+    """Return an archive whose second entry lies inside the first one's body."""
     data = packed(("a", b"x" * 5000), ("b", b"y" * 5000), method=zipfile.ZIP_STORED)
     return changed(changed(data, 20, "<I", 6000), 24, "<I", 6000)
 
 
 def long_extra():
-    """A local header says that its extra field is longer than in the directory, so its bytes lie in the next."""
+    """Return an archive whose local header claims a longer extra field than the directory: its data end too late."""
     data = packed((LIBRARY, forge.cubin(10)), ("b", b"y" * 50_000), method=zipfile.ZIP_STORED)
     struct.pack_into("<H", data, 28, 20_000)
     return data
@@ -161,7 +161,7 @@ def test_strange_names_are_names(tmp_path):
 
 @pytest.mark.full
 def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
-    """A text of 800 MB in a file of 1 MB."""
+    """The text has 800 MB in a file of 1 MB."""
     path = tmp_path / "x.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("a.txt", "w") as member:
         for _ in range(800):
@@ -176,7 +176,7 @@ def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_many_members(tmp_path):
-    """As many as fit the directory, each as small as can be."""
+    """The directory has as many members as fit, each as small as possible."""
     count = zips.MAX_DIRECTORY // 51
     local = struct.pack("<4sHHHHHIIIHH", b"PK\3\4", 10, 0, 0, 0, 33, 0, 0, 0, 5, 0)
     entry = struct.pack("<4sHHHHHHIIIHHHHHI", b"PK\1\2", 10, 10, 0, 0, 0, 33, 0, 0, 0, 5, 0, 0, 0, 0, 0)

@@ -1,5 +1,5 @@
-// A kernel of threads and two of tiles: nvcc -enable-tile makes a fatbin of the one and another of the
-// others.
+// One kernel of threads and two of tiles. nvcc -enable-tile puts the former into one fatbin and the latter
+// into another.
 #include "cuda_tile.h"
 
 extern "C" __global__ void simt(float *x) { x[threadIdx.x] += 1; }

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: fuzzes every reader, or the named ones, for some minutes on all cores.
+"""`python -m tests.fuzz` fuzzes every reader, or the named ones, for some minutes on all cores.
 
     python -m tests.fuzz [--minutes N | --runs N] [--seed S] [--jobs N] [--failures DIR] [TARGET...]
     python -m tests.fuzz --repeat TARGET FILE
@@ -88,7 +88,7 @@ def build(folder: Path, name: str) -> Path:
 
 
 def repeat(name: str, file: str) -> int:
-    """Runs one input again."""
+    """Run one input again."""
     data = Path(file).read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder, "work")

@@ -1,5 +1,5 @@
-// What libFuzzer does, without its coverage: runs a harness over files, or over inputs changed at random, the
-// same for the same seed. It takes libFuzzer's own options, so that a harness is run the same way with
+// A replacement for libFuzzer without coverage: runs a harness over files, or over randomly changed inputs,
+// the same for the same seed. It takes libFuzzer's own options, so that a harness is run the same way with
 // either:
 //
 //     HARNESS -runs=N -seed=N -artifact_prefix=PATH CORPUS...   N inputs made of the files of the folders

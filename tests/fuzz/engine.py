@@ -1,8 +1,8 @@
-"""Runs a target over mutated inputs in a process of its own, within bounds of time and memory.
+"""Run a target over mutated inputs in a process of its own, with limits on time and memory.
 
-What an input may lead to is the target's to say: its `run` returns, or raises. Input number n of a seed is always the
-same unless coverage guides it (`guided`). Then one input in SAMPLE runs under a tracer, and an input that reaches
-new lines of gpt/ becomes a parent of others. Every failure is saved, with the traceback beside it, once for each place.
+The target decides which results are allowed: its `run` returns, or raises. Input number n of a seed is always the same
+unless coverage guides it (`guided`). In that case one input in SAMPLE runs under a tracer, and an input that reaches
+new lines of gpt/ becomes a parent of others. Every failure is saved with its traceback, once per place.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run(
     target: Target, sample: Sample, folder: Path, failures: Path, *, seed: str,
     count: int | None = None, seconds: float | None = None, guided: bool = False, step: int = 1,
 ) -> Result:  # fmt: skip
-    """Runs `count` inputs, or as many as `seconds` allow. Failures are saved as files of the folder `failures`.
+    """Run `count` inputs, or as many as `seconds` allow. Failures are saved as files in the folder `failures`.
 
     Inputs of one byte come before: each `step`-th, which ones depends on the target.
     """
@@ -140,7 +140,7 @@ def _child(
     target: Target, sample: Sample, folder: Path, failures: Path, shared: mmap.mmap, seed: str,
     numbers: range, end: float, guided: bool, step: int,
 ) -> None:  # fmt: skip
-    """The life of the process that runs inputs. Never returns."""
+    """Run inputs in the child process. Never returns."""
     status = 1
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def _child(
 
 
 def _limit() -> None:
-    """Bounds memory and files from here on."""
+    """Limit memory and files from here on."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
@@ -235,6 +235,6 @@ def _save(folder: Path, target: Target, data: bytes, kind: str, text: str) -> No
 
 
 def saved(name: str, folder: Path) -> list[Path]:
-    """The inputs of a target that failed."""
+    """Return the inputs of a target that failed."""
     found = folder.glob(f"{name}-*") if folder.is_dir() else ()
     return [path for path in found if re.fullmatch(re.escape(name) + r"-[0-9a-f]{10}", path.name)]

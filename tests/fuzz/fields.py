@@ -1,4 +1,4 @@
-"""Every field of every kind of record with values at the edges of what it can hold, one at a time, for every reader.
+"""Give every field of every kind of record the edges of its range, one at a time, for every reader.
 
 Random mutation (streams.py) rarely makes a record that is right but for one number. Here each case is a whole trace
 or stream in which one value of one record is another, so what's behind the first check of a record is reached too.
@@ -49,7 +49,7 @@ def saves() -> list[Record]:
             ops = {op: told[op] for op in ("min", "max", "last") if op in told}
             maps.append(map_ | ops | ({"head": 0} if told.get("counts") is False else {}))
     bins = forge.probe_map("bins", len(maps) + 1, "histogram", "thread", 1, value="u64")
-    maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0})
+    maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0, "room": 0})
     table = forge.probe_map("table", len(maps) + 1, "table", "thread", 3, zone="u32", least="u32", sum="u64")
     places = [{"name": "zone", "type": "u32", "offset": 8}, {"name": "least", "type": "u32", "offset": 16},
               {"name": "sum", "type": "u64", "offset": 24}]  # fmt: skip
@@ -62,17 +62,23 @@ def saves() -> list[Record]:
         code="other", detail="why",
         variables=[{"name": "v", "space": "global", "size": 4, "offset": 8, "copy": "taken"}], arch="sm_90",
         registers=32, spills=1, stack=2, shared=3, constant=4, registers_before=30, spills_before=0, stack_before=0,
-        shared_before=0, constant_before=0,
+        shared_before=0, constant_before=0, room=64,
     )  # fmt: skip
-    plain = forge.probed(1, 1, 1, 2, 32) | {"start": 7000}
+    plain = forge.probed(1, 1, 1, 2, 32) | {"start": 7000, "room": 64}
     node = forge.probed(2, 1, 1, 2, 32) | {"start": 5000, "params": bytes(8), "exec": 77, "node": 5, "repeats": 1}
     data = {map_["id"]: _saved(map_) for map_ in maps}
+    total, histogram = (next(map_ for map_ in maps[3:] if map_["type"] == type_) for type_ in ("total", "histogram"))
+    sums = {  # of --detail
+        histogram["id"]: bytes(histogram["stride"]),
+        total["id"]: struct.pack("<3Q", 2, 0, 2) + len(total["fields"]) * struct.pack("<5Q", 14, 7, 7, 3, 0),
+    }
     packed_ = struct.pack("<Q", 1) + data[3][: len(data[3]) // 2]
     frame = zstandard.ZstdCompressor().compress(packed_)
     whole = len(data[3])
     return [
         *maps, kernel, plain, node, *(forge.buffer(1, data[map_["id"]], map_["id"]) for map_ in maps),
-        *(forge.buffer(2, data[map_["id"]], map_["id"]) for map_ in maps[3:]),
+        *(forge.buffer(2, data[map_["id"]], map_["id"]) for map_ in maps[3:] if map_["id"] not in sums),
+        *(forge.buffer(2, found, id_) | {"reduced": len(data[id_])} for id_, found in sums.items()),
         forge.buffer(2, data[1], 1, entries=3, dropped=2, path="absent", offset=0, packed=9,
                      codec="columns+zstd", row=16, quick=1),
         forge.buffer(2, data[2], 2, lost="no room"),
@@ -81,7 +87,7 @@ def saves() -> list[Record]:
 
 
 def _saved(map_: Record) -> bytes:
-    """A buffer of two blocks of a warp each: of each unit two records where there is room, in order of time."""
+    """Return a buffer of two blocks of a warp each: two records per unit where there is room, in order of time."""
     fields, capacity = packed.parse_fields(map_), map_["capacity"]
     units = map_.get("copies", {"thread": 64, "warp": 2, "block": 2}[map_["level"]])
     slots = b""
@@ -193,13 +199,13 @@ def iter_places(found: list[Record]) -> Iterator[Place]:
 
 
 def pack(record: Record) -> bytes:
-    """A record as it goes into a stream, whatever is in it."""
+    """Pack a record as it's written to a stream, whatever it contains."""
     data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
     return data
 
 
 def changed(found: list[Record], place: Place, value: Any) -> list[Record]:
-    """The records, with another value at a place."""
+    """Return the records, with another value at a place."""
     number, keys = place
     record = copy.deepcopy(dict(found[number]))
     holder: Any = record
@@ -264,7 +270,7 @@ ASKED: list[tuple[str, ...]] = [
 
 
 def ask(found: list[Record], *args: str) -> None:
-    """Runs gpt-analyze on a trace. Raises Wrong."""
+    """Run gpt-analyze on a trace. Raises Wrong."""
     data = b"".join(map(pack, found))
     if args[0] == "diff":
         Path("in.mp").write_bytes(data)
@@ -277,19 +283,19 @@ def ask(found: list[Record], *args: str) -> None:
 
 
 def ask_json(found: list[Record], *args: str) -> None:
-    """The same of JSON lines."""
+    """Do the same with JSON lines."""
     call(stage_main("analyze"), "gpt-analyze", *args, "--from-json", data=to_json(found))
 
 
 def locate(found: list[Record], *args: str) -> None:
-    """Asks gpt-locate what a trace says was used."""
+    """Ask gpt-locate which code a trace used."""
     Path("used").write_bytes(b"".join(map(pack, found)))
     stream = Path("stream.mp").read_bytes()
     call(stage_main("locate"), "gpt-locate", "--used", "used", "--arch", "sm_90", *args, data=stream)
 
 
 def pass_on(stage: str, found: list[Record], *args: str) -> None:
-    """Runs a stage on a stream of code."""
+    """Run a stage on a stream of code."""
     call(stage_main(stage), f"gpt-{stage.replace('_', '-')}", *args, data=b"".join(map(pack, found)))
 
 

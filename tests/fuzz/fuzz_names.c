@@ -1,16 +1,15 @@
 // Fuzz how the hook and the launcher handle names from a program or a user: decode.c, template.h.
 
 #include "harness.h"
-#include "hook/entry/control.c"
 #include "hook/entry/decode.c"
+#include "hook/entry/slots.c"
 #include "hook/write/template.h"
 
-struct slot hook_slots[SLOTS];
 struct live *hook_live;
 TLS bool hook_writing;
 _Atomic bool hook_recording;
 static const struct order no_order;
-const struct order *hook_order(void) { return &no_order; }
+const struct order *_Atomic hook_last_order = &no_order;
 bool hook_has_tsc, hook_gpu_time;
 _Atomic bool hook_probing;
 const char *hook_stacks;
@@ -27,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (strlen(text) < NAME_BYTES) { // longer symbols get no slot
         hook_describe(&hook_slots[SLOTS - 1], text);
         slot_name(&hook_slots[SLOTS - 1], name);
-        hook_is_old(text);
+        is_old(text);
     }
     for (size_t room = 1; room < 200; room += 13) {
         char *path = malloc(room);

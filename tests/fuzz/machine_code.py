@@ -1,4 +1,4 @@
-"""Cubins damaged where machine code and what describes it stands, explained by gpt-sass-probe.
+"""Damage cubins in their machine code and its descriptions, and have gpt-sass-probe explain them.
 
 Bytes changed at random mostly hit what isn't read. Here a section is chosen by its name: instructions get other
 opcodes, operands and targets, attributes other counts, symbols and section headers other sizes and places.

@@ -1,4 +1,4 @@
-"""Inputs made worse: bytes, text and records changed at random, the same for the same generator."""
+"""Mutate inputs: bytes, text and records, at random, reproducibly for each generator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _few(rng: random.Random) -> int:
 
 
 def mutate_bytes(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
-    """Numbers, bits and runs of bytes changed, copied, cut out or taken from another input."""
+    """Change, copy or cut numbers, bits and runs of bytes, or take them from another input."""
     out = bytearray(data)
     for _ in range(_few(rng)):
         rng.choice(_BYTES)(rng, out, corpus)
@@ -36,7 +36,7 @@ def mutate_bytes(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> by
 
 
 def _at(rng: random.Random, out: bytearray) -> int:
-    """Choose a place to change: mostly in the first bytes, which have headers, or the last, which have tables."""
+    """Choose a place to change: mostly in the first bytes, with headers, or the last, with tables."""
     size = len(out) or 1
     return rng.choice((rng.randrange(size), rng.randrange(min(size, 256)), size - 1 - rng.randrange(min(size, 4096))))
 
@@ -94,7 +94,7 @@ _BYTES = (_number, _number, _number, _number, _bit, _bit, _cut, _copy, _fill, _e
 
 
 def text_mutator(*words: bytes) -> Mutator:
-    """Tokens dropped, doubled, exchanged, nested, or replaced by `words`, by numbers, by another text's tokens."""
+    """Return a mutator of tokens: it drops, doubles, exchanges, nests or replaces them."""
 
     def mutate(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
         if rng.random() < 0.1:
@@ -158,7 +158,7 @@ def _junk(rng: random.Random) -> Any:
 
 
 def record_mutator(finish: Callable[[list[Any]], bytes]) -> Mutator:
-    """Streams: keys missing, values of other types, records out of place; `finish` packs them again."""
+    """Return a mutator of streams: keys go missing, values change type, records move; `finish` packs them again."""
 
     def mutate(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
         if rng.random() < 0.1:

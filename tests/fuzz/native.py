@@ -38,7 +38,7 @@ class Harness:
 
 
 def build(harness: Harness, folder: Path, guided: bool) -> Path:
-    """The executable; `guided` by libFuzzer. Raises CalledProcessError if it cannot be built."""
+    """Build the executable; `guided` by libFuzzer. Raises CalledProcessError if it can't be built."""
     out = folder / f"{harness.name}{'.guided' if guided else ''}"
     compiler = ["clang", "-fsanitize=fuzzer"] if guided else [os.environ.get("CC", "cc")]
     source, made = HERE / f"fuzz_{harness.name[2:]}.c", out.with_suffix(f"{out.suffix}.o")
@@ -71,7 +71,7 @@ def run(
     harness: Harness, sample: Sample, folder: Path, failures: Path, *, seed: str, guided: bool,
     count: int | None = None, seconds: float | None = None,
 ) -> Result:  # fmt: skip
-    """Runs `count` inputs, or as many as `seconds` allow, until one fails. That one is saved with its output."""
+    """Run `count` inputs, or as many as `seconds` allow, until one fails. That one is saved with its output."""
     folder.mkdir(parents=True, exist_ok=True)
     failures.mkdir(parents=True, exist_ok=True)
     corpus, grown = folder / "seeds", folder / "corpus"
@@ -111,7 +111,7 @@ def _count(result: Result, said: str, count: int, guided: bool, grown: Path) -> 
 
 
 def _save(harness: Harness, folder: Path, failures: Path, said: str) -> None:
-    """Keeps the input that failed, under the place where it did."""
+    """Save the input that failed, under the place of the failure."""
     found = re.findall(r"SUMMARY: .*|runtime error: .*|ERROR: .*", said) or [said[-200:]]
     name = f"{harness.name}-{zlib.crc32(found[-1].encode()):010x}"
     (failures / f"{name}.txt").write_text(said[-8000:])
@@ -137,7 +137,7 @@ def _small(sample: Sample) -> list[bytes]:
 
 
 def _follow(sample: Sample) -> list[bytes]:
-    """Chunks of a trace, whose rows are aligned in one of eight cases."""
+    """Return chunks of a trace, whose rows are aligned in one of eight ways."""
     from gpt.stream import records, wire
     from tests.trace import forge
 
@@ -159,7 +159,7 @@ def _follow(sample: Sample) -> list[bytes]:
 
 
 def _libraries(sample: Sample) -> list[bytes]:
-    """Files, and program headers with the notes that they are about."""
+    """Return files, and program headers with the notes that they refer to."""
     note = struct.pack("<III", 4, 20, 3) + b"GNU\0" + bytes(range(20))
     headers = struct.pack("<IIQQQQQQ", 4, 4, 0, 56, 56, len(note), len(note), 4)
     return [*_small(sample), headers + note, headers + struct.pack("<III", 5, 3, 1) + b"abcde\0\0\0xyz\0" + note]

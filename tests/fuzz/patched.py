@@ -12,8 +12,9 @@ from tests.fuzz.stages import call, check_stream, fits, stage_main
 
 
 def patch(data: bytes) -> None:
-    """For any stream, each library is complete or absent. Its elements are the original's, and none is missing
-    unless the stream names it."""
+    """Patch any stream; each library must be complete or absent. Elements must be the original's, and none may
+    be missing unless the stream names it.
+    """
     modes = (("compact",), ("fill",), ("hole",), ("compact", "--kernels", "zero"), ("compact", "--parents"))
     mode, *more = fits(data, *modes)
     shutil.rmtree("slim", ignore_errors=True)
@@ -33,7 +34,7 @@ def patch(data: bytes) -> None:
 
 
 def check_patched(original: Path, patched: Path, found: list[Any]) -> None:
-    """Holds an output against its original, by what the input named."""
+    """Check an output against its original, by what the input named."""
     from gpt.extract.contents import Opener
     from gpt.formats.image import parse_image
     from gpt.formats.source import Source
@@ -57,7 +58,7 @@ def check_patched(original: Path, patched: Path, found: list[Any]) -> None:
 
 
 def _named(found: list[Any], library: str) -> tuple[list[tuple[int, int]], set[int]]:
-    """Spans and offsets of trims that a stream has of a library, those in chunks included."""
+    """Return the spans and offsets of trims of a library in a stream, including those in chunks."""
     spans, trims = [], set()
     for record in found:
         match record:

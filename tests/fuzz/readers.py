@@ -18,7 +18,7 @@ from tests.fuzz.stages import call, stage_main
 
 
 def refuses(read: Callable[[bytes], Any]) -> Callable[[bytes], None]:
-    """A reader of bytes, which may raise a GptError that says what and where."""
+    """Return a reader of bytes, which may raise a GptError that says what and where."""
 
     def run(data: bytes) -> None:
         try:
@@ -38,7 +38,7 @@ def samples(*names: str) -> Callable[[Sample], list[bytes]]:
 
 
 def read_file(data: bytes) -> None:
-    """All that gpt-extract does with a file."""
+    """Read a file as gpt-extract does."""
     from gpt.extract.contents import Opener
     from gpt.extract.unfound import iter_unfound
     from gpt.formats import cubin, nvinfo
@@ -104,7 +104,7 @@ def find_sites(data: bytes) -> None:
 
 
 def edit_cubin(data: bytes) -> None:
-    """Each kernel gets code, registers and a parameter more, or says why not; another reader then accepts what's built.
+    """Add code, registers and a parameter to each kernel, or expect a reason; another reader must accept the result.
 
     Without edits the cubin is the same.
     """
@@ -147,7 +147,7 @@ def wheel_seeds(sample: Sample) -> list[bytes]:
 
 
 def zip_seeds(sample: Sample) -> list[bytes]:
-    """Small ones, in which most bytes are tables."""
+    """Return small archives, in which most bytes are tables."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.comment = b"comment"
@@ -159,7 +159,7 @@ def zip_seeds(sample: Sample) -> list[bytes]:
 
 
 def rebuild_zip(data: bytes) -> None:
-    """Each member is looked at; one is replaced, and then all are there in the same order, that one as it should be."""
+    """Look at each member, and replace one; all must be there in the same order, that one as it should be."""
     from gpt.formats.source import Source
     from gpt.formats.zips import Zip
     from gpt.patch.wheel import repack
@@ -225,7 +225,7 @@ def read_ptx(data: bytes) -> None:
 
 
 def scan_ptx(data: bytes) -> None:
-    """The scanner, and the instructions that it finds as the weaver reads them."""
+    """Run the scanner, and read the instructions that it finds as the weaver does."""
     from gpt.ptx import quick, scan
 
     module = scan.scan_module(data, "module")

@@ -1,4 +1,4 @@
-"""The executables over hostile input, each in this process: what must hold whatever they are given."""
+"""Run the executables on hostile input, each in this process, and check what must always hold."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def stage_main(name: str) -> Callable[[], int]:
 
 
 def fits(data: bytes, *variants: tuple[str, ...]) -> tuple[str, ...]:
-    """One of the variants, the same for the same input."""
+    """Return one of the variants, always the same for the same input."""
     return variants[zlib.crc32(data) % len(variants)]
 
 
 def call(main: Callable[[], int], tool: str, *args: str, data: bytes = b"") -> Outcome:
-    """Runs a stage's `main` on these arguments and this standard input. Raises Wrong, or what it did not expect."""
+    """Run a stage's `main` with these arguments and this standard input. Raises Wrong, or the unexpected exception."""
     unexpected: list[Exception] = []
     report = cli._report
 
@@ -111,7 +111,7 @@ def _check_printable(line: str) -> None:
 
 
 def check_stream(data: bytes) -> list[dict[str, Any]]:
-    """The records of a stream that a stage wrote: whole segments, each end with the right count. Raises Wrong."""
+    """Return the records that a stage wrote: complete segments, each end with the right count. Raises Wrong."""
     try:
         found = list(wire.read_records(io.BytesIO(data), "output"))
     except GptError as error:

@@ -73,7 +73,7 @@ def cubin_stream_seeds(sample: Sample) -> list[bytes]:
 
 
 def stage(name: str, *variants: tuple[str, ...]) -> Callable[[bytes], None]:
-    """A filter over a stream, with one of several command lines."""
+    """Return a filter over a stream, with one of several command lines."""
 
     def run(data: bytes) -> None:
         args = fits(data, *variants)
@@ -93,7 +93,7 @@ def asm_seeds(sample: Sample) -> list[bytes]:
 
 
 def to_json(found: list[Any]) -> bytes:
-    """Records as JSON lines; what no record can be is written as JSON has it."""
+    """Return records as JSON lines; values that no record can have are written as JSON has them."""
     import json
 
     from gpt.stream import jsonl
@@ -102,7 +102,7 @@ def to_json(found: list[Any]) -> bytes:
 
 
 def json_mutate(rng: Any, data: bytes, corpus: Any) -> bytes:
-    """Lines: as records, as text."""
+    """Change lines as records or as text."""
     if rng.random() < 0.6:
         return _json_records(rng, data, corpus)
     lines = to_json(unpack(data))

@@ -1,4 +1,4 @@
-"""No number, and no value of another type, in any field of any record ends in anything but an answer or one line.
+"""Every reader answers, or fails with one line, for any number or wrong type in any field of any record.
 
 `make test` has a thin slice; `make test-full` has every field with every value, and a quarter of the questions of each.
 """

@@ -1,4 +1,4 @@
-"""Words that text is changed with: of PTX, of probe files, of JSON, of bpftrace's output."""
+"""Words for mutating text: from PTX, probe files, JSON and bpftrace's output."""
 
 from __future__ import annotations
 

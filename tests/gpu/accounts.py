@@ -48,7 +48,7 @@ class Account:
     wrong: list[str] = field(default_factory=list)
 
     def add(self, other: Account) -> None:
-        """Another process's."""
+        """Add another process's counts."""
         self.launched += other.launched
         self.wrong += other.wrong
         for name in ("probed", "unprobed", "lost", "sums"):
@@ -63,7 +63,7 @@ class Account:
         )
 
     def row(self) -> dict[str, Any]:
-        """For a table."""
+        """Return a row for a table."""
         return {
             "launched": self.launched,
             "probed": self.probed.total(),

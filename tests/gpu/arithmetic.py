@@ -1,4 +1,4 @@
-"""Floating point and products of matrices on a real GPU: the tests of tests/asm/host with random operands, run there.
+"""Run the tests of tests/asm/host for floating point and matrix products on a real GPU, with random operands.
 
 `python tests/gpu/arithmetic.py [LIBRARY]` prints a line for each test, and for each failure the instruction and the
 GPU's result. tests/lab/edges.py covers the boundaries of all instructions.
@@ -45,7 +45,7 @@ class Gpu:
 
 
 def main() -> int:
-    """1 if a test failed."""
+    """Run all tests; return 1 if one failed."""
     gpu = Gpu(Driver(*sys.argv[1:2]))
     test_matrix.simulate = gpu.simulate
     tests = {
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def exact(gpu: Gpu, name: str) -> None:
-    """All instructions on a type."""
+    """Check all instructions on a type."""
     form = test_floating.FORMATS[name]
     cases = [
         case for case in test_floating.cases_of(form) if not re.search("e[23]m[123]x2", case.text)

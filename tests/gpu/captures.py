@@ -1,4 +1,4 @@
-"""Launches with probes on the GPU beside captures, which begin while another thread waits and ours collects.
+"""Launch with probes on the GPU during captures, which begin while another thread waits and the hook collects.
 
     python tests/gpu/captures.py [--device sim]
 
@@ -26,7 +26,7 @@ OPTIONS = ("-f", "-p", "gmem_bytes", "--calls", "none", "--complete")
 
 
 def play(folder: Path, program: Path, stream: str) -> dict[str, Any]:
-    """A row: launches into a stream of this kind."""
+    """Return a row for launches into a stream of this kind."""
     out, env = folder / "t.mp", os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     words = (str(probing.PTX), stream, str(TURNS), str(MOMENT))
     done = hooked.run(out, program, *words, options=OPTIONS, device=DEVICE, env=env)

@@ -322,7 +322,7 @@ def unpack(name: str, source: Path, folder: Path) -> list[Path]:
 
 
 def analyze(command: str, traces: list[Path]) -> str:
-    """Return what gpt-analyze says."""
+    """Return gpt-analyze's output."""
     words = [sys.executable, "-c", "from gpt.stages.analyze import main; import sys; sys.exit(main())", command]
     env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     done = subprocess.run([*map(str, words), *map(str, traces)], env=env, capture_output=True, text=True, check=False)

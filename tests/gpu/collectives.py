@@ -2,10 +2,10 @@
 
     python tests/gpu/collectives.py [late|turns|sizes ...]
 
-Each is a program of PyTorch under torchrun, with NCCL, on two GPUs of one host, recorded with --gpu-time: its kernels
-come without PTX, so no probe goes into them. `late`: rank 1 spins LATE us on its GPU before each all-reduce, so rank 0
-waits that long for it. `turns`: the ranks are late in turns, by different times. `sizes`: nobody is late; transfer is
-held against what CUDA events say of the same all-reduces.
+Each program runs PyTorch under torchrun, with NCCL, on two GPUs of one host, recorded with --gpu-time: its kernels have
+no PTX, so they get no probes. `late`: rank 1 spins LATE us on its GPU before each all-reduce, so rank 0 waits that long
+for it. `turns`: the ranks are late alternately, by different times. `sizes`: no rank is late; transfer is compared with
+CUDA events around the same all-reduces.
 
 On one GPU, which the ranks share, it only prints: their kernels take turns, so all of them are late.
 
@@ -65,7 +65,7 @@ dist.destroy_process_group()
 
 
 def run(folder: Path, case: str) -> dict[int, dict[str, float]]:
-    """Records a case in traces of `folder`; what each rank said."""
+    """Record a case in traces in `folder`; return the output of each rank."""
     (folder / "program.py").write_text(PROGRAM)
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'tests' / 'gpu'}:{os.environ.get('PYTHONPATH', '')}"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -79,7 +79,7 @@ def run(folder: Path, case: str) -> dict[int, dict[str, float]]:
 
 
 def ask(folder: Path, name: str) -> dict[str, list[dict[str, str]]]:
-    """The tables of gpt-analyze, which also stay as text."""
+    """Return gpt-analyze's tables, which are also kept as text."""
     command = [str(ANALYZE), "collectives", str(folder / "rank.mp")]
     text = subprocess.run(command, capture_output=True, text=True, check=False)
     (OUT / f"collectives-{name}.txt").write_text(text.stdout + text.stderr)
@@ -95,7 +95,7 @@ def near(value: float, wanted: float, most: float) -> bool:
 
 
 def main() -> int:
-    """Every case."""
+    """Run every case."""
     OUT.mkdir(parents=True, exist_ok=True)
     wanted = sys.argv[1:] or ["late", "turns", "sizes"]
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout

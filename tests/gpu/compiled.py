@@ -1,4 +1,4 @@
-"""A workload of kernels made at run time: a model through torch.compile, and a Triton kernel after it."""
+"""Run kernels made at run time: a model through torch.compile, and then a Triton kernel."""
 
 from __future__ import annotations
 

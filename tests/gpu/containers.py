@@ -1,12 +1,12 @@
-"""GPU code in containers of the libraries' own, cut out of stock PyTorch: sizes and identical results, on a real GPU.
+"""Cut GPU code in libraries' own containers out of stock PyTorch: sizes and identical results, on a real GPU.
 
     python3 tests/gpu/containers.py [--seconds 560] [--results FILE] [--device sim]
 
 Run by hand where torch is installed. tests/gpu/operations.py (cuFFT, cuBLASLt, cuSPARSELt, cuSPARSE, cuDNN, cuSOLVER)
-is run twice under gpt-hook; what differs between the two is not compared. Then its libraries are slimmed with --scan:
-to what the device could run at all (`arch`), to the elements used, and to the kernels used; each set is run in place
-of the installed ones, lazily and eagerly loaded. Raw figures go to GPT_GPU_OUT/containers.json: each library's
-size and its bytes on disk, cuts outside of the usual sections, and which images came from memory.
+is run twice under gpt-hook; results that differ between the two runs aren't compared. Then its libraries are slimmed
+with --scan: to the code that the device could run (`arch`), to the used elements, and to the used kernels. Each set is
+run in place of the installed ones, lazily and eagerly loaded. Raw figures go to GPT_GPU_OUT/containers.json: each
+library's size and its bytes on disk, cuts outside the usual sections, and which images came from memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SIZES = ("size_before", "size_after", "disk_before", "disk_after", "gpu_before",
 
 
 def used_by(trace: Path) -> list[str]:
-    """gpt-locate's options; the trace of a program that stays on the CPU names no device."""
+    """Return gpt-locate's options; the trace of a program that runs only on the CPU names no device."""
     known = read_used([trace], allow_incomplete=False).devices
     return ["--used", str(trace), *([] if known else ["--arch", "sm_90"])]
 
 
 def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
-    """The pipeline on what gpt-extract said; sizes of each library and of all."""
+    """Run the pipeline on gpt-extract's output; return the size of each library and of all."""
     locate, patch = KINDS[kind]
     used = " ".join(used_by(trace))
     line = f"gpt-locate {used} {locate} '{listing}' | gpt-patch -o '{folder}' --json {patch}"
@@ -54,7 +54,7 @@ def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> d
 
 
 def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
-    """Elements outside of the fatbin sections by library, and what of the trace leads to them."""
+    """Return the elements outside the fatbin sections by library, and the trace records that lead to them."""
     used = read_used([trace], allow_incomplete=False)
     out, _ = bench.run(["gpt-locate", "--json", *used_by(trace), str(listing)], what="listing")
     elements: Counter[str] = Counter()
@@ -80,7 +80,7 @@ def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
 
 
 def compare(row: dict[str, Any], what: str, first: str, lines: set[str], out: str) -> None:
-    """Adds the lines of a run that should not differ from the first, and do."""
+    """Add the lines of a run that should be the same as in the first, but aren't."""
     pairs = zip(first.splitlines(), out.splitlines(), strict=False)
     differ = [new for old, new in pairs if old in lines and old != new]
     if len(out.splitlines()) != len(first.splitlines()):
@@ -90,7 +90,7 @@ def compare(row: dict[str, Any], what: str, first: str, lines: set[str], out: st
 
 
 def check(bench: Bench, row: dict[str, Any]) -> None:
-    """All of it, into the row."""
+    """Check everything, and fill in the row."""
     trace, listing = bench.folder / "operations.mp", bench.folder / "listing.mp"
     first, _ = bench.run([*bench.hook(trace.name), *COMMAND], what="the recorded run")
     second, plain = measure(bench, COMMAND, [], "lazy", "the original, lazily")
@@ -133,7 +133,7 @@ def main(words: list[str] | None = None) -> int:
         bench = Bench(Path(temporary), args.seconds, args.device, results.parent)
         if args.device == "sim":
             COMMAND.append("cpu")
-            os.environ["GPT_SIM_RUN"] = "none"  # what its libraries hold is cubins
+            os.environ["GPT_SIM_RUN"] = "none"  # its libraries have only cubins
         try:
             check(bench, row)
         except (OutOfTime, RuntimeError) as error:

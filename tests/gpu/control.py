@@ -1,4 +1,4 @@
-"""gpt-hook ctl on the GPU: what a program costs that it may look into, and 8 threads and graphs while it does.
+"""Run gpt-hook ctl on the GPU: the cost for a program that accepts commands, and 8 threads and graphs during commands.
 
     python tests/gpu/control.py [--device sim]
 
@@ -66,7 +66,7 @@ def run(line: list[str]) -> dict[str, float]:
 
 
 def costs(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """ns of a call by function and way, of each round."""
+    """Return the ns per call by function and way, for each round."""
     program = hooked.compile_c(folder / "times", TIMES)
     found: dict[str, dict[str, list[float]]] = {}
     for _ in range(ROUNDS):
@@ -80,7 +80,7 @@ def costs(folder: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def stress(folder: Path, source: str, check: Callable[[hooked.Trace, dict], list[str]]) -> dict[str, Any]:
-    """Toggle probes during a run. Return the number of launches, what went wrong, and when the first probes came."""
+    """Toggle probes during a run. Return the number of launches, the faults, and when the first probes came."""
     program = probing.build(folder, source)
     more = {"arguments": (probing.PTX,), "device": DEVICE, "XDG_CACHE_HOME": str(folder / "cache")}
     server = controlling.Server(folder / "t.mp", program, "--disabled", **more)

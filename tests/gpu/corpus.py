@@ -1,4 +1,4 @@
-"""Kernels of tests/tally/corpus and random straight-line programs, on a real GPU and on the simulated device.
+"""Run the kernels of tests/tally/corpus and random straight-line programs on a real GPU and the simulated device.
 
 Each kernel's results are compared with the same computation in Python, and the GPU's results with the simulated
 device's, bit for bit where PTX defines the bits. Random programs are compared with exact arithmetic.
@@ -43,7 +43,7 @@ SLICE = 16  # programs a module
 
 
 def compile_source(path: Path, folder: Path) -> None:
-    """Writes the PTX of a source to FOLDER/NAME.ptx."""
+    """Write the PTX of a source to FOLDER/NAME.ptx."""
     arch = "90a" if path.stem == "setmaxnreg" else "90"
     (folder / f"{path.stem}.ptx").write_bytes(sources.compile_source(path, arch, folder / f"{path.stem}.part"))
 
@@ -64,14 +64,14 @@ def make(ptx: bytes) -> bytes:
 
 
 def kernels(folder: Path) -> Iterator[tuple[Launch, str, bytes]]:
-    """Launches with their kernel and its PTX, in the order of LAUNCHES."""
+    """Yield launches with their kernel and its PTX, in the order of LAUNCHES."""
     for source in dict.fromkeys(launch.source for launch in LAUNCHES):
         if (folder / f"{source}.ptx").exists():
             yield from images(source, (folder / f"{source}.ptx").read_bytes())
 
 
 def compare(launch: Launch, theirs: Answer, ours: Answer) -> tuple[str, str]:
-    """A verdict, and what it says: of the results of a GPU and of the simulated device."""
+    """Compare the results of a GPU and of the simulated device; return a verdict and its text."""
     if launch.fault:
         return ("fault", f"GPU: {theirs}") if isinstance(ours, str) else ("WRONG", "no fault on the simulated device")
     said = []
@@ -88,7 +88,7 @@ def compare(launch: Launch, theirs: Answer, ours: Answer) -> tuple[str, str]:
 
 
 def run_kernels(folder: Path, device: Path | None, pool: ProcessPoolExecutor) -> list[dict[str, Any]]:
-    """A row for each launch."""
+    """Return a row for each launch."""
     found = list(kernels(folder))
     objects = list(pool.map(make, [b"" if not one.simulated or one.linked else ptx for one, _, ptx in found]))
     ours = [(one, name, ptx if one.linked else image) for (one, name, ptx), image in zip(found, objects, strict=True)]
@@ -102,7 +102,7 @@ def run_kernels(folder: Path, device: Path | None, pool: ProcessPoolExecutor) ->
 
 
 def run_woven(folder: Path, device: Path | None) -> list[dict[str, Any]]:
-    """A row for each kernel with each probe, on the GPU: make test-full has them on the simulated device."""
+    """Return a row for each kernel with each probe on the GPU; `make test-full` runs them on the simulated device."""
     found = [(launch, ptx, list(woven.cases(launch, name, ptx))) for launch, name, ptx in kernels(folder)]
     found = [one for one in found if one[2]]
     jobs = [job for one, ptx, all_ in found for job in woven.jobs(one, all_, ptx, [case.woven.data for case in all_])]
@@ -120,7 +120,7 @@ def run_woven(folder: Path, device: Path | None) -> list[dict[str, Any]]:
 
 
 def run_programs(count: int, device: Path | None, pool: ProcessPoolExecutor) -> list[dict[str, Any]]:
-    """A row for each program."""
+    """Return a row for each program."""
     parts = [range(i, min(i + SLICE, count)) for i in range(0, count, SLICE)]
     programs = [[(straight.random_steps(seed), seed) for seed in part] for part in parts]
     real: list[Job] = [job for part in programs for job in straight.jobs(part, bytes)]
@@ -146,12 +146,12 @@ def exact(seed: int) -> bytes:
 
 
 def digest(answer: Answer) -> str:
-    """Short, of what a device answered."""
+    """Return a short digest of a device's answer."""
     return answer if isinstance(answer, str) else hashlib.sha256(b"".join(answer)).hexdigest()[:16]
 
 
 def main() -> int:
-    """Runs, compares, and prints a table. 1 if anything is wrong."""
+    """Run, compare, and print a table; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--compile", type=Path)

@@ -1,4 +1,4 @@
-"""libcudart.so.13 of the simulated device on a real GPU: a program of nvcc says the same with it and with NVIDIA's.
+"""Run a program compiled by nvcc with the simulated device's libcudart.so.13 and with NVIDIA's, on a real GPU.
 
     python tests/gpu/cudart.py
 

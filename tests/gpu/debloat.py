@@ -1,11 +1,11 @@
-"""Stock PyTorch and JAX slimmed to what a workload uses: sizes, identical output, start-up and memory, on a real GPU.
+"""Slim stock PyTorch and JAX to a workload's code: sizes, identical output, start-up and memory, on a real GPU.
 
     python3 tests/gpu/debloat.py [--seconds 560] [--rounds 3] [--quick] [mlp generate resnet train compile jax apply]
 
-Run by hand where torch is installed. For each workload: recorded once; its libraries slimmed by whole elements (what
-Negativa-ML does), by kernels that are zeroed, and by kernels that are dropped, wherever they lie (--scan); each set
-run in place of the installed ones (gpt-hook --replace), lazily and eagerly loaded, by turns with the original, against
-whose output it is held; last gpt-debloat --check, which starts anew. `apply` does the same to a copy of the environment
+Run by hand where torch is installed. Each workload is recorded once. Its libraries are slimmed by whole elements (as
+Negativa-ML does), by zeroing kernels, and by dropping kernels wherever they are (--scan). Each set runs in place of the
+installed ones (gpt-hook --replace), lazily and eagerly loaded, interleaved with the original, and its output is
+compared with the original's. Last, gpt-debloat --check starts anew. `apply` does the same to a copy of the environment
 in place, and undoes it (tests/gpu/inplace.py).
 
 After every step the results go to GPT_GPU_OUT/debloat.json. They replace the rows of that workload; rows of other
@@ -50,8 +50,8 @@ KINDS = {  # options of gpt-extract, gpt-locate and gpt-patch
     "drop": ("--scan", "--granularity kernel", "--kernels drop"),
 }
 
-# torch.compile's results are kept between runs of the original and of the others: this measures libraries,
-# not the compiler. gpt-debloat --check compiles anew, before and after.
+# torch.compile's results are kept between runs of the original and the other sets, because this measures libraries, not
+# the compiler. gpt-debloat --check compiles again, before and after.
 ANEW = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
 Facts = dict[str, Any]
@@ -89,7 +89,7 @@ class Bench:
         print(f"{time.monotonic() - self._start:6.1f} s  {fact}", flush=True)
 
     def run(self, line: list[str], env: dict[str, str] | None = None, what: str = "") -> tuple[str, str]:
-        """Standard output and error. Raises OutOfTime, and RuntimeError if a command fails."""
+        """Return standard output and error. Raises OutOfTime, and RuntimeError if a command fails."""
         left = self._seconds - (time.monotonic() - self._start)
         try:
             if left <= 0:
@@ -106,7 +106,7 @@ class Bench:
 
 
 def slim(bench: Bench, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
-    """The pipeline; its records in numbers: bytes before and after."""
+    """Run the pipeline; return its records in numbers: bytes before and after."""
     extract, locate, patch = KINDS[kind]
     line = (
         f"gpt-extract {extract} --loaded '{trace}' | gpt-locate --used '{trace}' {locate} | "
@@ -120,7 +120,7 @@ def slim(bench: Bench, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
 
 
 def measure(bench: Bench, command: list[str], options: list[str], loading: str, what: str) -> tuple[str, Facts]:
-    """Runs a workload; its output, and what it says of itself."""
+    """Run a workload; return its output and the figures that it prints."""
     line = [*bench.hook("measured.mp", "--calls", "none", *options), *command]
     out, err = bench.run(line, {"CUDA_MODULE_LOADING": loading.upper()}, what)
     return out, next((json.loads(text) for text in err.splitlines() if text.startswith('{"seconds"')), {})
@@ -133,7 +133,7 @@ def medians(runs: list[Facts]) -> Facts:
 
 
 def workload(bench: Bench, name: str, row: dict[str, Any], rounds: int, quick: bool) -> Iterator[None]:
-    """All of one workload, step by step into its row. Where all is loaded eagerly one round must do."""
+    """Do one workload, and put each step's result into its row. If all code is loaded eagerly, one round must do."""
     command = WORKLOADS[name]
     trace = bench.folder / f"{name}.mp"
     out, _ = bench.run([*bench.hook(trace.name), *command], what="the recorded run")
@@ -175,7 +175,7 @@ def shown(facts: dict[str, Any]) -> list[str]:
 
 
 def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
-    """Puts a row where the one of its name is, whose figures stay where the new one has none; or last."""
+    """Put a row in the place of the row with its name, or last. Figures that the new row lacks are kept."""
     names = [old["name"] for old in rows]
     place = names.index(row["name"]) if row["name"] in names else len(rows)
     for old in rows[place : place + 1]:
@@ -186,7 +186,7 @@ def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
 
 
 def one(bench: Bench, name: str, rounds: int, quick: bool, save: Callable[[dict[str, Any]], None]) -> bool:
-    """Measure one workload; return whether all of it could be done and was right."""
+    """Measure one workload; return whether every step succeeded and was right."""
     row: dict[str, Any] = {"name": name, "same": False}
     try:
         for _ in inplace.check(bench, row) if name == "apply" else workload(bench, name, row, rounds, quick):

@@ -1,4 +1,4 @@
-"""A transformer of GPT-2's size generates tokens: what gpt-hook is measured on, and an example to run it with.
+"""Generate tokens with a transformer of GPT-2's size: the program on which gpt-hook is measured, and an example.
 
     gpt-hook run -o trace.mp -- python tests/gpu/generate.py [--tokens 20] [--passes 1] [--mode eager|graph|compile]
     gpt-analyze summary trace.mp
@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.register_buffer("cache", torch.zeros(2, 1, HEADS, CONTEXT, WIDTH // HEADS))
 
     def forward(self, x: torch.Tensor, at: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """`x` is [1, new tokens, WIDTH], `at` their positions, `mask` [new tokens, CONTEXT]."""
+        """Compute the logits: `x` is [1, new tokens, WIDTH], `at` their positions, `mask` [new tokens, CONTEXT]."""
         q, k, v = self.qkv(self.norm1(x)).view(1, -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         self.cache[0].index_copy_(2, at, k)
         self.cache[1].index_copy_(2, at, v)
@@ -50,7 +50,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, tokens: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """[1, n] tokens at [n] positions give the [1, 1] token after the last."""
+        """Return the [1, 1] token after the last of [1, n] tokens at [n] positions."""
         mask = torch.arange(CONTEXT, device=at.device)[None, :] <= at[:, None]
         x = self.words(tokens) + self.places(at)
         for block in self.blocks:
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
 
 
 def main(words: list[str] | None = None) -> None:
-    """Generates as often as asked."""
+    """Generate as often as asked."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--tokens", type=int, default=20)
     options.add_argument("--passes", type=int, default=0)

@@ -1,4 +1,4 @@
-"""gpt-hook on a real GPU: every framework has the same output under it and is seen whole, and what that costs.
+"""Run gpt-hook on a real GPU: every framework gives the same output, is recorded completely, and the cost is measured.
 
     python tests/gpu/hook.py [programs] [calls] [latency] [loop] [start]
 
@@ -179,7 +179,7 @@ def execute(command: list[str], cores: set[int] | None = None) -> tuple[str, flo
 
 
 def programs(folder: Path) -> dict[str, list[str]]:
-    """The programs of all frameworks that are here."""
+    """Return the programs of all installed frameworks."""
     found: dict[str, list[str]] = {}
     if shutil.which("nvcc"):
         (folder / "runtime.cu").write_text(RUNTIME)
@@ -210,7 +210,7 @@ def read(trace: Path) -> list[dict[str, Any]]:
 
 
 def processes(trace: Path) -> list[Path]:
-    """The traces of a command: NAME, and of its other processes NAME.PID."""
+    """Return the traces of a command: NAME, and NAME.PID of its other processes."""
     return [trace, *trace.parent.glob(f"{trace.name}.*")]
 
 
@@ -287,7 +287,7 @@ def see(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def alternate(ways: dict[str, list[str]], pattern: str, rounds: int) -> dict[str, list[float]]:
-    """Runs the ways in turn; what `pattern` finds in the output of each run."""
+    """Run the ways interleaved; return the matches of `pattern` in the output of each run."""
     found: dict[str, list[float]] = {way: [] for way in ways}
     cores = set(sorted(os.sched_getaffinity(0))[:4])  # always the same ones, for a loop on one core
     for number in range(rounds):
@@ -299,7 +299,7 @@ def alternate(ways: dict[str, list[str]], pattern: str, rounds: int) -> dict[str
 
 
 def cost_of_calls(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Time a driver call that does next to nothing, beside a CUPTI callback."""
+    """Measure a driver call that does next to nothing, and a CUPTI callback."""
     (folder / "calls.c").write_text(CALLS)
     subprocess.run(["cc", "-O2", "-w", str(folder / "calls.c"), "-o", str(folder / "calls"), "-ldl"], check=True)
     bare = [str(folder / "calls")]
@@ -319,7 +319,7 @@ def cost_of_calls(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
 
 
 def latency_of_a_launch(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Percentiles of many launches, a synchronization after each 500."""
+    """Measure percentiles over many launches, with a synchronization after each 500."""
     from tests.bench.latency import measure
 
     for name, ways in measure(folder, "real").items():
@@ -327,7 +327,7 @@ def latency_of_a_launch(folder: Path) -> Iterator[dict[str, dict[str, list[float
 
 
 def cost_of_a_loop(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Time a decode loop of small launches."""
+    """Measure a decode loop of small launches."""
     if find_spec("torch"):
         bare = [*GENERATE, "--passes", "25"]
         ways = {
@@ -341,7 +341,7 @@ def cost_of_a_loop(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
 
 
 def cost_of_a_start(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Time PyTorch's start, until its first kernel has run."""
+    """Measure PyTorch's start, until its first kernel has run."""
     if find_spec("torch"):
         bare = [sys.executable, "-c", "import torch; print(torch.ones(4, device='cuda').sum().item())"]
         ways = {"bare": bare, "recorded": hooked(folder / "t.mp", bare)}
@@ -366,7 +366,7 @@ def show_costs(what: str, ways: dict[str, list[float]]) -> None:
 
 
 def main() -> int:
-    """Runs the parts that were named, or all; shows and keeps what each found as soon as it is known."""
+    """Run the named parts, or all; print and save each result as soon as it's known."""
     OUT.mkdir(parents=True, exist_ok=True)
     subprocess.run(["make", "-s", "runtime"], cwd=ROOT, check=True) if not HOOK.exists() else None
     result: dict[str, Any] = {"programs": [], "costs": {}}

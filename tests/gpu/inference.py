@@ -1,4 +1,4 @@
-"""gpt-trace on a GPU: the two programs of tests/inference, the model in PyTorch as well. All say the same tokens.
+"""Run gpt-trace on a GPU with the programs of tests/inference, the model also in PyTorch. All give the same tokens.
 
 .venv/bin/python tests/gpu/inference.py [--device sim]      # on the simulated device, only the programs without PyTorch
 """
@@ -38,7 +38,7 @@ def trace(folder: Path, device: list[str], *command: object) -> tuple[list[str],
 
 
 def main() -> int:
-    """Prints the stages of each program, and returns how many programs are wrong."""
+    """Print the stages of each program; return the number of programs that are wrong."""
     device = sys.argv[1:]
     wrong, tokens = 0, set()
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""gpt-debloat --apply on an environment of real libraries, and back: what tests/gpu/debloat.py calls `apply`.
+"""Run gpt-debloat --apply on an environment of real libraries, and --restore; tests/gpu/debloat.py calls it `apply`.
 
 A copy of the packages with CUDA's libraries (ENVIRONMENT) comes first on PYTHONPATH, so the installed ones are never
 touched. The copy is slimmed in place and restored three times: the libraries that one workload loads, with --check; all
@@ -45,7 +45,7 @@ def describe(path: Path) -> tuple[Any, ...]:
 
 
 def tree(folder: Path) -> Tree:
-    """All that is below a folder."""
+    """Return everything below a folder."""
     paths = sorted(folder.rglob("*"))
     with ThreadPoolExecutor() as pool:
         return {
@@ -54,17 +54,17 @@ def tree(folder: Path) -> Tree:
 
 
 def differences(before: Tree, after: Tree) -> list[str]:
-    """Paths that are not what they were."""
+    """Return the paths that have changed."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def size(found: Tree) -> int:
-    """Bytes of files, without the backups."""
+    """Return the bytes of files, without the backups."""
     return sum(facts[5] for name, facts in found.items() if len(facts) > 5 and not name.endswith(".gpt-orig"))
 
 
 def copy(bench: Bench, site: Path) -> None:
-    """The packages, in a folder of their own."""
+    """Copy the packages to a folder of their own."""
     site.mkdir()
     for name in ENVIRONMENT:
         spec = importlib.util.find_spec(name)
@@ -74,7 +74,7 @@ def copy(bench: Bench, site: Path) -> None:
 
 
 def check(bench: Bench, row: dict[str, Any]) -> Iterator[None]:
-    """All of it, step by step into a row."""
+    """Do everything, and put each step's result into a row."""
     site = bench.folder / "site"
     copy(bench, site)
     original = tree(site)
@@ -87,7 +87,7 @@ def check(bench: Bench, row: dict[str, Any]) -> Iterator[None]:
     plain = bench.hook("plain.mp") if bench.device == "sim" else []  # which only the hook puts in front
 
     def finish(name: str, start: float, *restore: str) -> None:
-        """Looks at the environment, runs the workload on it, restores it, looks again."""
+        """Check the environment, run the workload in it, restore it, and check it again."""
         seconds = time.monotonic() - start
         slim = tree(site)
         lists = (bench.folder / "state" / "gpt" / "applied").glob("*")

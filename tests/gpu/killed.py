@@ -1,4 +1,4 @@
-"""Kills a program with probes on the GPU at random times, and counts the launches that are missing from the trace.
+"""Kill a program with probes on the GPU at random times, and count the launches that are missing from the trace.
 
     python tests/gpu/killed.py [--device sim] [KILLS]
 

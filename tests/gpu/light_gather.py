@@ -1,4 +1,4 @@
-"""A kernel in Triton that reads from all over memory."""
+"""Define a Triton kernel that reads from scattered addresses."""
 
 import triton
 import triton.language as tl

@@ -28,7 +28,7 @@ CASES = {  # name: version, target, what the kernel does, the status
 
 
 def load(text: str) -> tuple[int, int, str]:
-    """The statuses of cuModuleLoadDataEx and of a link, and the first one's log."""
+    """Return the statuses of cuModuleLoadDataEx and of a link, and the log of the former."""
     log, data = create_string_buffer(2000), text.encode() + b"\0"
     kinds, values = (c_int * 2)(5, 6), (c_void_p * 2)(addressof(log), 2000)
     status = cu.cuModuleLoadDataEx(byref(c_void_p()), data, 2, kinds, values)
@@ -41,7 +41,7 @@ def load(text: str) -> tuple[int, int, str]:
 
 
 def main() -> int:
-    """Runs all cases; 1 if a status differs."""
+    """Run all cases; return 1 if a status differs."""
     begin()
     differ = 0
     for name, (version, target, rest, wanted) in CASES.items():

@@ -1,4 +1,4 @@
-"""Time a kernel's first look-up under gpt-hook -p: cold pipeline, warm pipeline, cached; beside ptxas alone.
+"""Time a kernel's first look-up under gpt-hook -p with a cold, a warm and a cached pipeline, and ptxas alone.
 
     python tests/gpu/lookup.py [--device sim]
 
@@ -49,7 +49,7 @@ for path in sys.argv[1:]:
 """
 
 
-# The same of a module that the driver links: what it makes of it has no PTX.
+# The same with a module linked by the driver, whose output has no PTX.
 LINKED = PROGRAM.replace(
     "    ok(cuda.cuModuleLoadData(ctypes.byref(module), text))\n",
     "    state, image = ctypes.c_void_p(), ctypes.c_void_p()\n"
@@ -61,7 +61,7 @@ LINKED = PROGRAM.replace(
 
 
 def write_kernel(path: Path, size: int, seed: int) -> None:
-    """PTX of about `size` KB: loads, stores and arithmetic between, of which nothing can be left out."""
+    """Write about `size` KB of PTX: loads and stores with arithmetic between, none of which can be optimized away."""
     lines = []
     while sum(map(len, lines)) < size << 10:
         n = len(lines)
@@ -80,7 +80,7 @@ def write_kernel(path: Path, size: int, seed: int) -> None:
 
 
 def look_up(files: list[Path], probe: str, folder: Path, keep: str = "", program: str = PROGRAM) -> list[float]:
-    """The time of each look-up of a run, in ms."""
+    """Return the time of each look-up of a run, in ms."""
     env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "GPT_KEEP": keep}
     env["PATH"] = f"{ROOT / 'bin'}{os.pathsep}{ROOT / '.venv' / 'bin'}{os.pathsep}{env['PATH']}"
     env |= {"GPT_SIM_RUN": "none"}  # don't measure its own compiler
@@ -98,7 +98,7 @@ def look_up(files: list[Path], probe: str, folder: Path, keep: str = "", program
 
 
 def find_tool() -> tuple[str, str]:
-    """The ptxas that gpt-asm takes, and the architecture."""
+    """Return the ptxas that gpt-asm uses, and the architecture."""
     which = subprocess.run([ROOT / "bin/gpt-asm", "--which"], capture_output=True, text=True, check=True)
     if SIM:
         return which.stdout.split(" (")[0], "sm_90"
@@ -108,7 +108,7 @@ def find_tool() -> tuple[str, str]:
 
 
 def time_ptxas(tool: str, arch: str, kept: Path, folder: Path) -> list[float]:
-    """Its own time for each kernel with probes, run as gpt-asm does, in ms."""
+    """Return the time that ptxas itself takes per kernel with probes, run as in gpt-asm, in ms."""
     found = []
     for text in sorted(kept.glob("*/probed.ptx")):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Workloads of PyTorch, each a function from a device to numbers: a perceptron, ResNet-50, training steps."""
+"""PyTorch workloads, each a function from a device to numbers: a perceptron, ResNet-50, training steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50() -> nn.Module:
-    """ResNet-50 with random weights."""
+    """Return ResNet-50 with random weights."""
     layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     inputs = 64
     for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
@@ -39,12 +39,12 @@ def resnet50() -> nn.Module:
 
 
 def perceptron() -> nn.Module:
-    """Three dense layers."""
+    """Return three dense layers."""
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
 def infer(model: nn.Module, device: str, *shape: int) -> torch.Tensor:
-    """The outputs for random numbers of this shape."""
+    """Return the outputs for random numbers of this shape."""
     with torch.inference_mode():
         return model.to(device).eval()(torch.randn(*shape).to(device))
 
@@ -60,7 +60,7 @@ def resnet(device: str) -> list[float]:
 
 
 def train(device: str) -> list[float]:
-    """The loss over some steps."""
+    """Return the loss over some steps."""
     torch.manual_seed(1)
     model = perceptron().to(device)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""Neutrino's commands on the GPU, as its notebooks have them: on Triton's kernels and on what torch.compile makes.
+"""Run Neutrino's commands from its notebooks on the GPU, with Triton kernels and kernels made by torch.compile.
 
     python tests/gpu/neutrino.py [PART ...]
 
@@ -53,14 +53,14 @@ FILTERED = "distribution:copy"
 
 
 def run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command of the notebook, in its folder."""
+    """Run a command from the notebook, in its folder."""
     env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "TRITON_CACHE_DIR": str(folder / "cache")}
     line = [str(word) for word in words]
     return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=1800, check=False)
 
 
 def read(folder: Path) -> list[Any]:
-    """Header and records of each result, by the generated reader: all kernels have the same maps."""
+    """Return the header and records of each result, from the generated reader. All kernels have the same maps."""
     names: dict[str, Any] = {}
     exec(next(folder.glob("kernel/*/read.py")).read_text(), names)
     return [names["parse"](path) for path in sorted((folder / "result").iterdir(), key=lambda path: float(path.stem))]
@@ -82,7 +82,7 @@ class Checks:
 
 
 def first_steps(folder: Path, checks: Checks) -> None:
-    """Section 1: block_sched."""
+    """Run section 1: block_sched."""
     (folder / "block_sched").mkdir()
     (folder / "block_sched" / "raw.py").write_text(ZEROS)
     done = run(
@@ -109,7 +109,7 @@ def first_steps(folder: Path, checks: Checks) -> None:
 
 
 def sums(folder: Path, checks: Checks) -> None:
-    """gmem_bytes of a kernel that writes a matrix, and a picture of its accesses."""
+    """Run gmem_bytes on a kernel that writes a matrix, and draw its accesses."""
     (folder / "zeros.py").write_text(ZEROS)
     done = run(folder, "neutrino", "-p", "gmem_bytes", "-k", "zeros", sys.executable, "zeros.py")
     found = [line for line in done.stdout.splitlines() if line.startswith("gmem_bytes")]
@@ -120,7 +120,7 @@ def sums(folder: Path, checks: Checks) -> None:
 
 
 def slowdown(folder: Path, checks: Checks) -> None:
-    """The loop over METRICS and COMMANDS."""
+    """Run the loop over METRICS and COMMANDS."""
     for metric in ("block_sched", "tensorop_count", "gmem_bytes"):
         shutil.copy(TOOLS / f"{metric}.toml", folder)
         words = ["--benchmark", "-p", f"./{metric}.toml", "--filter", FILTERED, sys.executable, WORKLOAD, "triton"]
@@ -134,7 +134,7 @@ def slowdown(folder: Path, checks: Checks) -> None:
 
 
 def memory(folder: Path, checks: Checks) -> None:
-    """The loop over MODELS and TESTS, on modules that torch.compile made."""
+    """Run the loop over MODELS and TESTS, on modules made by torch.compile."""
     for test in ("block_sched", "gmem_bytes", "tensorop_count", "dmat"):
         done = run(folder, "neutrino", "-p", test, "--memusage", sys.executable, WORKLOAD, "decode")
         most = 0
@@ -164,7 +164,7 @@ PARTS = {part.__name__: part for part in (first_steps, sums, slowdown, memory, r
 
 
 def main() -> int:
-    """Runs the parts named on the command line, or all of them; the status is 1 if anything is wrong."""
+    """Run the parts named on the command line, or all; return 1 if anything is wrong."""
     checks = Checks()
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[1:] or PARTS:

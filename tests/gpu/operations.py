@@ -1,9 +1,9 @@
-"""Operations whose code lies in containers of their own; tests/gpu/containers.py runs them on slimmed libraries.
+"""Run operations whose code is in the libraries' own containers; tests/gpu/containers.py uses slimmed libraries.
 
     python tests/gpu/operations.py [cuda|cpu]
 
-Prints a line for each operation: its name and a digest of all bytes of its result, or the error. On standard error
-comes what the process used, as from workload.py. Inputs are from fixed seeds.
+Prints a line for each operation: its name and a digest of all bytes of its result, or the error. Standard error gets
+the resources that the process used, as in workload.py. Inputs come from fixed seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Operation = Callable[[], Tensor]
 
 
 def random(*shape: int, type_: torch.dtype = torch.float32, device: str = "cuda") -> Tensor:
-    """Numbers that depend on the shape alone; small whole ones for whole types."""
+    """Return numbers that depend on the shape alone; small integers for integer types."""
     numbers = torch.Generator().manual_seed(sum(shape))
     if type_ is torch.int8:
         return torch.randint(-8, 8, shape, generator=numbers, dtype=type_).to(device)
@@ -33,7 +33,7 @@ def random(*shape: int, type_: torch.dtype = torch.float32, device: str = "cuda"
 
 
 def transforms(device: str) -> Iterator[tuple[str, Operation]]:
-    """cuFFT: powers of two, products of small primes, primes (Bluestein's way), several dimensions, half precision."""
+    """Yield cuFFT transforms: powers of two, small primes' products, primes, several dimensions, half precision."""
     for type_ in (torch.complex64, torch.complex128):
         for size in (8, 64, 1000, 1024, 4096, 6561, 16384, 109, 1009, 65537, 1 << 20):
             x = random(4, size, type_=type_, device=device)
@@ -52,7 +52,7 @@ def transforms(device: str) -> Iterator[tuple[str, Operation]]:
 
 
 def products(device: str) -> Iterator[tuple[str, Operation]]:
-    """cuBLAS and cuBLASLt: types, sizes that fit no tile, batches, biases with an activation, eight bits."""
+    """Yield cuBLAS and cuBLASLt products: types, sizes that don't fill tiles, batches, biases, 8 bits."""
     types = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
     for type_ in types:
         for m, n, k in ((64, 64, 64), (128, 256, 512), (1, 1000, 768), (257, 129, 511), (1024, 1024, 1024), (3, 5, 7)):
@@ -77,7 +77,7 @@ def products(device: str) -> Iterator[tuple[str, Operation]]:
 
 
 def eights(device: str) -> Iterator[tuple[str, Operation]]:
-    """Floating point of 8 bits, with scales; and single precision by tensor cores."""
+    """Yield operations on 8-bit floats with scales, and single precision on tensor cores."""
     one = torch.ones((), device=device)
     for type_ in (torch.float8_e4m3fn, torch.float8_e5m2):
         a = random(128, 256, device=device).to(type_)
@@ -98,7 +98,7 @@ def eights(device: str) -> Iterator[tuple[str, Operation]]:
 
 
 def sparse(device: str) -> Iterator[tuple[str, Operation]]:
-    """cuSPARSELt (two of four) and cuSPARSE (rows)."""
+    """Yield cuSPARSELt (two of four) and cuSPARSE (rows) operations."""
     from torch.sparse import to_sparse_semi_structured
 
     for type_ in (torch.float16, torch.bfloat16, torch.int8):
@@ -121,7 +121,7 @@ def sparse(device: str) -> Iterator[tuple[str, Operation]]:
 
 
 def others(device: str) -> Iterator[tuple[str, Operation]]:
-    """cuDNN, cuSOLVER, cuRAND beside them: they share a process."""
+    """Yield cuDNN, cuSOLVER and cuRAND operations, which share a process."""
     for type_ in (torch.float32, torch.float16, torch.bfloat16):
         x = random(2, 32, 28, 28, type_=type_, device=device)
         w = random(64, 32, 3, 3, type_=type_, device=device)
@@ -139,7 +139,7 @@ def digest(result: Tensor) -> str:
 
 
 def main() -> None:
-    """Does all of it, prints the digests."""
+    """Do all operations, and print the digests."""
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     torch.backends.cudnn.benchmark = False
     for group in (transforms, products, sparse, others):

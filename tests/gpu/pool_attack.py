@@ -1,4 +1,4 @@
-"""Attack the buffers of probes: use threads, streams and graphs at random while recording and probes are switched.
+"""Attack probe buffers: use threads, streams and graphs at random while recording and probes are switched.
 
     python tests/gpu/pool_attack.py [--device sim] [--seconds S] [--seed N]
 
@@ -75,7 +75,7 @@ def examine(trace: hooked.Trace, made: int, replayed: int, toggled: bool) -> dic
 
 
 def attack(folder: Path, program: Path, device: str, seed: int, seconds: float) -> dict[str, Any]:
-    """One round."""
+    """Run one round."""
     dice = random.Random(seed)
     name = dice.choice(list(WAYS))
     memory, threads = dice.choice(MEMORY), dice.choice((1, 2, 8, 16))

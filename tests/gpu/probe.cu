@@ -1,4 +1,4 @@
-// Launches in the forms that programs of the CUDA runtime have. What it prints is what the kernels computed.
+// Launches in all forms that CUDA runtime programs use, and prints the kernels' results.
 
 #include <cooperative_groups.h>
 #include <cstdio>

@@ -1,4 +1,4 @@
-"""gpt-hook -p on a real GPU: programs compute the same with probes, which count correctly; and what that costs.
+"""Run gpt-hook -p on a real GPU: programs compute the same with probes, counts are right, and costs are measured.
 
     python tests/gpu/probe.py [runtime|triton|train|decode ...]
 
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def run(line: list[str | Path], env: dict[str, str]) -> tuple[str, str, float]:
-    """Standard output, standard error, seconds."""
+    """Return standard output, standard error, and seconds."""
     start = time.monotonic()
     done = subprocess.run(
         line, env=env, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT / "tests/gpu"
@@ -71,7 +71,7 @@ def read(trace: Path, wanted: str) -> tuple[Row, Counter[str]]:
 
 
 def check_runtime(found: Row, sums: Counter[str]) -> list[str]:
-    """Bytes of `scale` in closed form: 8 of global memory each way by each of 2^16 threads."""
+    """Compare `scale` with its closed form: 8 bytes of global memory each way per thread, for 2^16 threads."""
     wrong = []
     (name,) = {key.rsplit(".", 1)[0] for key in sums if "scale" in key}
     launches = found["probed"][name]
@@ -87,7 +87,7 @@ def check_runtime(found: Row, sums: Counter[str]) -> list[str]:
 
 
 def measure(part: str, folder: Path) -> Row:
-    """One program bare, under gpt-hook, and with probes twice: the second time everything is cached."""
+    """Measure one program bare, under gpt-hook, and with probes twice; the second time everything is cached."""
     env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton"),
                         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}  # fmt: skip
     program: list[str | Path] = [sys.executable, "probe_workload.py", part]

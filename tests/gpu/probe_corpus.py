@@ -1,4 +1,4 @@
-"""The launches of tests/tally/launches.py in programs under `gpt-hook run -p`: results and what probes count.
+"""Make the launches of tests/tally/launches.py under `gpt-hook run -p`, and check results and probe counts.
 
     probe_corpus.py [FOLDER]      the PTX of the sources is in FOLDER, or nvcc, which needs g++, makes it
 
@@ -38,12 +38,12 @@ Key = tuple[Path, int]  # the trace, and the number of the launch
 
 
 def probe_sets() -> list[tuple[str, ...]]:
-    """Each built-in probe, several, and all."""
+    """Return each built-in probe, several, and all."""
     return [*((name,) for name in woven.PROBES), SEVERAL, tuple(woven.PROBES)]
 
 
 def options(probes: Sequence[str], folder: Path) -> list[str | Path]:
-    """-p for each, with small logs."""
+    """Return a -p for each probe, with small logs."""
     found: list[str | Path] = []
     for name in probes:
         file = folder / f"{name}.toml"
@@ -63,13 +63,13 @@ class Recorded:
     process: Path = Path()
 
     def visit(self, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Takes in a buffer."""
+        """Add a buffer."""
         key = self.process, buffer.launch.id
         self.launches[key] = (buffer.launch, buffer.kernel)
         self.maps.setdefault(key, {})[buffer.map.name] = table(saved)
 
     def begin(self, path: Path) -> None:
-        """The parameters of all launches of a trace, the buffers of which come next."""
+        """Take the parameters of all launches of a trace, before their buffers."""
         self.process = path
         for records in accounts.segments(path):
             layouts = {r["id"]: r["params"] for r in records if r["kind"] == "kernel" and "params" in r}
@@ -79,7 +79,7 @@ class Recorded:
                     self.params[path, record["id"]] = [data[p["offset"] : p["offset"] + p["size"]] for p in layout]
 
     def match(self, launches: Iterable[Named]) -> list[Key | None]:
-        """The key of each launch that was probed, as all of one kernel and shape were or were not."""
+        """Return the key of each probed launch. Launches of one kernel and shape were all probed, or none."""
         left = sorted(self.launches.items(), key=lambda one: one[1][0].start)
         found: list[Key | None] = []
         for launch, name, _ in launches:
@@ -128,7 +128,7 @@ def check_launch(launch: Launch, name: str, ptx: bytes, probes: Sequence[str], m
 def run_set(
     named: list[Named], plain: list[Answer], probes: Sequence[str], device: str, folder: Path, env: dict[str, str]
 ) -> dict[str, Any]:
-    """A row: what all launches did with these probes."""
+    """Return a row with the counts of launches with these probes."""
     start, into = time.monotonic(), folder / f"{probes[0]}-{len(probes)}"
     into.mkdir()
     before = accounts.hooked(into / "%p.mp", device, *options(probes, into))
@@ -164,7 +164,7 @@ def run_set(
 def run_all(
     named: list[Named], device: str, folder: Path, sets: Iterable[Sequence[str]], patience: float = 3600
 ) -> Iterable[dict[str, Any]]:
-    """A row for each set of probes that is begun within `patience` seconds."""
+    """Yield a row for each set of probes that's begun within `patience` seconds."""
     end = time.monotonic() + patience
     env = accounts.environment(folder, device)
     library = accounts.SIMULATED if device == "sim" else None
@@ -177,7 +177,7 @@ def run_all(
 
 
 def main() -> int:
-    """Runs, compares, and prints a table. 1 if anything is wrong."""
+    """Run, compare, and print a table; return 1 if anything is wrong."""
     parser = accounts.arguments(__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     given = parser.parse_args()

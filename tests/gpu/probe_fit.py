@@ -1,4 +1,4 @@
-"""gpt-hook -p on a real GPU: kernels whose launches only fit without probes are assembled again.
+"""gpt-hook -p on a real GPU: kernels whose launches don't fit with probes are assembled again.
 
     python tests/gpu/probe_fit.py [block|grid|spin|cluster ...]
 

@@ -1,5 +1,5 @@
-"""gpt-hook -p on a real GPU: kernels in CUDA graphs compute the same with probes, each launch of a graph is recorded
-for each of them, and what that costs.
+"""gpt-hook -p on a real GPU: kernels in CUDA graphs give the same results with probes, every launch of a graph is
+recorded for each kernel, and the costs are measured.
 
     python tests/gpu/probe_graphs.py [forms|plain|many|graphed ...]
 
@@ -100,7 +100,7 @@ def measure_plain(folder: Path) -> Row:
 
 
 def count_in(data: bytes) -> tuple[Counter[str], int]:
-    """Launches with probes, without, buffers that are lost, and bytes read, of some records."""
+    """Count launches with and without probes, lost buffers, and bytes read, in some records."""
     found, total = Counter[str](), 0
     for record in wire.read_packed(io.BytesIO(data), "chunk"):
         match record["kind"]:
@@ -117,7 +117,7 @@ def count_in(data: bytes) -> tuple[Counter[str], int]:
 
 
 def count(trace: Path) -> tuple[Counter[str], int]:
-    """Do the same for a trace, on all cores; much faster than `read`."""
+    """Count the same in a trace, on all cores; this is much faster than `read`."""
     found, total = Counter[str](), 0
     with open(trace, "rb") as file, multiprocessing.Pool() as pool:
         records = wire.read_packed(file, str(trace))

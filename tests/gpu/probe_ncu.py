@@ -54,7 +54,7 @@ div.u64 %{name}_part, %{name}_part, %{name}_active;
 add.u64 %{name}_groups, %{name}_groups, %{name}_part;"""
 '''
 
-# What counter of the hardware is what a probe counts: the first of these that there is.
+# The hardware counter for each of a probe's counts: the first of these that exists.
 COUNTERS = {
     "loads_groups": ("smsp__sass_inst_executed_op_global_ld", "smsp__inst_executed_op_global_ld"),
     "stores_groups": ("smsp__sass_inst_executed_op_global_st", "smsp__inst_executed_op_global_st"),
@@ -81,13 +81,13 @@ class Wanted(NamedTuple):
 
 
 def full(*names: str, **more: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Each thread executes these once, or as often as `more` says."""
+    """Return the counts if each thread executes these once, or `more` times."""
     times = dict.fromkeys(names, 1) | more
     return {name: count * ALL for name, count in times.items()}, {name: count * WARPS for name, count in times.items()}
 
 
 def strided() -> Wanted:
-    """Groups of a grid-stride loop that 3 * ALL - 1024 items end."""
+    """Return the counts of a grid-stride loop over 3 * ALL - 1024 items."""
     items = 3 * ALL - 1024
     groups = -(-items // 32)
     return Wanted({"loads": items, "stores": ALL}, {"loads": groups, "stores": WARPS}, 4 * items, 4 * ALL)
@@ -121,7 +121,7 @@ KERNELS: dict[str, Callable[[], Wanted]] = {
 
 
 def write_probe(file: Path) -> None:
-    """The probe file."""
+    """Write the probe file."""
     fields = [f"{name}_{kind}" for name in POSITIONS for kind in ("lanes", "groups")]
     data = ", ".join(f'{name} = "u64"' for name in fields)
     begin = "".join(BEGIN.format(name=name) for name in POSITIONS)
@@ -134,7 +134,7 @@ def write_probe(file: Path) -> None:
 
 
 def build(folder: Path, device: str) -> Path:
-    """The program, for the GPU or against our own CUDA runtime."""
+    """Build the program, for the GPU or with our own CUDA runtime."""
     program = folder / "program"
     if device == "sim":
         from tests.runtime.simulated import compile_cuda
@@ -220,7 +220,7 @@ def compare(account: accounts.Account, counted: dict[tuple[str, str], float], pr
 
 
 def main() -> int:
-    """Counts, compares, and prints a table. 1 if anything differs."""
+    """Count, compare, and print a table; return 1 if anything differs."""
     parser = accounts.arguments(__doc__)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

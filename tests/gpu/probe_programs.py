@@ -1,4 +1,4 @@
-"""Programs that tests/gpu/probe_suites.py runs with and without probes: `python probe_programs.py NAME`.
+"""Programs for tests/gpu/probe_suites.py, run with and without probes: `python probe_programs.py NAME`.
 
 Each prints digests of what it computed, of operations that give the same bits in every run.
 """
@@ -18,14 +18,14 @@ STEPS = 6
 
 
 def say(name: str, *arrays: Any) -> None:
-    """A line with the digest of arrays, and of the first numbers."""
+    """Print a line with the digest of arrays, and their first numbers."""
     parts = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
     digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
     print(name, digest, *(float(x) for x in parts[0].reshape(-1)[:3]), flush=True)
 
 
 def run_jax() -> None:
-    """Products, elementwise code, reductions, a scan, a sort, and steps of training."""
+    """Run products, elementwise code, reductions, a scan, a sort, and training steps."""
     import jax
     import jax.numpy as jnp
     from jax import lax
@@ -69,7 +69,7 @@ extern "C" __global__ void mix(const float *x, unsigned *y, unsigned n) {
 
 
 def run_cupy() -> None:
-    """Raw, elementwise, fused and reduction kernels, products, sorts."""
+    """Run raw, elementwise, fused and reduction kernels, products, and sorts."""
     import cupy as cp
 
     random = np.random.default_rng(5)
@@ -89,7 +89,7 @@ def run_cupy() -> None:
 
 
 def run_numba() -> None:
-    """Shared memory, atomics, a reduction by shuffles, and a product of tiles."""
+    """Run shared memory, atomics, a reduction by shuffles, and a product of tiles."""
     from numba import cuda, float32
 
     @cuda.jit  # type: ignore[misc]
@@ -121,7 +121,7 @@ def run_numba() -> None:
 
 
 def run_train() -> None:
-    """Steps of a compiled model whose every operation is deterministic; the losses are compared."""
+    """Run steps of a compiled model whose every operation is deterministic; the losses are compared."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     import torch
     from torch import nn
@@ -157,14 +157,14 @@ def run_train() -> None:
 
 
 def run_triton() -> None:
-    """The kernels of probe_workload.py."""
+    """Run the kernels of probe_workload.py."""
     import probe_workload
 
     probe_workload.run_triton()
 
 
 def run_nccl() -> None:
-    """Collective operations of all GPUs, at most two, of one process: of PyTorch's library, by its C functions."""
+    """Run collective operations on at most two GPUs in one process, through the C functions of PyTorch's NCCL."""
     import torch
 
     gpus = min(2, torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""`gpt-hook run -p` under stress: threads on streams of their own, modules that come and go, and failures on purpose.
+"""Stress `gpt-hook run -p`: threads with their own streams, modules that come and go, and deliberate failures.
 
     probe_stress.py [MODE ...]
 
@@ -72,7 +72,7 @@ QUICK = ("plain", "kills", "disk", "tiny")
 
 
 def ours(mark: str) -> list[int]:
-    """The processes of a run."""
+    """Return the processes of a run."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -93,7 +93,7 @@ def is_supervisor(pid: int) -> bool:
 
 
 def is_stage(pid: int) -> bool:
-    """A stage of a pipeline, or what it runs."""
+    """Return whether a process is a stage of a pipeline, or its child."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         return any(word in words for word in (b"gpt-extract", b"gpt-ptx-probe", b"gpt-asm", b"ptxas"))
@@ -159,7 +159,7 @@ def small_disk(folder: Path, megabytes: int) -> Any:
 
 
 def build(folder: Path) -> Path:
-    """The program."""
+    """Build the program."""
     flags = ["-std=gnu11", "-O1", "-g", ROOT / "tests/gpu/probe_stress.c", "-o", folder / "stress", "-ldl", "-lpthread"]
     subprocess.run(["cc", *flags], check=True)
     return folder / "stress"
@@ -167,7 +167,7 @@ def build(folder: Path) -> Path:
 
 @contextmanager
 def reading(fifo: Path | None, into: Path) -> Any:
-    """Copy what comes out of a FIFO to a file."""
+    """Copy the output of a FIFO to a file."""
     if not fifo:
         yield
         return
@@ -184,7 +184,7 @@ def reading(fifo: Path | None, into: Path) -> Any:
 def play(
     name: str, mode: Mode, program: Path, device: str, seconds: float, folder: Path, environment: dict[str, str]
 ) -> dict[str, Any]:
-    """A row: one run."""
+    """Return a row for one run."""
     mark = f"{os.getpid()}-{name.replace(' ', '-')}"
     env = environment | {MARK: mark}
     variants = mode.variants if device == "sim" else 10 * mode.variants
@@ -234,7 +234,7 @@ def play(
 
 
 def run_line(line: list[str | Path], env: dict[str, str], patience: float, into: Path | None) -> dict[str, Any]:
-    """Runs the program; with a live stream on standard output its own goes to standard error."""
+    """Run the program; if a live stream goes to standard output, the program's own output goes to standard error."""
     start = time.monotonic()
     if into:
         with open(into, "wb") as file, subprocess.Popen(line, env=env, stdout=file, stderr=subprocess.PIPE) as process:
@@ -252,7 +252,7 @@ def run_line(line: list[str | Path], env: dict[str, str], patience: float, into:
 
 
 def hooked_gone(trace: Path) -> None:
-    """Waits until nothing is written to a live stream any more."""
+    """Wait until nothing is written to a live stream any more."""
     size, end = -1, time.monotonic() + 20
     while trace.stat().st_size != size and time.monotonic() < end:
         size = trace.stat().st_size
@@ -281,7 +281,7 @@ def run_modes(
     patience: float,
     caches: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each mode. Kernels without probes are kept below `caches`."""
+    """Return a row for each mode. Kernels without probes are kept below `caches`."""
     rows, program, end = [], build(folder), time.monotonic() + patience
     env = accounts.environment(caches or folder, device)
     if device == "sim":  # its own kernels need the same workers, so make them before any harm is done
@@ -302,7 +302,7 @@ def run_modes(
 
 
 def main() -> int:
-    """Runs the modes, and prints a table. 1 if anything is wrong."""
+    """Run the modes, and print a table; return 1 if anything is wrong."""
     parser = accounts.arguments(__doc__)
     parser.add_argument("mode", nargs="*", choices=[*MODES, []])
     parser.add_argument("--seconds", type=float, help="of each mode: 12, or 4 with --quick")

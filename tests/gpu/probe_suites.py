@@ -1,4 +1,4 @@
-"""Programs of others under `gpt-hook run -p`: JAX, CUTLASS, NCCL, CuPy, numba-cuda, Triton, a compiled model.
+"""Run other people's programs under `gpt-hook run -p`: JAX, CUTLASS, NCCL, CuPy, numba-cuda, Triton, a compiled model.
 
     probe_suites.py [--cutlass WHEEL] [PART ...]
 
@@ -56,7 +56,7 @@ def check_cutlass(found: Account) -> list[str]:
 
 
 def check_wgmma(found: Account) -> list[str]:
-    """Closed forms of the product by wgmma: what barriers expect, and operations."""
+    """Check the closed forms of the wgmma product: the counts that barriers expect, and operations."""
     forms = {
         ("cutlass13device_kernel", "expected"): M * N // 128**2 * 2 * 128 * K * 2 * TIMES,
         ("cutlass13device_kernel", "flops"): 2 * M * N * K * TIMES,
@@ -114,7 +114,7 @@ def include_of(cutlass: Path, folder: Path) -> list[str]:
 
 
 def build_cutlass(part: str, cutlass: Path, folder: Path, device: str) -> Path:
-    """The program with SIMT and tensor cores, or that with wgmma."""
+    """Build the program with SIMT and tensor cores, or the one with wgmma."""
     source = ROOT / "tests/gpu/probe_cutlass.cu"
     flags = ["-w", "-std=c++17", "--expt-relaxed-constexpr", *include_of(cutlass, folder)]
     if device == "sim":
@@ -130,7 +130,7 @@ def build_cutlass(part: str, cutlass: Path, folder: Path, device: str) -> Path:
 
 
 def measure(name: str, part: Part, line: list[str | Path], device: str, folder: Path, quick: bool) -> dict[str, Any]:
-    """A row: one program in all ways."""
+    """Return a row for one program in all ways."""
     env = accounts.environment(folder, device, **PYTHON_ENV, **part.env)
     bare = {"LD_LIBRARY_PATH": str(accounts.SIMULATED)} if device == "sim" else {}
     row: dict[str, Any] = {"part": name, "wrong": []}
@@ -176,7 +176,7 @@ def missing(part: Part) -> str:
 
 
 def run_part(name: str, given: Any, folder: Path) -> dict[str, Any]:
-    """A row."""
+    """Return a row for a part."""
     part = PARTS[name]
     if lack := missing(part):
         return {"part": name, "wrong": [], "note": f"not run: no {lack}"}

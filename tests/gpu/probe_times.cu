@@ -1,4 +1,4 @@
-// A kernel that streams through memory, timed by the program's events; what it prints is what was computed.
+// A kernel that streams through memory, timed by the program's events. The program prints the results.
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-"""gpt-hook --benchmark and --memusage on a real GPU: times, results and needs of a kernel that is known.
+"""Run gpt-hook --benchmark and --memusage on a real GPU: times, results and memory needs of a known kernel.
 
     python tests/gpu/probe_times.py [--sim]
 
@@ -63,7 +63,7 @@ def run(folder: Path, program: Path, *options: str) -> tuple[str, float | None, 
 
 
 def ask(analysis: str, trace: Path) -> dict[str, list[Row]]:
-    """The rows of its answers, by the name of the answer."""
+    """Return the rows of its answers, by answer name."""
     done = subprocess.run([ROOT / "bin" / "gpt-analyze", analysis, "--json", trace], capture_output=True, check=True)
     found: dict[str, list[Row]] = {}
     for record in jsonl.read_lines(io.BytesIO(done.stdout), "out"):

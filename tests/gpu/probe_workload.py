@@ -1,4 +1,4 @@
-"""Programs that tests/gpu/probe.py runs with and without probes: `python probe_workload.py NAME [STEPS [WARM]]`.
+"""Programs for tests/gpu/probe.py, run with and without probes: `python probe_workload.py NAME [STEPS [WARM]]`.
 
 NAME is triton, train, decode, graphed or others. Each prints a digest of its results, and all but `triton` the median
 time of a step on standard error; the first WARM steps don't count.
@@ -75,7 +75,7 @@ class Layer(nn.Module):
 
 
 def run_train(steps: int = 30, warm: int = 8) -> None:
-    """A step is forward, backward and AdamW, of 8 sequences of 512 tokens."""
+    """Run training steps: forward, backward and AdamW, on 8 sequences of 512 tokens."""
     torch.manual_seed(1)
     words, layers = nn.Embedding(WORDS, 768), nn.Sequential(*(Layer() for _ in range(12)))
     model = nn.ModuleList([words, layers]).to("cuda", torch.bfloat16)
@@ -104,7 +104,7 @@ def run_train(steps: int = 30, warm: int = 8) -> None:
 
 
 def run_decode(tokens: int = 100, warm: int = 20) -> None:
-    """One sequence, a token at a time, compiled without graphs."""
+    """Decode one sequence, a token at a time, compiled without graphs."""
     torch.manual_seed(1)
     model = Transformer().to("cuda", torch.float16).eval()
     step = torch.compile(model)
@@ -126,7 +126,7 @@ def run_decode(tokens: int = 100, warm: int = 20) -> None:
 
 
 def run_graphed(tokens: int = 200, warm: int = 20, others: int = 0) -> None:
-    """The same with the compiled step in a CUDA graph, after others of that step were captured and replayed.
+    """Decode with the compiled step in a CUDA graph, after others of that step were captured and replayed.
 
     From the third of them on the kernels of all graphs of the process begin 0.3 us later, on an H200.
     """

@@ -1,4 +1,4 @@
-"""Two ranks train a transformer of GPT-2's size, with NVTX ranges: `torchrun --nproc-per-node=2 ranks.py [STEPS]`.
+"""Train a transformer of GPT-2's size in two ranks, with NVTX ranges: `torchrun --nproc-per-node=2 ranks.py [STEPS]`.
 
 Each rank has a GPU, or both share the only one. NCCL refuses to share within a host, so each rank then claims to be on
 a host of its own. What they exchange then goes through sockets, and their kernels take turns.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def join() -> int:
-    """The rank, which has chosen its GPU and met the other."""
+    """Choose the rank's GPU, meet the other rank, and return the rank."""
     rank, gpus = int(os.environ["RANK"]), torch.cuda.device_count()
     if gpus < int(os.environ["WORLD_SIZE"]):
         os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
@@ -33,7 +33,7 @@ def join() -> int:
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """A range of NVTX."""
+    """Open an NVTX range."""
     torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call] # PyTorch's
     yield
     torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call] # PyTorch's

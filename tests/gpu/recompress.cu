@@ -1,5 +1,4 @@
-// A library of many kernels, several architectures' worth of them: what it computes is a sum that must not
-// change.
+// A library with many kernels for several architectures. It computes a sum that must not change.
 #include <cstdint>
 template <int N> __global__ void mix(uint32_t *x, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,11 +1,11 @@
-"""Check that libraries packed again with zstd compute the same, and time loading them.
+"""Check that recompressed libraries compute the same, and time loading them.
 
     python tests/gpu/recompress.py [--rounds N] [--arch SM] [--packages DIR] [--dry-run] [WHEEL ...]
 
-Builds recompress.cu for two architectures, once packed with LZ4 and once not packed at all, packs each again at level
-19, with all of its code and with this GPU's alone, and runs all six in processes of their own, with eager and with
-lazy loading in turns. Prints the size, the median times of the first call (which makes the context and loads) and of
-the second, and the sum that came out. Fails unless that's the same everywhere.
+Builds recompress.cu for two architectures, packed with LZ4 and unpacked. Packs each again at level 19, with all of its
+code and with this GPU's alone, and runs all six in processes of their own, with eager and lazy loading interleaved.
+Prints the size, the median times of the first call (which makes the context and loads) and of the second, and the
+resulting sum. Fails unless the sum is the same everywhere.
 
 With the paths of wheels, which wheel_uses has scripts for, it does the same with these instead (wheels.py): as shipped,
 recompressed, for the architecture of this GPU, and both. --packages is a folder with the wheels that they need, if this
@@ -72,7 +72,7 @@ def use(library: Path, loading: str) -> tuple[str, float, float]:
 
 
 def find_arch() -> str:
-    """Ask for the compute capability of the GPU, as 90."""
+    """Return the compute capability of the GPU, as 90."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", "--id=0"]
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().replace(".", "")
 

@@ -1,8 +1,8 @@
-"""Run own kernels with probes in their machine code on a GPU, and compare everything: `python tests/gpu/sass.py`.
+"""Run kernels of ours with probes in machine code on a GPU, and compare everything: `python tests/gpu/sass.py`.
 
-Each case of tests/sass/interp/cases.py gets each of PROBES. The woven kernel is launched LAUNCHES times and has to
-leave the same bits in memory as the plain kernel. The interpreter runs the same woven kernel, and its probes have to
-count the same. Times have to be in order, and each warp has to have its records.
+Each case of tests/sass/interp/cases.py is combined with each of PROBES. The woven kernel is launched LAUNCHES times and
+must leave the same bits in memory as the plain kernel. The interpreter runs the same woven kernel, and its probes must
+count the same. Times must be in order, and each warp must have its records.
 
 The table has a line for each pair that isn't right, and one for each probe. Exits with 1 if any isn't. `--cubins` names
 a folder of cubins that were compiled elsewhere, `--out` (GPT_GPU_OUT/sass.json) gets all of it as JSON.

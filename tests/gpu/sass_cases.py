@@ -35,12 +35,12 @@ def fork(n: Names) -> Code:
 
 
 def region(barrier: int, inside: Code) -> Code:
-    """A BSSY and its BSYNC around code."""
+    """Return a BSSY and its BSYNC around code."""
     return [op("BSSY", "joined", barrier=barrier), *inside, op("BSYNC", barrier=barrier), "joined"]
 
 
 def collective(mask: int, result: int) -> Code:
-    """Write what ptxas makes of a vote under a mask where a warp may be split."""
+    """Write ptxas's code for a vote under a mask where a warp may be split."""
     return [
         op("WARPSYNC.COLLECTIVE", "after", a=mask),
         op("VOTE.ANY", d=result),
@@ -51,12 +51,12 @@ def collective(mask: int, result: int) -> Code:
 
 
 def here(register: int) -> Code:
-    """The mask of the lanes that are here."""
+    """Return the mask of the active lanes."""
     return [op("VOTE.ANY", d=register)]
 
 
 def divided(n: Names, slow: Code) -> Code:
-    """BRA.DIV, which branches if not all lanes of the mask are here."""
+    """Return BRA.DIV, which branches if some lanes of the mask aren't here."""
     return [
         *here(n.r[0]),
         op("R2UR", ud=n.u[0], a=n.r[0]),
@@ -71,7 +71,7 @@ def divided(n: Names, slow: Code) -> Code:
 
 
 def leader(n: Names) -> Code:
-    """One atomic for the lanes that are here: the lowest does it, the others wait at a BSYNC, then they shuffle."""
+    """Do one atomic for the active lanes: the lowest lane does it, the others wait at a BSYNC, then they shuffle."""
     r, p = n.r, n.p[0]
     add = op("ATOMG", d=r[3], a=n.a, b=r[2], offset=AWAY, desc_store=URZ, p=PT, wb=1, wait=1)
     return [
@@ -87,7 +87,7 @@ def leader(n: Names) -> Code:
 
 
 def load(n: Names) -> Code:
-    """A load from memory, awaited."""
+    """Load from memory, and wait for the value."""
     return [op("LDG", d=n.r[3], a=n.a, ub=URZ, offset=AWAY, wb=0), op("MOV", d=n.r[3], b=n.r[3], wait=1)]
 
 
@@ -101,7 +101,7 @@ def saved(n: Names, barrier: int) -> Code:
 
 
 def lane_loop(n: Names, times: int, per_lane: bool) -> Code:
-    """A loop; each lane may leave it after another number of turns."""
+    """Return a loop that each lane may leave after a different number of iterations."""
     r, p = n.r, n.p[0]
     return [
         op("MOVI", d=r[0], imm=0) if not per_lane else op("S2R", d=r[0], special=LANEID, wb=0),
@@ -114,7 +114,7 @@ def lane_loop(n: Names, times: int, per_lane: bool) -> Code:
 
 
 def call(n: Names) -> Code:
-    """A function that's called and returns to an address relative to the kernel."""
+    """Call a function that returns to an address relative to the kernel."""
     r = n.r[4] + n.r[4] % 2
     return [
         op("MOVI", d=r, address="returned"),
@@ -130,7 +130,7 @@ def call(n: Names) -> Code:
 
 
 def awaited(name: str, n: Names, **fields: int) -> Code:
-    """An instruction, followed by a wait for its result."""
+    """Return an instruction, followed by a wait for its result."""
     return [op(name, **({"d": n.r[0], "a": n.r[1], "wb": 0} | fields)), op("NOP", wait=1)]
 
 

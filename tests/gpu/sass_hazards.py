@@ -34,7 +34,7 @@ def fetch(register: int, offset: int, address: int, **control: int) -> Op:
 
 
 def begin(n: Names) -> Code:
-    """Known values in memory and registers, and nothing in flight."""
+    """Put known values into memory and registers, with nothing in flight."""
     return [
         op("NOP", wait=63),
         op("S2R", d=R[20], special=TID, wb=0),
@@ -58,7 +58,7 @@ def begin(n: Names) -> Code:
 
 
 def finish(n: Names, register: int | None = None) -> Code:
-    """Everything awaited; the result from a register, or from memory."""
+    """Wait for everything; return the result from a register, or from memory."""
     if register is None:
         return [op("NOP", wait=63), fetch(n.d, FIRST, n.a, wb=0), op("NOP", wait=1)]
     return [*pause(120), op("NOP", wait=63), op("MOV", d=n.d, b=register)]
@@ -121,7 +121,7 @@ LATER: dict[str, tuple[str, dict[str, int]] | None] = {  # what's awaited instea
 
 
 def overwritten(n: Names, kind: str, delay: int, busy: bool) -> Code:
-    """An instruction without a scoreboard for its reads; its operand is overwritten after a number of cycles."""
+    """Overwrite the operand of an instruction without a read scoreboard after a number of cycles."""
     first, second, result = slow(n, kind, stall=min(15, delay))
     return [*begin(n), *(pressure(n, kind) if busy else []), first, *pause(delay), second, *result]
 
@@ -140,7 +140,7 @@ def covered(n: Names, kind: str, later: str) -> Code:
 
 
 def dead_load(n: Names, delay: int) -> Code:
-    """A load whose register is written before it arrives."""
+    """Write the register of a load before the load arrives."""
     first = fetch(R[0], PAST, n.a, wb=0, stall=min(15, delay))
     return [*begin(n), first, *pause(delay), op("MOVI", d=R[0], imm=RIGHT), *finish(n, R[0])]
 
@@ -166,7 +166,7 @@ MAKERS: dict[str, tuple[str, Op]] = {
 
 
 def takers(n: Names) -> dict[str, tuple[str, Code]]:
-    """Readers by name: the kind of register that each reads, and code that leaves NEW, or VOTE's mask, in R[9]."""
+    """Return readers by name: the kind of register that each reads, and code that leaves NEW or the mask in R[9]."""
     out = R[9]
     from_memory = [fetch(out, FIRST, n.a, wb=0, wait=1), op("NOP", wait=1)]
     voted = [op("SETNE", p=4, a=R[11], b=RZ), op("MOVI", d=out, imm=NEW, guard=4)]
@@ -191,7 +191,7 @@ def takers(n: Names) -> dict[str, tuple[str, Code]]:
 
 
 def latency(n: Names, maker: str, taker: str, stall: int, branch: int) -> Code:
-    """A write and a read that's `stall` cycles behind it, perhaps with a branch between that stalls for `branch`."""
+    """Write, and read `stall` cycles later, perhaps with a branch in between that stalls for `branch`."""
     last = MAKERS[maker][1]
     writer = Op(last.name, last.word & ~(31 << 105) | stall << 105 | (stall < 12) << 109)
     seam: Code = [op("BRA", "seam", stall=branch, switch=1), op("NOP"), op("NOP"), op("NOP"), "seam"] if branch else []
@@ -211,7 +211,7 @@ def latency(n: Names, maker: str, taker: str, stall: int, branch: int) -> Code:
 
 
 def reuse(n: Names, between: str) -> Code:
-    """An operand kept in the reuse cache, then written: does the next reader in the same place see it?"""
+    """Write an operand that's in the reuse cache, and read it again in the same place."""
     write = [op("MOVI", d=R[0], imm=NEW, stall=6)]
     branch = [op("BRA", "on", stall=5, switch=1), op("NOP"), "on"]
     codes: dict[str, Code] = {"write": write, "BRA, write": [*branch, *write], "write, BRA": [*write, *branch]}

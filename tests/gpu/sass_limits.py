@@ -1,4 +1,4 @@
-"""Matrix units, uniform registers in divergent code, numbers of registers: more sequences for sass_risks.py.
+"""More sequences for sass_risks.py: matrix units, uniform registers in divergent code, register counts.
 
 As in sass_hazards.py, each runs instead of the marked instruction and leaves a word that's known.
 """
@@ -20,7 +20,7 @@ JUNK = 0x42004200
 
 
 def matrix(n: Names, unit: str, operand: str, delay: int, ahead: int) -> Code:
-    """A matrix instruction whose operand is overwritten after some cycles, behind others that keep the unit busy.
+    """Overwrite the operand of a matrix instruction after some cycles, behind others that keep the unit busy.
 
     A delay of 0 is a control: it's overwritten in front of the instruction, which must be seen.
     """
@@ -48,7 +48,7 @@ def group(n: Names, operand: str, delay: int) -> Code:
 
 
 def skipping(n: Names, skipped: Code) -> Code:
-    """A region in which odd lanes skip some code."""
+    """Return a region in which odd lanes skip some code."""
     return sass_cases.region(n.b[1], [*sass_cases.split(n), op("BRA", "other", guard=n.p[0]), *skipped, "other"])
 
 
@@ -83,7 +83,7 @@ BETWEEN: dict[str, Callable[[Names], Code]] = {
 
 
 def uniform(n: Names, kind: str, between: str, which: int) -> Code:
-    """One of two parts of a warp puts its own value into a register that both use, and sees whether it stays there."""
+    """Write a uniform register in one of two parts of a warp that both use it, and check whether the value stays."""
     mine, other, p = n.r[8], n.r[9], n.p[0]
     inside = BETWEEN[between](n)
     number = [op("MOVI", d=mine, imm=which), op("R2UR", ud=50, a=mine)]

@@ -1,10 +1,11 @@
-"""Do memory instructions read their operands in order? A few pairs of sass_hazards.py's `covered`, very often.
+"""Check whether memory instructions read their operands in order: a few pairs of sass_hazards.py's `covered`, very
+often.
 
     python tests/gpu/sass_order.py
 
-An operand is overwritten as soon as a later instruction was awaited; a word that has the later value is wrong. First
-with nothing else on the GPU, then beside three programs that multiply matrices (they need PyTorch). Prints a line for
-each pair; the counts go to GPT_GPU_OUT as sass_order.json. Takes 50 seconds.
+An operand is overwritten as soon as a later instruction was awaited; a word with the later value is wrong. The pairs
+run first with nothing else on the GPU, then together with three programs that multiply matrices (they need PyTorch).
+Prints a line for each pair; the counts go to GPT_GPU_OUT as sass_order.json. Takes 50 seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def measure(device: Device, image: bytes, lab: Kernel, kind: str, later: str, be
 
 
 def main() -> int:
-    """Run all pairs alone, and beside other programs."""
+    """Run all pairs alone, and together with other programs."""
     OUT.mkdir(parents=True, exist_ok=True)
     lab = compile_kernels(OUT)["lab"]
     image, device = (OUT / "risks.cubin").read_bytes(), Device()

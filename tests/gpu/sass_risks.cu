@@ -19,7 +19,7 @@ __device__ __forceinline__ u32 active() {
     return mask;
 }
 
-// 64 words to overwrite, in a place that no lane comes to.
+// 64 words to overwrite, in a place that no lane reaches.
 #define ST(at) "st.global.u32 [%0+0x54" #at "], 0;\n"
 #define ST4(a) ST(a##0) ST(a##4) ST(a##8) ST(a##c)
 #define ST16(a) ST4(a##0) ST4(a##4) ST4(a##8) ST4(a##c)
@@ -54,7 +54,7 @@ KERNEL together(const u32 *in, u32 *out, u32 lanes, int n) {
     END(mask, __shfl_xor_sync(~0u, v, 1), v, __ballot_sync(~0u, v & 1));
 }
 
-// The lanes of `lanes` come to the site; the others wait for them at a BSYNC.
+// The lanes of `lanes` reach the site; the others wait for them at a BSYNC.
 KERNEL some(const u32 *in, u32 *out, u32 lanes, int n) {
     BEGIN;
     u32 lane = threadIdx.x & 31, v = lane * 7 + n, inside = 0;
@@ -102,7 +102,7 @@ KERNEL nested(const u32 *in, u32 *out, u32 lanes, int n) {
     END(mask, __shfl_xor_sync(~0u, v, 1), inside + middle, __ballot_sync(~0u, v & 1));
 }
 
-// Some lanes are gone before the others come to the site.
+// Some lanes exit before the others reach the site.
 KERNEL gone(const u32 *in, u32 *out, u32 lanes, int n) {
     BEGIN;
     u32 lane = threadIdx.x & 31, v = lane * 7 + n, inside = 0;

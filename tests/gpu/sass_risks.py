@@ -1,4 +1,4 @@
-"""Try out on a GPU which code can be added to a kernel: the counts behind docs/sass-rules.md.
+"""Find out on a GPU which code can be added to a kernel: the counts behind docs/sass-rules.md.
 
     python tests/gpu/sass_risks.py
 

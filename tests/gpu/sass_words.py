@@ -3,8 +3,8 @@
 `WORDS` has one instruction of each kind as ptxas 13.0 wrote it for a kernel of ours, with registers zero, and the text
 that nvdisasm prints for it. `op` changes its fields. Code is a list of instructions and labels.
 
-A trampoline goes where the kernel never runs: each kernel of sass_risks.cu has room for it, before and behind its own
-code. So no section grows, and all else that changes in the file is the kernel's number of registers.
+A trampoline is put where the kernel never runs: each kernel of sass_risks.cu has room for it, before and behind its own
+code. So no section grows, and the only other change in the file is the kernel's register count.
 """
 
 from __future__ import annotations

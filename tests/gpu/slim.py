@@ -1,7 +1,7 @@
-"""Slimmed runtime programs on a real GPU: every mode, lazily and eagerly loaded, against the original's output.
+"""Compare slimmed runtime programs with the original on a real GPU, in every mode, lazily and eagerly loaded.
 
-Run by tests/gpu/run.sh. It needs nvcc (with a C++ compiler) on PATH and a GPU; torch where it is installed.
-Also settles what the driver does in cases that the formats leave open (printed as facts).
+Run by tests/gpu/run.sh. Needs nvcc (with a C++ compiler) on PATH and a GPU; uses torch if it's installed. Also
+determines the driver's behavior in cases that the formats leave open (printed as facts).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def stage(name: str) -> str:
 
 
 def slim(library: Path, folder: Path, mode: str, *, arch: str = "sm_90", extra: str = "") -> dict[str, object]:
-    """The pipeline as a user types it; returns the `patched` record."""
+    """Run the pipeline as a user types it; return the `patched` record."""
     names = folder.with_suffix(".txt")
     names.parent.mkdir(parents=True, exist_ok=True)
     names.write_text(USED + "\n")
@@ -120,7 +120,7 @@ def slim(library: Path, folder: Path, mode: str, *, arch: str = "sm_90", extra: 
 
 
 def build(work: Path, name: str, options: list[str]) -> tuple[Path, Path]:
-    """A shared library and a program that links to it; and the same in one program, fixed and relocatable."""
+    """Build a shared library and a program that links to it; and the same in one program, fixed and relocatable."""
     folder = work / name
     folder.mkdir()
     for file, text in SOURCES.items():
@@ -174,7 +174,7 @@ def main() -> int:
 
 
 def programs(work: Path, rows: list[tuple[str, ...]]) -> int:
-    """Fatbins in the program itself: position independent, and at a fixed address."""
+    """Check fatbins in the program itself, position-independent and at a fixed address."""
     failed = 0
     folder = work / "plain"
     sources = [*(folder / file for file in SOURCES), folder / "main.cu"]
@@ -207,7 +207,7 @@ def programs(work: Path, rows: list[tuple[str, ...]]) -> int:
 
 
 def experiments(work: Path) -> list[str]:
-    """Facts that decide how careful gpt-locate must be."""
+    """Check the facts that decide how careful gpt-locate must be."""
     facts = [*relocatable(work)]
     # Which of sm_90 and sm_90a does an sm_90 device take from one region?
     source = work / "arch.cu"
@@ -239,7 +239,7 @@ def experiments(work: Path) -> list[str]:
 
 
 def relocatable(work: Path) -> list[str]:
-    """Does a program need what lies in __nv_relfatbin when the linked code has a cubin for the device?"""
+    """Check whether a program needs the contents of __nv_relfatbin when the linked code has a cubin for the device."""
     library = work / "rdc" / "libk.so"
     env = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     listed = sh("bash", "-c", f"{stage('extract')} {library} --json", env=env).stdout
@@ -285,7 +285,7 @@ print(json.dumps([float(y.double().sum()), float(z.double()), maps[0], time.perf
 
 
 def torch(work: Path, rows: list[tuple[str, ...]], facts: list[str]) -> int:
-    """libtorch_cuda.so with the other architectures cut away, in place, and restored."""
+    """Cut the other architectures from libtorch_cuda.so, in place, and restore it."""
     found = sh(
         "python3",
         "-c",

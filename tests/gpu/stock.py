@@ -1,4 +1,4 @@
-"""Probe what `pip install torch` brings: `python tests/gpu/stock.py [--programs NAME,...] [--once] [PROBE ...]`.
+"""Probe stock PyTorch as pip installs it: `python tests/gpu/stock.py [--programs NAME,...] [--once] [PROBE ...]`.
 
 Wheels have no PTX, so this is `gpt-hook run -p` with gpt-sass-probe in its default line. The ten programs of
 stock_programs.py run in one process: twice plain, once for each probe with an empty cache, and, without --once, again

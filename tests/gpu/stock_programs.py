@@ -1,7 +1,7 @@
 """Ten small programs for stock PyTorch: `python tests/gpu/stock_programs.py [NAME ...]`.
 
 Prints a line for each: its name, a digest of its results, and the seconds of a second and later runs of its loop. Sizes
-are small, since what counts is which kernels run.
+are small, because only the choice of kernels matters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def numbers(most: int, *shape: int) -> Tensor:
 
 
 def make_mlp() -> Program:
-    """Inference of a perceptron."""
+    """Return inference of a perceptron."""
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.LayerNorm(512), nn.Dropout(), nn.Linear(512, 10)).eval()
     model.to(DEVICE)
     x = draw(256, 784)
@@ -44,7 +44,7 @@ def make_mlp() -> Program:
 
 
 def make_transformer() -> Program:
-    """A decoder that generates tokens greedily, from its own embedding."""
+    """Return a decoder that generates tokens greedily, from its own embedding."""
     layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, activation="gelu", norm_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(DEVICE).eval()
     embedding, head = nn.Embedding(1000, 128).to(DEVICE), nn.Linear(128, 1000).to(DEVICE)
@@ -77,7 +77,7 @@ class Residual(nn.Module):
 
 
 def make_resnet() -> Program:
-    """Training of a residual block."""
+    """Return training of a residual block."""
     model = nn.Sequential(Residual(32), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
     model.to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -94,7 +94,7 @@ def make_resnet() -> Program:
 
 
 def make_lstm() -> Program:
-    """An LSTM, forward and backward, without cuDNN, whose code is closed."""
+    """Return an LSTM, forward and backward, without cuDNN, whose code is closed."""
     model = nn.LSTM(64, 64, 2).to(DEVICE)
     x = draw(12, 8, 64)
 
@@ -107,7 +107,7 @@ def make_lstm() -> Program:
 
 
 def make_linalg() -> Program:
-    """Transforms and linear algebra."""
+    """Return transforms and linear algebra."""
     x = draw(64, 64)
     square = x @ x.T + 64 * torch.eye(64, device=DEVICE)
 
@@ -123,7 +123,7 @@ def make_linalg() -> Program:
 
 
 def make_order() -> Program:
-    """Sorting, selection and scans."""
+    """Return sorting, selection and scans."""
     x, i = draw(512, 1024), numbers(2000, 50000)
 
     def run() -> list[Tensor]:
@@ -137,7 +137,7 @@ def make_order() -> Program:
 
 
 def make_bags() -> Program:
-    """Bags of embeddings with gradients, scattering and gathering."""
+    """Return bags of embeddings with gradients, scattering and gathering."""
     bag = nn.EmbeddingBag(5000, 64, mode="mean").to(DEVICE)
     indexes, offsets = numbers(5000, 4096), torch.arange(0, 4096, 16, device=DEVICE)
 
@@ -151,7 +151,7 @@ def make_bags() -> Program:
 
 
 def make_unet() -> Program:
-    """A block that goes down, up, and joins both."""
+    """Return a block that goes down, up, and joins both."""
     down, up = nn.Conv2d(16, 32, 3, 2, 1), nn.ConvTranspose2d(32, 16, 2, 2)
     norm, last = nn.GroupNorm(4, 32), nn.Conv2d(32, 3, 1)
     for module in (down, up, norm, last):
@@ -169,7 +169,7 @@ def make_unet() -> Program:
 
 
 def make_vit() -> Program:
-    """A block of a vision transformer, trained in bfloat16."""
+    """Return a block of a vision transformer, trained in bfloat16."""
     patch, block = nn.Conv2d(3, 64, 8, 8), nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.0)
     for module in (patch, block):
         module.to(DEVICE, torch.bfloat16)
@@ -184,7 +184,7 @@ def make_vit() -> Program:
 
 
 def make_llama() -> Program:
-    """A block as in Llama, in a CUDA graph."""
+    """Return a block as in Llama, in a CUDA graph."""
     size, heads = 256, 4
     w = {name: draw(n, m) * 0.05 for name, n, m in (("q", size, size), ("k", size, size), ("v", size, size))}
     w |= {"o": draw(size, size) * 0.05, "gate": draw(512, size) * 0.05, "up": draw(512, size) * 0.05}

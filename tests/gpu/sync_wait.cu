@@ -1,8 +1,8 @@
 // What tests/gpu/sync_wait.py runs with and without probes: `sync_wait CLOCKS`. It prints a sum of what the
 // kernels computed.
 //
-// Warp w of a block comes to the barrier w * CLOCKS after warp 0; of a cluster's second block, after all of
-// the first.
+// Warp w of a block reaches the barrier w * CLOCKS after warp 0; in a cluster's second block, after all warps
+// of the first.
 
 #include <cstdint>
 #include <cstdio>

@@ -1,4 +1,4 @@
-"""Check the probe sync_wait on a real GPU, at barriers whose waits are known.
+"""Check the probe sync_wait on a real GPU, at barriers with known waits.
 
     python tests/gpu/sync_wait.py [--all]
 
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 
 def make_probe(folder: Path, way: str) -> Path:
-    """The probe's file with its second clock read in another way."""
+    """Return the probe's file with a different way to read the second clock."""
     text = (ROOT / "probes" / "sync_wait.toml").read_text()
     start = text.index(BEGIN, text.index("[probe.wait]"))
     end = text.index("[probe.end]")
@@ -74,7 +74,7 @@ def run(line: list[str | Path], env: dict[str, str]) -> str:
 
 
 def read(trace: Path) -> dict[str, list[int]]:
-    """Clocks that each warp of a block waited, in the middle, by kernel."""
+    """Return the clocks that each warp of a block waited in the middle, by kernel."""
     found: dict[str, list[Any]] = {}
     model = gpt.trace.open(trace)
     for launch in model.launches:
@@ -105,7 +105,7 @@ def measure(way: str, probe: str | Path, program: Path, folder: Path, output: st
 
 
 def main() -> int:
-    """Print each warp's wait beside the known one; return 1 if the probe is wrong."""
+    """Print each warp's wait and the known one; return 1 if the probe is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpt-wait-") as name:
         folder = Path(name)

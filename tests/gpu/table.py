@@ -1,4 +1,4 @@
-"""The tables of docs/measured.md of slimmed frameworks, from their raw figures: `python3 tests/gpu/table.py [FILE]`.
+"""Print the tables of slimmed frameworks in docs/measured.md from raw figures: `python3 tests/gpu/table.py [FILE]`.
 
 tests/test_gpu.py holds that docs/measured.md has them as they are printed here.
 """
@@ -30,7 +30,7 @@ def less(before: int, after: int, digits: int = 1) -> str:
 
 
 def sizes(rows: Rows) -> Iterator[str]:
-    """A line for each workload of which all sizes are known."""
+    """Yield a line for each workload with all sizes known."""
     yield "| workload | files | by elements | by kernels | GPU code | by elements | by kernels |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for row in rows:
@@ -46,7 +46,7 @@ def sizes(rows: Rows) -> Iterator[str]:
 
 
 def runs(rows: Rows) -> Iterator[str]:
-    """Two lines for each workload that was run with dropped kernels: loaded lazily, and eagerly."""
+    """Yield two lines for each workload that was run with dropped kernels: loaded lazily, and eagerly."""
     yield "| | start-up, s | host memory, MB | mapped, MB | GPU memory, MB |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for row in rows:
@@ -60,7 +60,7 @@ def runs(rows: Rows) -> Iterator[str]:
 
 
 def main() -> None:
-    """Prints both tables."""
+    """Print both tables."""
     rows = json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else RESULTS).read_text())
     print(*sizes(rows), "", *runs(rows), sep="\n")
 

@@ -77,7 +77,7 @@ def program() -> None:
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
-    """The program's last line, bare or under gpt-hook."""
+    """Return the program's last line, bare or under gpt-hook."""
     hook = [str(ROOT / "bin" / "gpt-hook"), "run", "-q", "-o", str(folder / "t.mp"), *options, "--"] if options else []
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'gpu'}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run([*hook, sys.executable, __file__, "program"], capture_output=True, text=True, env=env)

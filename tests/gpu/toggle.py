@@ -1,4 +1,4 @@
-"""Measure what probes cost when they're switched on and off in one process, with the GPU's part of each step.
+"""Measure the cost of probes that are switched on and off in one process, with the GPU's part of each step.
 
     python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
 
@@ -77,7 +77,7 @@ class Running(controlling.Server):
         self.probe, self.since = probe, launches
 
     def size(self) -> int:
-        """Bytes of the trace and of the buffers next to it."""
+        """Return the bytes of the trace and of the buffers next to it."""
         return sum(path.stat().st_size for path in self.out.parent.glob(f"{self.out.name}*"))
 
     def wait_until_quiet(self) -> int:
@@ -90,12 +90,12 @@ class Running(controlling.Server):
         return size
 
     def cpu(self) -> float:
-        """Seconds of a core that all threads of the process have used."""
+        """Return the CPU seconds of all threads of the process."""
         words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / TICKS
 
     def count(self) -> tuple[int, int]:
-        """Launches until now, and those with probes."""
+        """Return the number of launches so far, and of those with probes."""
         state = controlling.status(self.pid)
         return state["launches"], state["with_probes"]
 
@@ -147,8 +147,9 @@ def quartile(times: list[float]) -> float:
 
 
 def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Callable[[list[float]], float]) -> Cost:
-    """Medians over the pairs, in us: a step without probes, with them, how much more that is for a probed launch, and
-    by how much two without differ, as if it were for a probed launch."""
+    """Return medians over the pairs, in us: a step without probes, a step with them, the difference per probed launch,
+    and the same difference between two steps without probes.
+    """
     times = [figure(period[what]) for period in periods]
     off, on = times[::2], times[1::2]
     per_step = statistics.median(period["probed"] for period in periods[1::2]) / steps
@@ -163,7 +164,7 @@ def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Call
 
 
 def measure(name: str, running: Running, probe: str, pairs: int) -> dict[str, Any]:
-    """A row of the table, with the raw figures."""
+    """Return a row of the table, with the raw figures."""
     kind = KINDS[name]
     running.ask(kind.warm)  # compiles
     running.set_probe(probe)

@@ -1,4 +1,4 @@
-"""The forward of a Llama with 8 layers, compiled, for toggle.py.
+"""Run the forward pass of a compiled Llama with 8 layers, for toggle.py.
 
 Each line of its input is `BATCH TOKENS STEPS`. It answers with the time of each step in us, from its call until the GPU
 has run it, and then a digest of what the last one computed. Attention and products are PyTorch's and cuBLAS's own

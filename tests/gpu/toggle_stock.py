@@ -1,4 +1,4 @@
-"""A Llama with 8 layers in eager PyTorch, for toggle.py: its kernels have no PTX.
+"""Run a Llama with 8 layers in eager PyTorch, for toggle.py: its kernels have no PTX.
 
 Each line of its input is `PROGRAM BATCH TOKENS STEPS`. It answers with the time of each step in us, from its call until
 the GPU has run it, and then a digest of what the last one computed. `train` is a forward, a backward and an AdamW step

@@ -1,5 +1,5 @@
-// Kernels that meet in the variables of their module; tests/gpu/variables.py launches them in turn, some of
-// them woven. What they do does not depend on the order of their threads.
+// Kernels that share their module's variables; tests/gpu/variables.py launches them in turn, some of them
+// woven. Their results don't depend on the order of their threads.
 
 __device__ int table[256] = {3, 1, 4, 1, 5};
 __device__ int counter;

@@ -1,9 +1,9 @@
-"""Woven kernels and the variables of their module on a real GPU: they see what the others write, and are seen.
+"""Check that woven kernels and the other kernels in a module see each other's writes to variables, on a real GPU.
 
-A module's kernels are launched in turn, once as they are, then with some or all of them woven and loaded alone, their
-tables filled and constants copied as gpt-stream(5) says. The program writes to variables in between; all is queued on
-one stream, and nobody waits before the end. Every result and every variable must be bit-identical. `--assemble`
-stops before the GPU is.
+A module's kernels are launched in turn, first unchanged, then with some or all of them woven and loaded alone, with
+their tables filled and constants copied as in gpt-stream(5). The program writes to variables in between. Everything is
+queued on one stream, and nothing waits before the end. Every result and every variable must be bit-identical.
+`--assemble` doesn't use the GPU.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Loaded:
         return function
 
     def find(self, name: str) -> tuple[ctypes.c_uint64, int]:
-        """Address and size of a variable."""
+        """Return the address and size of a variable."""
         address, size = ctypes.c_uint64(), ctypes.c_size_t()
         self.gpu.call(
             "cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), self.handle, name.encode()
@@ -93,7 +93,7 @@ class Loaded:
 
 
 def load_alone(original: Loaded, woven: Woven, cubin: bytes) -> Loaded:
-    """A woven kernel, with the addresses of its module's variables."""
+    """Load a woven kernel with the addresses of its module's variables."""
     gpu, alone = original.gpu, Loaded.load(original.gpu, cubin)
     for variable in woven.variables:
         address, size = original.find(variable.name)
@@ -109,7 +109,7 @@ def load_alone(original: Loaded, woven: Woven, cubin: bytes) -> Loaded:
 
 
 def copy_constants(original: Loaded, alone: Loaded, woven: Woven, taken: set[str], stream: ctypes.c_void_p) -> None:
-    """Copies what the record says before a launch, in the order of the stream."""
+    """Make the record's copies before a launch, in stream order."""
     for variable in woven.variables:
         name, first = variable.name, variable.copy == "always" and variable.name not in alone.copied
         if variable.copy and (first or name in taken):
@@ -139,7 +139,7 @@ class Program:
         return cls(assemble(data, arch)[0], alone, sorted({v.name for w, _ in alone.values() for v in w.variables}))
 
     def run(self, gpu: Gpu, is_woven: Callable[[int], bool], copying: bool = True) -> tuple[list[bytes], str]:
-        """The results of the launches and the variables at the end; and what the probes saw.
+        """Return the results of the launches, the variables at the end, and the probes' records.
 
         Without `copying` a constant that the program writes to is not copied, which must be seen.
         """
@@ -196,7 +196,7 @@ def see(woven: Woven, buffers: list[bytes], spans: list[tuple[int, int]]) -> int
 
 
 def main() -> int:
-    """Weaves, assembles, runs, compares, and prints a line for each way to mix. Returns 1 if anything differs."""
+    """Weave, assemble, run, compare, and print a line for each mix; return 1 if anything differs."""
     gpu = None if "--assemble" in sys.argv else Gpu()
     arch = gpu.arch if gpu else "sm_90"
     mixes: list[tuple[str, Callable[[int], bool]]] = [

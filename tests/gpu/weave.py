@@ -1,8 +1,8 @@
-"""Woven kernels on a real GPU: results stay bit-identical, and what probes count is what the kernels do.
+"""Run woven kernels on a real GPU: results are bit-identical, and probe counts match the kernels.
 
 Kernels of weave.cu are compiled to PTX, woven with the built-in probes and some made to overflow their maps, assembled
 by ptxas and run, each beside the unprobed one on equal inputs. Behind every buffer lies a strip that must stay as it
-was. Nothing but libcuda and a compiler is needed. `--assemble` stops before the GPU is. With `--host` code is made for
+was. Nothing but libcuda and a compiler is needed; `--assemble` doesn't use the GPU. With `--host` code is made for
 the simulated device, whose libcuda.so.1 LD_LIBRARY_PATH must lead to.
 """
 
@@ -147,7 +147,7 @@ WORDS = 1 << 16  # words in each of x and y
 
 
 def compile_ptx(arch: str, name: str = "weave.cu") -> bytes:
-    """A source of this folder as PTX, by nvcc where it finds a host compiler, else by NVRTC."""
+    """Compile a source in this folder to PTX, by nvcc if it finds a host compiler, else by NVRTC."""
     source = Path(__file__).with_name(name)
     nvcc = find("nvcc")
     if nvcc and shutil.which("g++"):
@@ -175,7 +175,7 @@ def find(tool: str) -> str | None:
 
 
 def assemble(ptx: bytes, arch: str) -> tuple[bytes, int]:
-    """The cubin, and the registers that ptxas says the kernel takes; with `--host` an object, and 0."""
+    """Return the cubin and the register count that ptxas reports; with `--host` an object, and 0."""
     if "--host" in sys.argv:
         return Host(Options()).make(ptx, "weave.cu", HostTarget()).image, 0
     ptxas = find("ptxas")
@@ -231,7 +231,7 @@ class Gpu:
         return value.value
 
     def put(self, data: bytes) -> ctypes.c_uint64:
-        """A new buffer with these bytes, and a strip after them."""
+        """Allocate a buffer with these bytes, and a strip after them."""
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(len(data) + STRIP))
         self.call("cuMemcpyHtoD_v2", address, data + bytes([FILL]) * STRIP, ctypes.c_size_t(len(data) + STRIP))
@@ -249,7 +249,7 @@ class Gpu:
     def launch(
         self, cubin: bytes, name: str, grid: tuple[int, ...], block: tuple[int, ...], values: list[Any], shared: int = 0
     ) -> None:
-        """Loads a module, runs one of its kernels with these arguments, and waits for it."""
+        """Load a module, run one of its kernels with these arguments, and wait for it."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), cubin)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
@@ -260,7 +260,7 @@ class Gpu:
         self.call("cuModuleUnload", module)
 
     def run(self, cubin: bytes, case: Case, sizes: list[int]) -> tuple[bytes, list[bytes]]:
-        """Runs a kernel: what y holds then, and the buffers of the maps, of these sizes."""
+        """Run a kernel; return the contents of y, and the maps' buffers, which have these sizes."""
         x = self.put(np.arange(WORDS, dtype=np.int32).tobytes())
         y = self.put(np.arange(WORDS, dtype=np.int32)[::-1].tobytes())
         buffers = [self.put(bytes(size)) for size in sizes]
@@ -271,7 +271,7 @@ class Gpu:
 
 
 def buffer_size(woven: Woven, number: int, case: Case) -> int:
-    """Bytes of a map's buffer for a launch, as gpt-stream(5) says."""
+    """Return the bytes of a map's buffer for a launch, as in gpt-stream(5)."""
     return layout(woven, number).size(case.blocks, case.threads)
 
 
@@ -281,7 +281,7 @@ def layout(woven: Woven, number: int) -> MapLayout:
 
 
 def rows(woven: Woven, number: int, data: bytes, case: Case) -> tuple[Any, Any]:
-    """The counts of a buffer, and its records: of each unit its slots, or of a log the entries with their units."""
+    """Return the counts in a buffer, and its records: each unit's slots, or a log's entries with their units."""
     map_ = layout(woven, number)
     assert len(data) == map_.size(case.blocks, case.threads)
     saved = map_.read(data, case.blocks, case.threads)
@@ -306,7 +306,7 @@ def table(saved: SavedBuffer) -> tuple[Any, Any]:
 
 
 def by_warp(values: Any, case: Case) -> Any:
-    """Sums over the warps of a value of each thread."""
+    """Return the sums per warp of a value per thread."""
     values = values.reshape(case.blocks, case.threads)
     padded = np.zeros((case.blocks, case.warps * 32), dtype=np.int64)
     padded[:, : case.threads] = values
@@ -334,7 +334,7 @@ def check_block_sched(counts: Any, slots: Any, case: Case, sms: int) -> str:
 
 
 def check_slots(counts: Any, slots: Any, case: Case, level: str, capacity: int) -> str:
-    """Every load was counted once a thread, or once a group; the first ones are there, what lies after is empty."""
+    """Check that every load was counted once per thread or group, that the first records are there, and no others."""
     i, t = case.numbers()
     loads = case.read(i, t, case) // 4
     if level == "thread":
@@ -414,7 +414,7 @@ def check(name: str, counts: Any, records: Any, case: Case, sms: int) -> str:
 
 
 def plan() -> list[tuple[Case, tuple[str, ...]]]:
-    """Each case with each set of probes that goes with it."""
+    """Return each case with each set of probes that suits it."""
     small = [name for name in PROBES if name not in ("block_sched", "gmem_bytes")]
     found = [
         (case, names) for case in CASES for names in [("block_sched",), ("gmem_bytes",), ("block_sched", "gmem_bytes")]
@@ -424,7 +424,7 @@ def plan() -> list[tuple[Case, tuple[str, ...]]]:
 
 
 def main() -> int:
-    """Weaves, assembles, runs, compares, and prints a table. Returns 1 if anything differs."""
+    """Weave, assemble, run, compare, and print a table; return 1 if anything differs."""
     begin = time.monotonic()
     dry = "--assemble" in sys.argv
     gpu = None if dry else Gpu()

@@ -1,11 +1,11 @@
-"""Triton's kernels through the pipeline on a real GPU: results stay bit-identical, and the counts are closed forms.
+"""Run Triton kernels through the pipeline on a real GPU: results are bit-identical, and counts match closed forms.
 
     python3 tests/gpu/weave_triton.py [--assemble]
 
-Triton compiles kernels of tests/tally; `gpt-extract --ptx | gpt-ptx-probe | gpt-asm` makes probed cubins of its own;
-each is launched beside the cubin that Triton made, on equal inputs, its maps sized as gpt-stream(5) says from the
-records alone. Bytes of global memory and operations of tensor cores must be what the shapes come to. `--assemble`
-stops before the GPU is.
+Triton compiles kernels of tests/tally; `gpt-extract --ptx | gpt-ptx-probe | gpt-asm` makes probed cubins. Each is
+launched on the same inputs as Triton's own cubin, with its maps sized from the records alone, as in gpt-stream(5).
+Global memory bytes and tensor core operations must equal the closed forms for the shapes. `--assemble` doesn't use the
+GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Launch:
 
 
 def product(job: str, m: int, n: int, k: int, tile: int, size: int, stored: int) -> Launch:
-    """A product of matrices whose shapes are multiples of the tiles."""
+    """Multiply matrices whose shapes are multiples of the tiles."""
     scalars = {"m": m, "n": n, "k": k, "sam": k, "sbk": n, "scm": n}
     across, down = n // tile, m // tile
     loaded = across * down * 2 * tile * k * size
@@ -62,7 +62,7 @@ def product(job: str, m: int, n: int, k: int, tile: int, size: int, stored: int)
 
 
 def attention(job: str, length: int, heads: int, block: int, width: int) -> Launch:
-    """Each tile of rows reads its query, and all keys and values."""
+    """Attend: each tile of rows reads its query, and all keys and values."""
     blocks = length // block
     loaded = heads * blocks * (1 + 2 * blocks) * block * width * 2
     flops = heads * 2 * 2 * length * length * width
@@ -105,7 +105,7 @@ def compile_jobs(folder: Path, arch: int) -> dict[str, Any]:
 
 
 def pipeline(folder: Path, arch: str) -> dict[str, list[Record]]:
-    """The records of each cubin when probes are in it, by the executables of this checkout."""
+    """Return the records of each cubin once probes are in it, from the executables of this checkout."""
     script = "import sys; sys.argv[0] = 'gpt-{0}'; from gpt.stages.{1} import main; sys.exit(main())"
     for stage in ("extract", "ptx-probe", "asm"):
         code = script.format(stage, stage.replace("-", "_"))
@@ -155,7 +155,7 @@ def sums(record: Record, data: bytes, blocks: int, threads: int) -> dict[str, in
 
 
 def check(gpu: Gpu, launch: Launch, made: Any, records: list[Record]) -> str:
-    """Runs a kernel without and with probes. Raises AssertionError if anything is not as it must be."""
+    """Run a kernel without and with probes. Raises AssertionError if a result is wrong."""
     cubin = next(record["data"] for record in records if record["kind"] == "cubin")
     woven = next(record for record in records if record["kind"] == "kernel" and "maps" in record)
     grid = (*launch.grid, 1, 1)[:3]
@@ -188,7 +188,7 @@ def check(gpu: Gpu, launch: Launch, made: Any, records: list[Record]) -> str:
 
 
 def main() -> int:
-    """Compiles, weaves, runs, compares, and prints a table. Returns 1 if anything differs."""
+    """Compile, weave, run, compare, and print a table; return 1 if anything differs."""
     begin = time.monotonic()
     gpu = None if "--assemble" in sys.argv else Gpu()
     arch = int(gpu.arch[3:]) if gpu else 90

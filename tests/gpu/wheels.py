@@ -1,4 +1,4 @@
-"""Finished wheels as shipped, recompressed, for one architecture, and both: do they compute the same, how do they load?
+"""Compare finished wheels as shipped, recompressed, and for one architecture: their results and load times.
 
 Each is installed into a folder of its own with `pip install --target`, with the packages it needs from a folder of
 wheels if one is given, else from this Python. A script of wheel_uses, by the name of the wheel, computes something
@@ -100,7 +100,7 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Compute in this process: the script and the device are arguments. Writes a line of JSON."""
+    """Compute in this process; the script and the device are arguments. Writes a line of JSON."""
     use, device = Path(sys.argv[1]), sys.argv[2]
     sys.path[:] = [
         folder for folder in sys.path if Path(folder).resolve() != HERE

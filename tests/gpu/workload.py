@@ -1,9 +1,9 @@
-"""Workloads that tests/gpu/debloat.py slims libraries for: `python tests/gpu/workload.py NAME [cuda|cpu]`.
+"""Workloads for tests/gpu/debloat.py, which slims libraries for them: `python tests/gpu/workload.py NAME [cuda|cpu]`.
 
 Each is a function in a module beside this file, from a device's name to the text to print. Standard output gets that
-text, from fixed seeds; standard error one line of JSON: `seconds` from the start, imports included; in bytes
-`resident`, the most host memory that was resident; `mapped`, what of it is mapped from files at the end; `gpu`, the
-GPU's memory in use at the end, when all modules are loaded and the allocators still hold what they took.
+text, from fixed seeds; standard error one line of JSON: `seconds` from the start, imports included; in bytes,
+`resident`, the peak resident host memory; `mapped`, the part of it that's mapped from files at the end; `gpu`, the
+GPU's memory in use at the end, when all modules are loaded and the allocators still hold their memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORK = {  # name -> module and function
 
 
 def gpu_bytes() -> int:
-    """The memory of the first GPU that is in use, as its driver says. Raises OSError."""
+    """Return the used memory of the first GPU, as its driver reports it. Raises OSError."""
     driver = ctypes.CDLL("libcuda.so.1")
     device, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -44,7 +44,7 @@ def gpu_bytes() -> int:
 
 
 def facts(seconds: float, device: str) -> dict[str, float]:
-    """Return what the process has used so far."""
+    """Return the resources that the process has used so far."""
     status = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith(("VmHWM", "RssFile")))
     kib = {key: int(value.split()[0]) for key, value in status.items()}
     gpu = gpu_bytes() if device == "cuda" else 0
@@ -52,7 +52,7 @@ def facts(seconds: float, device: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Does the work that is named."""
+    """Do the named work."""
     name, device = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cuda"
     module, function = WORK[name]
     work = getattr(importlib.import_module(module), function)

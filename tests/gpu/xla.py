@@ -1,4 +1,4 @@
-"""A workload of JAX: steps of training a perceptron, and a convolution."""
+"""Run a JAX workload: steps of training a perceptron, and a convolution."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A model that generates: a transformer of two layers, one token after the other, with kernels of its own in PTX.
+"""Generate tokens with a transformer of two layers, whose kernels are PTX of its own.
 
     gpt-trace -- python generate.py [--tokens 20] [--prompt "3 14 15"]
     gpt-trace -- python generate.py --torch     # the same model in PyTorch, on a GPU
 
-Without --torch it needs nothing but libcuda.so.1. Weights are random, so what it says is nonsense, but always the same:
-its last line are the tokens. A step is 22 launches and a copy of the token to the host.
+Without --torch it needs only libcuda.so.1. Weights are random, so its output is nonsense, but always the same: the last
+line lists the tokens. A step is 22 launches and a copy of the token to the host.
 """
 
 import argparse
@@ -107,7 +107,7 @@ next:
 
 
 def make_weights():
-    """All matrices by name, row by row, always the same."""
+    """Return all matrices by name, row by row, always the same."""
     source = random.Random(1)
 
     def matrix(rows, columns):
@@ -120,7 +120,7 @@ def make_weights():
 
 
 class Driver:
-    """The CUDA driver: its functions as methods, each of which raises what it returns."""
+    """The CUDA driver: its functions are methods that raise their errors."""
 
     def __init__(self):
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -192,7 +192,7 @@ class Model:
         self.run("linear", rows, y, x, self.weights[matrix], c_uint(columns), c_uint(mode))
 
     def step(self, place, token=None):
-        """The token after that which is at a place: `token`, or what the step before has chosen."""
+        """Return the token after the one at a position: `token`, or the choice of the step before."""
         at = self.at
         if token is not None:
             self.driver.copy_in(at["token"], array("I", [token]))
@@ -251,7 +251,7 @@ class TorchModel:
 
 
 def generate(model, prompt, count):
-    """The prompt goes in first; the choice at its end is the first new token."""
+    """Generate tokens. The prompt goes in first; the choice at its end is the first new token."""
     found = list(prompt)
     for place in range(len(prompt) + count - 1):
         inside = place < len(prompt)

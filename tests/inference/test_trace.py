@@ -1,4 +1,4 @@
-"""gpt-trace, of the two programs beside this file and of others."""
+"""gpt-trace on the two programs in this folder, and on others."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def run(folder, *command, **options):
 
 
 def stages(printed):
-    """The times of the table of stages, in ns."""
+    """Return the times in the table of stages, in ns."""
     table = printed.split("\n+ gpt-analyze stages ")[1].split("\n\n")[0]
     return {name: float(number) * UNITS[unit] for name, number, unit in NUMBER.findall(table)}
 

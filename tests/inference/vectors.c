@@ -1,5 +1,5 @@
-// An inference in small, of CUDA's driver API: weights and input go to the device, a kernel runs a few times
-// over vectors, the output comes back and is compared with what the processor computes.
+// A small inference with CUDA's driver API: weights and input go to the device, a kernel runs a few times
+// over vectors, and the output is copied back and compared with the processor's result.
 //
 //     cc -o vectors vectors.c -ldl && gpt-trace -- ./vectors [ROUNDS]
 

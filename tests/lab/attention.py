@@ -1,4 +1,4 @@
-"""Attention by a Triton kernel of our own, FlashAttention's way: a tile of rows, and a running maximum and sum.
+"""Compute attention with a Triton kernel of our own, like FlashAttention: a tile of rows, a running maximum and sum.
 
     python tests/lab/attention.py [LAUNCHES]
 

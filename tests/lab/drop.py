@@ -1,13 +1,12 @@
-"""Try cubins whose unused kernels were cut out, zeroed or dropped, on a GPU's driver.
+"""Try cubins with cut, zeroed or dropped unused kernels on a GPU's driver.
 
     python tests/lab/drop.py build DIR     # anywhere: compiles, and cuts by the stages in each codec and mode
     python3 tests/lab/drop.py run DIR      # on the GPU (sm_90): Python's standard library and libcuda, nothing else
 
-Without arguments both. Every case is loaded in a process of its own, lazily and eagerly.
-The kernels that stay must leave the bytes in memory that the original's leave; a dropped kernel must not be
-found; a zeroed one must fail when it's launched. For the large case also the time to load and the device
-memory that a loaded module takes, which dropping is for, beside the original's.
-Measured once: docs/figures/gpu/drop-h200.tsv.
+Without arguments it does both. Every case is loaded in a process of its own, lazily and eagerly. Kept kernels must
+leave the same bytes in memory as the original's; a dropped kernel must not be found; a zeroed one must fail when it's
+launched. For the large case, the load time and the device memory of a loaded module, which dropping should reduce, are
+compared with the original's. Measured once: docs/figures/gpu/drop-h200.tsv.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ SOURCES = {
 
 
 def build(folder: Path) -> None:
-    """Writes originals and what the stages make of them, and cases.json, which says what to try."""
+    """Write the originals, the stages' results, and cases.json, which lists what to try."""
     sys.path.insert(0, str(ROOT))
     from tests import cuda
     from tests.formats import samples
@@ -140,7 +139,7 @@ def case(name: str, codec: str, how: str, path: Path, original: Path, used: list
 
 
 def cut(original: Path, out: Path, used: list[str], mode: str, how: str) -> Path:
-    """The pipeline as a user types it; returns the new file."""
+    """Run the pipeline as a user types it; return the new file."""
     with tempfile.TemporaryDirectory() as work:
         names = Path(work, "names")
         names.write_text("\n".join(used))
@@ -157,7 +156,7 @@ def cut(original: Path, out: Path, used: list[str], mode: str, how: str) -> Path
 
 
 def weak(cubin: bytes, used: list[str]) -> bytes:
-    """Kernels dropped, and their symbols weak and undefined, not empty: another way, should that one fail."""
+    """Drop kernels, and make their symbols weak and undefined, not empty: an alternative should emptying fail."""
     import numpy as np
 
     from gpt.formats import callgraph
@@ -293,7 +292,7 @@ def try_case(path: Path, unused: str, used: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """See the head of this file."""
+    """Run the part named on the command line."""
     match sys.argv[1:]:
         case ["child", path, unused, *used]:
             print(json.dumps(try_case(Path(path), unused, used)))

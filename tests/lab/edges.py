@@ -42,7 +42,7 @@ def results(driver: Driver, wanted: list[rows.Row]) -> list[list[int]]:
 
 
 def main() -> None:
-    """Writes edges.json and edges.xz."""
+    """Write edges.json and edges.xz."""
     library = sys.argv[1:2]
     out = Path(os.environ.get("GPT_GPU_OUT", "."))
     script = Path(faults.__file__)

@@ -1,4 +1,4 @@
-"""Measure how long a program's first load of PTX takes on the simulated device, and the next run's.
+"""Measure a program's first load of PTX on the simulated device, and its second run.
 
     python tests/lab/load.py [RUNTIME]
 
@@ -45,7 +45,7 @@ RUNS = 2
 
 
 def kernel(number: int, size: int) -> str:
-    """A kernel of about `size` bytes that computes and stores nothing."""
+    """Return a kernel of about `size` bytes that computes and stores nothing."""
     params = ", ".join(f".param .u64 .ptr .global .align 16 k{number}_param_{i}" for i in range(3))
     registers = "\t.reg .b32 %r<99>;\n\t.reg .f32 %f<99>;\n\t.reg .b64 %rd<99>;\n\t.shared .align 16 .b8 tile[4096];\n"
     count = max(1, size // 160)

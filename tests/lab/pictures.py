@@ -1,4 +1,4 @@
-"""The pictures of docs/analyses.md: traces of a GPU, and what gpt-analyze draws of them.
+"""Make the pictures in docs/analyses.md: record traces on a GPU, and draw them with gpt-analyze.
 
     python tests/lab/pictures.py record FOLDER     on the GPU; all runs at once, so the machine is busy
     python tests/lab/pictures.py draw FOLDER [docs/figures/analyses]
@@ -120,7 +120,7 @@ def record_one(folder: Path, name: str) -> str:
 
 
 def record(folder: Path) -> int:
-    """All runs, three at a time at most for each four cores."""
+    """Make all runs, at most three at a time per four cores."""
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 4) * 3 // 4)) as pool:
         wrong = [fault for fault in pool.map(lambda name: record_one(folder, name), RUNS) if fault]
     for name in RUNS:
@@ -131,7 +131,7 @@ def record(folder: Path) -> int:
 
 
 def draw(folder: Path, out: Path) -> int:
-    """All pictures of the traces in a folder."""
+    """Draw all pictures of the traces in a folder."""
     from PIL import Image  # matplotlib has it
 
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The timelines of docs/analyses.md in viewers of others: what gpt-analyze writes of a trace of pictures.py.
+"""Show gpt-analyze's timelines of docs/analyses.md in other viewers, from a trace of pictures.py.
 
     python tests/lab/viewers.py FOLDER [docs/figures/analyses]
 
@@ -36,20 +36,20 @@ ARROWS = """(() => {
 
 
 def write(form: str, trace: Path, *options: str) -> bytes:
-    """A timeline."""
+    """Write a timeline."""
     line = [BIN / "gpt-analyze", "timeline", "--format", form, *options, trace]
     return subprocess.run(line, stdout=subprocess.PIPE, check=True).stdout
 
 
 def pack(path: Path) -> None:
-    """Makes a picture small."""
+    """Make a picture small."""
     from PIL import Image
 
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def shoot(out: Path, made: Path, form: str, data: bytes, size: tuple[int, int]) -> None:
-    """A picture of a timeline in its viewer."""
+    """Take a picture of a timeline in its viewer."""
     match form:
         case "perfetto":
             with viewers.perfetto(data, made, size) as shown:
@@ -66,7 +66,7 @@ def shoot(out: Path, made: Path, form: str, data: bytes, size: tuple[int, int]) 
 
 
 def main(folder: Path, out: Path) -> None:
-    """All pictures."""
+    """Take all pictures."""
     with tempfile.TemporaryDirectory() as made:
         for name, (form, run, options, size) in PICTURES.items():
             shoot(out / name, Path(made, name), form, write(form, folder / run / "t.mp", *options), size)

@@ -1,4 +1,4 @@
-"""Names that a person listed: what they mean, and that a wrong one guts nothing."""
+"""Kernel names that a person listed: their meaning, and that a wrong name doesn't empty a library."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ def locate(tmp_path):
 
 
 def cut(done):
-    """The spans of each library, in the order of the stream."""
+    """Return the spans of each library, in stream order."""
     found = {}
     for record in done.records:
         if record["kind"] == "library":

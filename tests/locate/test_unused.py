@@ -219,7 +219,7 @@ def test_elements_beyond_any_file_are_refused():
 
 @pytest.fixture
 def locate(tmp_path):
-    """Runs gpt-locate on a library of elements; returns the offsets that stay, and how the run ended."""
+    """Run gpt-locate on a library of elements; return the offsets that are kept, and how the run ended."""
 
     def call(texts, *options, used="k\n", arch="sm_90", path="lib.so", build_id=None):
         elements = [element(text, 100 * number, path) for number, text in enumerate(texts)]
@@ -410,7 +410,7 @@ def test_modules_in_memory_that_were_looked_into_are_a_warning(locate):
 
 
 def test_an_image_that_no_library_holds_may_have_been_linked(locate):
-    """By a library that comes after the ones with the other names."""
+    """It may have been linked by a library after the ones with the other names."""
     library = ["- cubin sm_90 x #loaded", "s1 ltoir sm_75", "s2 ptx sm_75 p", "s3 cubin sm_90 other"]
     known, strange = (
         records.make("module", id=1, type="cubin", sha256=hashlib.sha256(name).hexdigest())

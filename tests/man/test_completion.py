@@ -1,4 +1,4 @@
-"""Completion in the shells themselves: what each offers for a line that a person has typed so far."""
+"""Shell completion: the words that each shell offers for a partial line."""
 
 import os
 import shutil

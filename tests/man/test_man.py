@@ -1,9 +1,9 @@
 """The man pages against what they describe: options against --help, kinds against gpt/stream/records.py, and every
 example is run as a reader would type it, and must print the text below it.
 
-In an example a line that begins with `$ ` is a command, which goes on where a line ends with `|` or `\\` or inside of
-a quotation, and the lines below are its output. There `...` stands for anything, and numbers need not be the same:
-they depend on the compiler. `$ cat FILE` of a file that is not there makes it, with the lines below as its content.
+In an example, a line that begins with `$ ` is a command, which continues if a line ends with `|` or `\\` or inside a
+quotation, and the lines below are its output. In the output, `...` stands for anything, and numbers may differ, because
+they depend on the compiler. `$ cat FILE` of a missing file creates it, with the lines below as its contents.
 """
 
 import fcntl
@@ -51,7 +51,7 @@ def plain(text):
 
 
 def section(page, title):
-    """The lines of a section (`.Sh`) or subsection (`.Ss`)."""
+    """Return the lines of a section (`.Sh`) or subsection (`.Ss`)."""
     text = PAGES[page].read_text()
     found = re.search(rf'^\.(S[hs]) "?{re.escape(title)}"?\n(.*?)(?=^\.Sh|^\.\1|\Z)', text, re.M | re.S)
     assert found, f"{page} has no {title}"
@@ -59,7 +59,7 @@ def section(page, title):
 
 
 def flags(line):
-    """`-o, --output DIR` of `Fl o , Fl Fl output Ar DIR`."""
+    """Return `-o, --output DIR` for `Fl o , Fl Fl output Ar DIR`."""
     line = re.sub(r"Fl Fl ", "--", line)
     line = re.sub(r"Fl ", "-", line)
     line = re.sub(r"\b(?:Ar|Cm) ", "", line)
@@ -117,7 +117,7 @@ def test_page_passes_mandoc_and_fits_a_terminal(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_quotation_is_of_one_thing(page):
-    """`.Ql a , b` and `.Ql a , Ql b` put a pair of quotation marks around all of it."""
+    """`.Ql a , b` and `.Ql a , Ql b` put one pair of quotation marks around all of it."""
     if not shutil.which("mandoc"):
         pytest.skip("no mandoc (Debian: apt-get install mandoc)")
     shown = re.sub(".\x08", "", mandoc("-T", "utf8", "-O", "width=1000", PAGES[page]))
@@ -154,7 +154,7 @@ def helps_of(tool):
 
 
 def options_of_help(tool):
-    """Each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
+    """Return each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
     options = "".join(text.partition("\nOptions:\n")[2] for text in helps_of(tool))
     found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", options, re.M)
     return {re.sub(r"<([a-z|]+)>$", r"\1", option.replace(" [=", "[=")) for option in found}
@@ -205,7 +205,7 @@ def test_arguments_are_those_of_help(tool):
 
 
 def tables(title):
-    """The rows of the tables of a section, by subsection."""
+    """Return the rows of a section's tables, by subsection."""
     found, rows = {}, []
     for line in section("gpt-stream.5", title):
         if line.startswith(".Ss "):
@@ -274,14 +274,14 @@ def test_limits_are_those_of_fatbins():
 
 
 def iter_examples(page):
-    """Each command of a page with the lines below it."""
+    """Yield each command of a page with the lines below it."""
     text = PAGES[page].read_text()
     for block in re.findall(r"^\.Bd -literal -offset indent\n(.*?)^\.Ed$", text, re.M | re.S):
         yield from iter_commands(plain(block))
 
 
 def iter_commands(block):
-    """The same of one display, if it begins with a command."""
+    """Yield the same for one display, if it begins with a command."""
     if not block.startswith("$ "):
         return
     command, output = "", []
@@ -303,7 +303,7 @@ def is_open(command):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A folder with libdemo.so, and one with the tools of this tree as executables."""
+    """Return a folder with libdemo.so, and one with the tools of this tree as executables."""
     folder = tmp_path_factory.mktemp("demo")
     try:
         build(folder / "lib")
@@ -346,8 +346,8 @@ NUMBER, UNITS = r"\d+(?:,\d{3})*(?:\.\d+)?", "(?:ns|us|ms|s)"  # a busy machine 
 
 
 def pattern(lines):
-    """A regular expression for an output: blanks, numbers, units of time and digests may be others, `...` is anything,
-    on a line of its own any lines.
+    """Return a regular expression for an output. Blanks, numbers, time units and digests may differ; `...` matches
+    anything, and any lines if it's alone on a line.
     """
     text = re.sub(r"[ \t]+", " ", "\n".join(line.rstrip() for line in lines))
     text = re.escape(text).replace(r"\ ", " ").replace("\\\n", "\n")
@@ -376,7 +376,7 @@ def test_examples_do_what_they_show(page, demo, tmp_path):
 
 
 def environment_of(demo):
-    """The commands' environment: the tools of this tree, and an 80-column terminal without colors."""
+    """Return the commands' environment: the tools of this tree, and an 80-column terminal without colors."""
     paths = [demo / "bin", os.environ["PATH"]]
     path = os.pathsep.join(map(str, paths))
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "TERM": "dumb", "LC_ALL": "C"}
@@ -398,7 +398,7 @@ def run_examples(examples, folder, environment, failing=None):
 
 
 def test_recipes_of_the_readme_do_what_they_show(demo, tmp_path):
-    """One after the other in a folder with what `make demo` leaves, as the README says."""
+    """The recipes run one after the other in a folder with `make demo`'s output, as the README says."""
     if not shutil.which("jq"):
         pytest.skip("no jq (Debian: apt-get install jq)")
     folder = tmp_path / "build" / "demo"
@@ -425,7 +425,7 @@ def test_examples_are_compared_as_they_are_meant():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_item_of_a_list_has_a_text(page):
-    """An item without one is a line of its own, which reads as if the next were about it too."""
+    """An item without one is a line of its own, which reads as if the next item's text described it too."""
     lines = PAGES[page].read_text().splitlines()
     depth = []
     for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=True), 1):

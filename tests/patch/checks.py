@@ -1,4 +1,4 @@
-"""Checks for every patched library, whatever the mode. Nothing here uses gpt/."""
+"""Checks for patched libraries in any mode. They don't use gpt/."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(library.answer(), library.name_of(2).decode())
 
 
 def check_patched(original: Path, patched: Path, kept: list[str], folder: Path) -> None:
-    """Checks all that the files show. `kept` are cuobjdump's names of the original's elements."""
+    """Check everything that the files show. `kept` are cuobjdump's names of the original's elements."""
     assert oracle.warnings(patched) <= oracle.warnings(original)
     assert patched.stat().st_mode == original.stat().st_mode
     check_elements(original, patched, kept, folder)
@@ -40,7 +40,7 @@ def check_elements(original: Path, patched: Path, kept: list[str], folder: Path)
 
 
 def check_host(original: Path, patched: Path) -> None:
-    """Sections of the host are as they were but for wrappers' words, addends that move them, symbols of regions."""
+    """Check that the host's sections have changed only in wrappers' words, addends that move them, and symbols."""
     with open(original, "rb") as a, open(patched, "rb") as b:
         before, after = ELFFile(a), ELFFile(b)
         assert before.num_sections() == after.num_sections()

@@ -18,13 +18,13 @@ KERNELS = {"direct": {"callee", "deep"}, "pointer": {"pointed", "other"}, "alone
 
 
 def code_of(data):
-    """The code of each function, by pyelftools."""
+    """Return the code of each function, from pyelftools."""
     sections = ELFFile(io.BytesIO(data)).iter_sections()
     return {s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")}
 
 
 def cut_out(data, cut):
-    """The cubin without the code, and the names of the functions whose code is gone."""
+    """Return the cubin without the code, and the names of the functions that lost it."""
     out = bytearray(data)
     for start, end in cut.spans:
         out[start:end] = bytes(end - start)
@@ -32,7 +32,7 @@ def cut_out(data, cut):
 
 
 def forged(sections, symbols, size=8 << 20):
-    """A cubin of `sections` that all lie over each other, each a table of 8 MiB of relocations, or code."""
+    """Return a cubin of `sections` overlapping sections, each a table of 8 MiB of relocations, or code."""
     table = b"".join(struct.pack("<IBBHQQ", 1, 0x12, 0x10, 1, 0, 16) for _ in range(symbols))
     body = bytes(64) + table + b"\0k\0".ljust(8, b"\0")
     rows = [forge.section(0, 0), forge.section(0, 1, offset=64, size=16, flags=6)]
@@ -48,7 +48,7 @@ def forged(sections, symbols, size=8 << 20):
 
 
 def damaged(data: bytes, draw: st.DataObject) -> bytearray:
-    """One of the linked cubins with up to four bytes of its headers and tables changed."""
+    """Return one of the linked cubins with up to four bytes of its headers and tables changed."""
     out = bytearray(data)
     shoff = struct.unpack_from("<Q", out, 40)[0]
     for _ in range(draw.draw(st.integers(1, 4))):

@@ -51,7 +51,7 @@ def test_lists_of_ones_own_are_read(tmp_path):
 @pytest.mark.parametrize("name", ["-delete", "-fls", "-exec", "!", "(", ",", "-r"])
 @pytest.mark.parametrize("option", ["-r", "--recursive="])
 def test_a_folder_is_no_expression_of_find(tmp_path, name, option):
-    """find took '-delete' as what to do with everything in the current folder, and did it."""
+    """find took '-delete' as a command for everything in the current folder, and ran it."""
     (backup := tmp_path / name / "lib.so.gpt-orig").parent.mkdir()
     backup.write_bytes(bytes(4096))
     (tmp_path / "notes.txt").write_text("precious")
@@ -82,7 +82,7 @@ def digests(folder):
 
 @pytest.mark.parametrize("at", ["liba.so", "below"])
 def test_a_link_of_another_user_leads_nowhere(sample, tmp_path, at):
-    """Root slims an environment whose owner made a link to one of root's own libraries, or to its folder."""
+    """Root slims an environment whose owner linked to one of root's own libraries, or to its folder."""
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     (environment := tmp_path / "env").mkdir()
@@ -108,7 +108,7 @@ def test_a_link_of_another_user_leads_nowhere(sample, tmp_path, at):
 
 @pytest.fixture
 def environment(sample, tmp_path):
-    """Twelve libraries."""
+    """Return twelve libraries."""
     for number in range(12):
         (folder := tmp_path / "env" / f"p{number}").mkdir(parents=True)
         shutil.copy(sample("none"), folder / f"lib{number}.so")
@@ -136,8 +136,8 @@ def test_links_of_an_environment(sample, tmp_path):
     assert done.returncode == 0
     assert said == [
         f"gpt-patch: warning: {site}/libhard.so: has 1 more name (hard links), which keep the original",
-        f"gpt-patch: warning: {site}/libshared.so: is a link: '{cache}/libshared.so' is replaced, for whatever else"
-        " uses it too",
+        f"gpt-patch: warning: {site}/libshared.so: is a link: '{cache}/libshared.so' is replaced, also for everything"
+        " else that uses it",
     ]
     after = digests(tmp_path)
     assert {path for path in before if before[path] != after[path]} == {
@@ -202,7 +202,7 @@ def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
 
 @pytest.mark.parametrize(("mode", "is_safe"), [(0o777, False), (0o775, False), (0o1777, True), (0o700, True)])
 def test_temporary_files_are_only_where_nobody_else_renames_them(tmp_path, mode, is_safe):
-    """Somebody gave the name of the temporary folder to a folder of the user's, which was then removed."""
+    """Another user gave the temporary folder's name to a folder of the user's, which was then removed."""
     (place := tmp_path / "group").mkdir()
     place.chmod(mode)
     command = ["gpt-debloat", "--restore", "-n", "-r", tmp_path]

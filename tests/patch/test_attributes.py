@@ -17,7 +17,7 @@ CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)  # vfs_cap_data: e
 
 
 def acl(owner, user, group, mask, other, who=4242):
-    """struct posix_acl_xattr: version 2, then tag, permissions, id of each entry."""
+    """Return a struct posix_acl_xattr: version 2, then tag, permissions, and id of each entry."""
     entries = [(1, owner, -1), (2, user, who), (4, group, -1), (16, mask, -1), (32, other, -1)]
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
 
@@ -71,7 +71,7 @@ def test_elsewhere_no_privilege_goes_along(library, tmp_path):
 
 
 def test_an_acl_is_part_of_the_mode(library, tmp_path):
-    """The bits of the group are its mask: alone they would let the group read."""
+    """The group bits are the ACL's mask; on their own they would let the group read."""
     set_or_skip(library, ACL, acl(6, 4, 0, 4, 0))
     patched(library, "-o", tmp_path / "out")
     out = tmp_path / "out" / library.name
@@ -93,7 +93,7 @@ def test_a_folder_gives_no_rights(library, tmp_path, options):
 
 
 def test_what_is_lost_is_named(library, tmp_path):
-    """By somebody who is neither the owner nor root: no file is given away, nor a capability."""
+    """The caller is neither the owner nor root, so neither ownership nor a capability is given away."""
     if os.geteuid():
         pytest.skip("only root makes files of others")
     set_or_skip(library, "security.capability", CAPABILITY)

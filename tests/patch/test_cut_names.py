@@ -1,4 +1,4 @@
-"""Names of lost kernels that gpt-patch leaves in the file."""
+"""Names of removed kernels that gpt-patch leaves in the file."""
 
 import pytest
 

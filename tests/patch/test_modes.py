@@ -1,4 +1,4 @@
-"""Every mode on every layout that linkers make: the output is sound, loads, runs, and keeps what it had to."""
+"""Every mode on every layout that linkers make: the output is sound, loads, runs, and keeps the used code."""
 
 import shutil
 from pathlib import Path
@@ -29,7 +29,7 @@ FALL_BACK = {
 
 
 def slim(library, folder, *locate, used=USED, arch="sm_90"):
-    """For each mode the patched library and its `patched` record; patched again, none changes."""
+    """Return the patched library and its `patched` record for each mode. Patched again, none may change."""
     stream = located(library, used, *locate, arch=arch)
     made = {}
     for mode in MODES:
@@ -60,7 +60,7 @@ def test_layouts(sample, name, tmp_path):
 
 
 def check_call(library, patched, mode, regions):
-    """The host's code still finds each region through its wrapper."""
+    """Check that the host's code still finds each region through its wrapper."""
     *sums, answer = checks.call(patched, regions)
     assert answer == "42 two"
     assert all(line.startswith("ba55ed50") for line in sums)
@@ -106,7 +106,7 @@ def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
 @pytest.mark.parametrize("used", ["caller", full("nothing")])
 @pytest.mark.parametrize("name", ["relocatable", full("relocatable_first")])
 def test_relocatable_code(sample, name, used, tmp_path):
-    """nvlink has put all of it into the linked cubin, which is what the device loads, so nothing else can be needed."""
+    """nvlink has put everything into the linked cubin, which the device loads, so nothing else can be needed."""
     library = sample(name)
     for mode, (patched, _) in slim(library, tmp_path, used=used).items():
         kept = [f"{library.stem}.2.sm_90.cubin"] if used == "caller" else []
@@ -123,7 +123,7 @@ def test_a_fleet_and_ptx(sample, tmp_path):
 
 @pytest.mark.full
 def test_everything_can_go(sample, tmp_path):
-    """Every region stays, if only as a header: its wrapper is registered when the library is loaded."""
+    """Every region is kept, if only as a header, because its wrapper is registered when the library is loaded."""
     library = sample("none")
     for mode, (patched, record) in slim(library, tmp_path, used="nothing", arch="sm_60").items():
         assert record["gpu_after"] == 0

@@ -1,4 +1,4 @@
-"""Spans: which are taken, which refused; and plans for files and spans that make no sense."""
+"""Spans: which are accepted and which rejected; and plans for files and spans that make no sense."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def load(data):
 
 
 def rendered(image, plan):
-    """The bytes that a plan makes."""
+    """Return the bytes that a plan makes."""
     out = b""
     for piece in plan.pieces:
         match piece:
@@ -45,7 +45,7 @@ def rendered(image, plan):
 
 @pytest.fixture(scope="module")
 def fatbin():
-    """Two regions of four elements each."""
+    """Return two regions of four elements each."""
     return load(region(ONE, "none") * 2)
 
 
@@ -137,7 +137,7 @@ def test_what_is_dead_may_be_named_again(fatbin, elements):
 @settings(max_examples=examples(400), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_spans(fatbin, data):
-    """Spans are accepted or refused; accepted ones change nothing else in the file."""
+    """Spans are accepted or rejected. Accepted ones change nothing else in the file."""
     image = fatbin
     elements = [placed.element for placed in image.iter_all()]
     edges = [0, image.source.size, *(n for e in elements for n in (e.offset, e.payload, e.end))]
@@ -159,7 +159,7 @@ def test_random_spans(fatbin, data):
 
 
 def patch_all(data, folder, spans):
-    """Each mode on a file, up to the check; GptError and CannotCompact are the only ways to fail."""
+    """Run each mode on a file, up to the check. Only GptError and CannotCompact may be raised."""
     path = folder / "mutant"
     path.write_bytes(data)
     outcomes = set()
@@ -200,7 +200,7 @@ def test_mutants_of_real_files(sample, name, tmp_path):
 
 
 def test_pointers_that_never_end(sample):
-    """Packed relocations that go back, or of which each covers all memory: the library gets holes, soon."""
+    """Packed relocations go back, or each covers all memory: the library gets holes, and soon."""
     data = bytearray(sample("relr").read_bytes())
     tables = load(bytes(data)).elf
     (section,) = tables.named(".relr.dyn")
@@ -251,7 +251,7 @@ def test_hostile_spans(sample, name, tmp_path):
 
 @pytest.mark.full
 def test_a_library_of_tiny_elements(tmp_path):
-    """More than any real one has, every other one cut out."""
+    """It has more elements than any real library; every other one is cut out."""
     path = tmp_path / "tiny.fatbin"
     body = forge.element(bytes(8), kind=9) * 60_000
     path.write_bytes(forge.region(body))
@@ -264,7 +264,7 @@ def test_a_library_of_tiny_elements(tmp_path):
 
 
 def test_mutants_through_the_pipeline(sample, tmp_path):
-    """A few as a user would meet them: one process each, an exit status that is known, no traceback, no rest."""
+    """A few mutants run as for a user: one process each, a documented exit status, no traceback, no files left."""
     rng = random.Random(7)
     data = sample("zstd").read_bytes()
     names = tmp_path / "names"

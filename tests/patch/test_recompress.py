@@ -29,7 +29,7 @@ LAYOUTS = [
 
 
 def payloads(path):
-    """Type, architecture, kernels and unpacked bytes of each element."""
+    """Return type, architecture, kernels and unpacked bytes of each element."""
     found = extract("--payload", path)
     assert found.status == 0, found.err
     return [(e["type"], e["arch"], e["kernels"], e["data"]) for e in found.kind("element")]
@@ -75,7 +75,7 @@ def elements_of(path):
 
 
 def test_with_cutting(sample, tmp_path):
-    """The same elements as without, and smaller; lost kernels have their mark."""
+    """The elements are the same as without, and smaller; lost kernels are marked."""
     library = sample("lz4")
     stream = located(library, "_Z3onePf\n")
     cut = patch(stream, "-o", tmp_path / "cut")
@@ -133,7 +133,7 @@ def test_verbose_gives_each_element_a_row(sample, tmp_path):
 
 
 def test_zstd_sizes_count_no_compression(sample, tmp_path):
-    """The cut has the same size when zstd packs both, no matter whether zstd packed the code before."""
+    """The cut has the same size once zstd packs both, whether or not zstd packed the code before."""
     sizes = {}
     for name in ("none", "lz4", "zstd"):
         record = patch(located(sample(name), "_Z3onePf\n"), "--zstd-sizes", "-o", tmp_path / name)
@@ -150,7 +150,7 @@ def test_zstd_sizes_count_no_compression(sample, tmp_path):
 
 
 def forged(tmp_path, kind, flags, payload, packed, unpacked, arch=90):
-    """A file with one element that says of itself what it's told to."""
+    """Return a file with one element whose header has these values."""
     padded = payload + bytes(-len(payload) % 8)
     head = fatbin.ELEMENT.pack(kind, 0x101, 64, len(padded), packed, 0, 0, 7, arch, 0, 0, flags, 0, unpacked)
     path = tmp_path / "forged.fatbin"
@@ -187,7 +187,7 @@ def test_hostile_elements(case, tmp_path):
 
 
 def test_a_corrupt_library_is_not_written(sample, tmp_path):
-    """One whose element is broken after it was extracted by its first bytes alone, or at all."""
+    """After extraction, an element's first bytes, or all of them, were broken."""
     path = forged(tmp_path, 8, fatbin.FLAG_LZ4 | 0x11, b"\xff" * 4096, 4096, 100_000)
     found = extract(path)
     done = run("gpt-patch", "--recompress", "-o", tmp_path / "out", data=found.out)
@@ -211,7 +211,7 @@ def test_unknown_kinds_and_empty_elements_stay(tmp_path):
     st.sampled_from([1, 3, 19, 22]),
 )
 def test_any_bytes_come_back(parts, level):
-    """Whatever the codec was: after unpacking the same bytes, sizes that fit, and no element that grows."""
+    """With any codec, unpacking gives the same bytes, sizes are right, and no element grows."""
     import tempfile
 
     import lz4.block

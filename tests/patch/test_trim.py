@@ -22,7 +22,7 @@ GONE = {MANY.format(n) for n in range(1, 9) if n != 3} | {"pointer", "alone", "p
 
 @pytest.fixture(scope="module", params=["zstd", *(full(codec) for codec in CODECS if codec != "zstd")])
 def library(request, tmp_path_factory):
-    """MANY, and linked code, for two GPUs."""
+    """Return MANY, and linked code, for two GPUs."""
     out = tmp_path_factory.mktemp(request.param) / "libmany.so"
     pairs = [(arch, "cubin", samples.linked(arch, samples.USERS, samples.FUNCTIONS)) for arch in ("sm_75", "sm_90")]
     regions = [samples.region(samples.MANY, request.param), cuda.fatbin(pairs, request.param, ["-link"])]
@@ -30,7 +30,7 @@ def library(request, tmp_path_factory):
 
 
 def sections(cubin):
-    """Header fields and bytes of every section."""
+    """Return header fields and bytes of every section."""
     elf = ELFFile(io.BytesIO(cubin))
     return {s.name: (dict(s.header), s.data()) for s in elf.iter_sections()}
 
@@ -209,7 +209,7 @@ def test_a_bare_cubin(sample, tmp_path):
 
 
 def trace(path, library, *lookups):
-    """A trace of one process that used kernel `direct`, and looked into the module that holds it."""
+    """Return the trace of a process that used kernel `direct`, and looked into the module that holds it."""
     region = extract(library).kind("element")[-3]["region"]
     made = [
         wire.header("gpt-hook", []),

@@ -1,4 +1,4 @@
-"""Wheels: slimmed libraries inside, everything else as it was, and a RECORD that holds."""
+"""Wheels: slimmed libraries inside, everything else unchanged, and a valid RECORD."""
 
 import base64
 import csv
@@ -29,7 +29,7 @@ def record_of(members):
 
 @pytest.fixture
 def wheel(sample, tmp_path):
-    """Two libraries, one of them stored, a text with a comma in its name, and one library without GPU code."""
+    """Return a wheel with two libraries, one of them stored, a text named with a comma, and a library for the CPU."""
     members = {
         "pkg/__init__.py": b"",
         "pkg/lib/libone.so": sample("zstd").read_bytes(),
@@ -158,7 +158,7 @@ class Unseekable(io.RawIOBase):
 
 
 def test_what_is_not_cut_stays_as_it_is(sample, tmp_path):
-    """Folders, modes, dates, comments, extra fields, names, methods, sizes after members, RECORDs of others."""
+    """Folders, modes, dates, comments, extra fields, names, methods, data descriptors, others' RECORDs don't change."""
     path, nested = tmp_path / "pkg-1-py3-none-any.whl", "pkg/_vendor/other-1.dist-info/RECORD"
     record = (
         b'pkg/a.so,sha256=x,1\r\n"pkg/q,""1.txt",sha256=y,2\r\n,,\r\n./pkg/b.so,md5=z,3\r\n\r\npkg-1.dist-info/RECORD,,'
@@ -204,7 +204,7 @@ def test_a_wheel_of_which_nothing_goes(wheel, tmp_path):
 
 
 def test_a_large_record(wheel, tmp_path):
-    """It was read whole, and twice."""
+    """It used to be read completely, and twice."""
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("other-1.dist-info/RECORD", b"\n" * (64 << 20))
     done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path), measured=True)
@@ -226,7 +226,7 @@ def test_a_record_of_short_lines(wheel, tmp_path):
 
 
 def test_a_library_that_record_does_not_list(wheel, tmp_path):
-    """It may spell the path in another way. The digest that an installer checks is the old library's."""
+    """RECORD may spell the path in another way. The digest that an installer checks is the old library's."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tmp_path / "odd-1-py3-none-any.whl", "w") as odd:
         for info in old.infolist():
             data = old.read(info)
@@ -245,7 +245,7 @@ def test_a_member_comes_once(wheel, tmp_path):
     twice = [made[0], *made[1:-1], *made[1:-1], made[-1]]
     done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, twice)))
     assert done.status == 1
-    assert "libone.so: comes twice in this stream" in done.err
+    assert "libone.so: is in this stream twice" in done.err
 
 
 def test_a_folder_that_takes_the_place_of_ours_is_left_alone(wheel, tmp_path):
@@ -279,7 +279,7 @@ def test_a_wheel_that_changes_meanwhile(wheel, tmp_path):
 
 
 def test_what_was_killed_leaves_nothing_for_long(wheel, tmp_path):
-    """SIGKILL leaves unpacked members; the next wheel that is written there removes them, and no others."""
+    """SIGKILL leaves unpacked members. The next wheel that's written there removes these files, and no others."""
     (tmp_path / "out").mkdir()
     killed = "import os; from gpt.patch.wheel import Wheels; from pathlib import Path\n"
     killed += f"Wheels().add(Path({str(wheel)!r}), 'pkg/lib/libone.so', Path('out')); os.kill(os.getpid(), 9)"
@@ -305,7 +305,7 @@ def test_what_was_killed_leaves_nothing_for_long(wheel, tmp_path):
 
 @pytest.mark.parametrize("blocks", [8, 64])
 def test_a_full_disk(wheel, tmp_path, blocks):
-    """Too full for the library that is unpacked, and for the wheel."""
+    """The disk is too full for the unpacked library, and for the wheel."""
     with zipfile.ZipFile(wheel, "a") as file:
         file.writestr("large", bytes(100_000))
     (tmp_path / "stream").write_bytes(located_in(wheel, tmp_path))
@@ -330,7 +330,7 @@ def located_for(wheel, arch):
 
 
 def check_record(wheel):
-    """Every member has a line in RECORD, and every line holds; returns the members."""
+    """Check that every member has a line in RECORD and every line is right; return the members."""
     with zipfile.ZipFile(wheel) as file:
         assert file.testzip() is None
         names = file.namelist()
@@ -350,7 +350,7 @@ METADATA = b"Metadata-Version: 2.1\nName: pkg\nVersion: 1.0+cu128 \n\nVersion: 3
 
 @pytest.fixture
 def versioned(sample, tmp_path):
-    """A wheel with the version in all the places that may have it, and in some that look like it."""
+    """Return a wheel with the version in every place that may have it, and in some that look like it."""
     members = {
         "pkg/lib/libone.so": sample("zstd").read_bytes(),
         "pkg/pkg-1.0.dist-info/RECORD": b"of another package\n",
@@ -397,7 +397,7 @@ def repacked_as(wheel, folder, name, change):
 
 
 def test_odd_wheels_with_a_label(wheel, tmp_path):
-    """Names as wget saves them, headers in small letters; names and wheels that pip refuses are refused."""
+    """wget saves such names, and headers may be in lower case. Names and wheels that pip rejects are rejected."""
     same = lambda name, data: (name, data)  # noqa: E731
     local = lambda name, data: (name, data.replace(b"Version: 1\n", b"version: 1+cu130\n"))  # noqa: E731
     done, names = repacked_as(wheel, tmp_path / "a", "pkg-1%2Bcu130-py3-none-any.whl", local)
@@ -410,7 +410,7 @@ def test_odd_wheels_with_a_label(wheel, tmp_path):
     refused = {
         "'1_cu130' isn't a version: rename the file": ("pkg-1_cu130-py3-none-any.whl", same),
         "a wheel without RECORD": (wheel.name, lambda name, data: (not name.endswith("RECORD") and name, data)),
-        "two members of one name": (wheel.name, lambda name, data: (name.replace("b.txt", "/../__init__.py"), data)),
+        "two members with one name": (wheel.name, lambda name, data: (name.replace("b.txt", "/../__init__.py"), data)),
     }
     for fact, (name, change) in refused.items():
         done, names = repacked_as(wheel, tmp_path / fact.replace(" ", ""), name, change)
@@ -418,7 +418,7 @@ def test_odd_wheels_with_a_label(wheel, tmp_path):
 
 
 def split(wheel, out, *options):
-    """A wheel cut for each --arch: what gpt-patch did, and what gpt-locate said."""
+    """Cut a wheel for each --arch; return gpt-patch's results and gpt-locate's messages."""
     located = run("gpt-locate", *options, data=extract("-r", wheel).out)
     return run("gpt-patch", "-o", out, data=located.out), located.err
 
@@ -428,7 +428,7 @@ def archs_in(wheel):
 
 
 def test_a_wheel_is_written_for_each_arch(wheel, tmp_path):
-    """It is named after it, also where there's only one, and a second cut doesn't repeat the name."""
+    """It's named after the arch, even if there's only one, and a second cut doesn't repeat the name."""
     archs = ("7.5", "90a,sm_75", "sm_75,90,75f", "90", "sm_90", "90a", "sm_90f,9.0")
     done, _ = split(wheel, tmp_path / "out", *(f"--arch={arch}" for arch in archs))
     assert done.status == 0, done.err
@@ -502,7 +502,7 @@ def test_a_label_stands_once(version, label, new):
 
 
 def damage(wheel, name):
-    """Change a byte of a member where it's packed, not its checksum."""
+    """Change a byte in a member's packed data, not its checksum."""
     data = bytearray(wheel.read_bytes())
     with zipfile.ZipFile(wheel) as file:
         info = file.getinfo(name)
@@ -527,7 +527,7 @@ def test_a_damaged_member(wheel, tmp_path, name, options):
 
 @pytest.mark.parametrize("folder", ["Pkg-1.dist-info", "other-2.dist-info", "./x.dist-info"])
 def test_two_folders_of_metadata(wheel, tmp_path, folder):
-    """pip refuses such a wheel, and which of the two gets the new version nobody could say."""
+    """pip rejects such a wheel, and it's undefined which of the two gets the new version."""
     with zipfile.ZipFile(wheel, "a") as file:
         file.writestr("pkg/_vendor/other-1.dist-info/METADATA", b"Version: 1\n")
     located = run("gpt-locate", "--arch", "sm_90", data=extract("-r", wheel).out)
@@ -589,7 +589,7 @@ def pip(*args):
 
 @pytest.mark.full
 def test_pip_takes_labelled_wheels(wheel, tmp_path):
-    """One at a time: the second replaces the first; a requirement of the public version takes either."""
+    """Installed one at a time, the second replaces the first; a requirement of the public version accepts either."""
     site = tmp_path / "site"
     for arch in ("sm_75", "sm_90"):
         label = arch.replace("_", "")

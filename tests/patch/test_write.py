@@ -29,7 +29,7 @@ BACKUP = ".gpt-orig"
 
 @pytest.fixture
 def library(sample, tmp_path):
-    """A copy to play with, in a folder of its own."""
+    """Return a copy to play with, in a folder of its own."""
     (tmp_path / "lib").mkdir()
     return Path(shutil.copy(sample("balance"), tmp_path / "lib" / "libbalance.so"))
 
@@ -43,7 +43,7 @@ def parsed(data):
 
 
 def failure(done, words, status=1):
-    """The run failed with one line that says so."""
+    """Check that the run failed with a one-line message."""
     assert done.status == status, done.err
     (line,) = done.err.splitlines()
     assert line.startswith("gpt-patch: error: ")
@@ -81,7 +81,7 @@ def test_a_second_time_keeps_the_first_original(library):
 
 
 def test_once_is_once(library):
-    """Also after a backup was made and nothing was replaced: then both are one file."""
+    """This holds even if a backup was made and nothing was replaced: then both are one file."""
     os.link(library, library.with_name(library.name + BACKUP))
     patch(located(library, USED, "--keep", "many"), "--in-place", "--once")
     between = contents(library.parent)
@@ -108,7 +108,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("kind", first(*PLANTED))
 def test_what_is_no_file_is_no_backup(library, kind):
-    """Else the original would be gone, or come back as something else."""
+    """Otherwise the original would be lost, or restored as something else."""
     shutil.copy(library, library.with_name("other.so"))
     before, made = library.read_bytes(), located(library, USED)
     PLANTED[kind](library.with_name(library.name + BACKUP))
@@ -142,7 +142,7 @@ def test_without_a_backup(library):
 
 
 def test_a_file_that_is_replaced_meanwhile(library):
-    """As by an upgrade that runs beside it."""
+    """An upgrade may run at the same time."""
     with open(library, "rb") as file:
         os.replace(shutil.copy(library, library.with_name("new")), library)
         with pytest.raises(GptError, match="somebody else replaced it"):
@@ -305,7 +305,7 @@ def test_what_is_in_no_file_cannot_be_patched(sample, tmp_path):
 
 
 def test_a_full_disk(library, tmp_path):
-    """A limit on file sizes stands for it: no room for the output."""
+    """A file size limit replaces the full disk: there is no room for the output."""
     made = located(library, USED)
     (tmp_path / "stream").write_bytes(made)
     before = sorted(tmp_path.rglob("*"))
@@ -333,7 +333,7 @@ def test_a_full_file_system(library, tmp_path):
 
 
 def test_a_library_that_cannot_be_replaced(library):
-    """As an immutable one: the message has its own name, and it is as it was."""
+    """The library is immutable, for example. The message has its own name, and the file is unchanged."""
     if subprocess.run(["chattr", "+i", library], capture_output=True, check=False).returncode:
         pytest.skip("only root makes files immutable, where the file system knows it")
     before = contents(library.parent)
@@ -362,7 +362,7 @@ def writes_below(pid, folder):
 
 
 def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
-    """One that has no room for it, where the part has a name from the start, and must not keep it."""
+    """On such a file system the part has a name from the start, which must not be left behind."""
     monkeypatch.setattr("gpt.base.outputs._open_nameless", lambda folder, mode: None)
     out = tmp_path / "out" / library.name
     out.parent.mkdir()
@@ -378,7 +378,7 @@ def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
 
 
 def test_patching_that_ended_before_the_new_file_took_its_name(library):
-    """Then the original has both names, which renaming leaves alone."""
+    """In that case the original has both names, which renaming leaves alone."""
     before = contents(library.parent)
     os.link(library, library.with_name(library.name + BACKUP))
     assert run("gpt-patch", "--restore", library).status == 0
@@ -389,7 +389,7 @@ def test_patching_that_ended_before_the_new_file_took_its_name(library):
     "number", first(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL), ids=lambda n: n.name
 )
 def test_a_signal_in_the_middle(sample, number, tmp_path):
-    """Nothing is left, not even by SIGKILL, and the old output is as it was."""
+    """Nothing is left over, not even after SIGKILL, and the old output is unchanged."""
     library = sample("large")
     data = kept(extract(library).out)
     for _ in range(50):  # on a busy machine it may be done between two looks

@@ -1,4 +1,4 @@
-"""Snippets made into a kernel, and run on paper: what the tests of the verifier and of Python probes hold them against.
+"""Snippets turned into a kernel, and simulated: the reference for the verifier and for Python probes.
 
 `kernel_of` is not a weaver: helpers become registers of their types, SAVE stores to a parameter's address.
 """
@@ -10,7 +10,7 @@ from gpt.ptx.tree import Instruction, Label, Name, Number, Prefixed
 
 
 def kernel_of(file, operand_type="b32"):
-    """A PTX module whose one kernel runs every snippet of a file. OUT and IN1 are of `operand_type`."""
+    """Return a PTX module whose one kernel runs every snippet of a file. OUT and IN1 are of `operand_type`."""
     lines = [f".reg .{register.type} {register.name};" for register in file.registers]
     used = {
         name
@@ -61,7 +61,7 @@ BINARY = {
 
 
 def run(snippet, registers, helpers=None):
-    """Runs a snippet of integers without branches. `registers` is changed; returns the records that it saves."""
+    """Run a snippet of integers without branches, which changes `registers`; return the records that it saves."""
     values = {**(helpers or {}), **registers}
     saved = []
 

@@ -1,4 +1,4 @@
-"""The table of instructions against ptxas: it takes each of them from the version and target on that the table says."""
+"""The instruction table, compared with ptxas: each instruction is accepted from the table's version and target on."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ VERSIONS = [(6, 2), (6, 5), (7, 0), (7, 1), (7, 2), (7, 6), (7, 7), (7, 8), (8, 
 
 
 def written(name, count):
-    """A form with registers that it takes."""
+    """Return a form with registers that it takes."""
     types = types_of(parse_instruction(f"{name} {', '.join('x' * count)};"))
     found = []
     for number, type_ in enumerate(types):

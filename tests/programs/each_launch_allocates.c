@@ -61,7 +61,7 @@ int main(void) {
     IS(1, D(cuGraphLaunch)(frees, s));
     IS(1, D(cuMemcpyDtoH_v2)(&value, m, (size_t)4));
 
-    // Memory stays when its graph goes, until it is freed.
+    // Memory outlives its graph until it's freed.
     OK(D(cuGraphLaunch)(exec, s));
     OK(D(cuGraphExecDestroy)(exec));
     OK(D(cuGraphDestroy)(graph));

@@ -1,6 +1,6 @@
 // Each form of a launch once, for tests/runtime/test_launch_forms.py: `launch_forms PTX`.
 //
-// LINKED, HANDLE or ADDRESS says how it gets the driver's functions: by its linker, dlsym, or
+// LINKED, HANDLE or ADDRESS says how it gets the driver's functions: from its linker, dlsym, or
 // cuGetProcAddress. Prints how many kernels it launched itself, and how many ran in graphs.
 
 #include "sim.h"

@@ -30,7 +30,7 @@ int main(void) {
     OK(D(cuGraphLaunch)(exec, (void *)0));
     expect("3 1 2 ");
 
-    // An executable graph takes over what the clone does, not another form.
+    // An executable graph takes over the clone's operations, not another form.
     int result;
     OK(D(cuGraphExecUpdate)(exec, clone, &found, &result));
     OK(D(cuGraphLaunch)(exec, (void *)0));
@@ -43,7 +43,7 @@ int main(void) {
     OK(D(cuGraphLaunch)(exec, (void *)0));
     expect("3 9 5 ");
 
-    // A graph inside of another is a copy, and goes with it.
+    // A graph inside another is a copy, and is destroyed with it.
     OK(D(cuGraphCreate)(&outer, 0));
     OK(D(cuGraphAddChildGraphNode)(&child, outer, (void *)0, (size_t)0, clone));
     OK(D(cuGraphChildGraphNodeGetGraph)(child, &inner));

@@ -25,7 +25,7 @@ LOADED = 6
 
 
 def make(rng: random.Random, type_: str, between: str = "") -> str:
-    """A kernel's body: loads, a dozen instructions, stores."""
+    """Return a kernel's body: loads, a dozen instructions, stores."""
     register, size = TYPES[type_]
     code = []
     values = list(range(LOADED))
@@ -189,7 +189,7 @@ def test_operands_are_kept_where_they_are_overwritten():
 
 @pytest.mark.parametrize("result", ["{%f2, %f4}", "%f2|%p1", "%v.x", "_", "[%a]", "5"])
 def test_a_product_without_a_register_of_its_own_is_left_alone(result):
-    """ptxas refuses most of these, and says so itself."""
+    """ptxas rejects most of these, and reports that itself."""
     body = f".reg .f32 %f<9>; .reg .b64 %a;\nmul.f32 {result}, %f1, %f1;\nadd.f32 %f3, %f2, %f1;\n"
     body += "mul.f32 %f6, %f1, %f1;\nadd.f32 %f7, %f1, %f1, %f6;\nret;"
     read = scan_module(module([body]).encode(), "k")
@@ -197,7 +197,7 @@ def test_a_product_without_a_register_of_its_own_is_left_alone(result):
 
 
 def test_damaged_text_is_refused_or_read():
-    """It's hostile input: nothing but an error of ours."""
+    """The input is hostile: only errors of ours may be raised."""
     words = ["%f1", ",", ";", "{", "}", "@%p", "mul.f32", "add.f32", "sub.f64", "mov.b32", "bra", "L:", "[", "|", "5"]
     for seed in range(1500):
         rng = random.Random(seed)
@@ -210,7 +210,7 @@ def test_damaged_text_is_refused_or_read():
 
 
 def test_a_probe_between_changes_no_result():
-    """All kernels are assembled as one module: what weaving adds to a module is the same for each."""
+    """All kernels are assembled as one module, because weaving adds the same to each module."""
     text, names = HEAD, []
     for seed in range(12):
         plain = HEAD + kernel(f"k{seed}", make(random.Random(seed), "f32", "red.global.add.u32 [%a+512], 1;"))

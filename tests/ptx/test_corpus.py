@@ -1,4 +1,4 @@
-"""PTX out of libraries from PyPI: every module is cut without a gap, prints back token for token, and prunes.
+"""PTX from libraries on PyPI: every module is cut without a gap, is printed token for token, and can be pruned.
 
 The libraries come from tests/packages.py; the tests are skipped without them.
 """

@@ -117,7 +117,7 @@ def test_reasons(text, fault):
 
 @pytest.mark.parametrize("every", [False, full(True)])
 def test_targets_of_versions(refused, every):
-    """Compare the version before the first one with a target, and that one; or every version."""
+    """Compare the first version with a target and the version before it, or every version."""
     known = [version for version in VERSIONS if not refused(f".version {version}\n.target sm_10{KERNEL}")]
     for target, since in TARGETS.items():
         first = known.index(since) if since in known else len(known)
@@ -136,7 +136,7 @@ def test_targets_of_versions(refused, every):
 
 @pytest.mark.parametrize("target", [full("sm_12"), "sm_13", full("sm_20"), "sm_75", full("sm_90")])
 def test_options(refused, target):
-    """Compare each option of a target, and each pair, with and without debug information, in some versions."""
+    """Compare each option of a target and each pair, with and without debug information, in some versions."""
     options = ["debug", "texmode_unified", "texmode_independent", "map_f64_to_f32"]
     for version in ("1.4", "1.5", "2.3", "3.0", "8.0") if FULL else ("1.5", "3.0"):
         for first in options:

@@ -57,7 +57,7 @@ def test_names_are_those_of_the_scanner():
 
 
 def assert_same(text):
-    """The scanner, if it takes a module, and the readers of its names alone find the same."""
+    """Check that the scanner, if it takes a module, finds the same as the readers of its names alone."""
     contents, head = parse_names(text), find_head(text)
     try:
         module = scan_module(text)

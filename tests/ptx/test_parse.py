@@ -117,7 +117,7 @@ def test_tables_in_the_cache_are_a_convenience(home, tmp_path, monkeypatch):
 
 
 def test_tables_that_somebody_else_put_there_do_not_run(tmp_path, monkeypatch):
-    """They are a pickle."""
+    """The tables are a pickle."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     parse.parser.cache_clear()
     assert one("ret;") == Instruction("ret")
@@ -294,7 +294,7 @@ OPERATORS = ["+", "-", "*", "/", "%", "|", "&", "^", "<<", ">>", "==", "!=", "<=
 
 
 def named_briefly(strategy):
-    """The same strategy with a short repr: hypothesis writes it when a filter fails, and nested it took megabytes."""
+    """Return the same strategy with a short repr, which hypothesis prints if a filter fails: nested, it took MBs."""
 
     @st.composite
     def inner(draw):
@@ -304,7 +304,7 @@ def named_briefly(strategy):
 
 
 def expressions(operand):
-    """An operand of an expression has no prefix and is not an expression, or the tree would be another."""
+    """Return expressions. An operand of one has no prefix and isn't an expression, or the tree would differ."""
     operand = named_briefly(operand)
     plain = operand.filter(lambda node: not isinstance(node, Expression | tree.Setting))
     base = plain.filter(lambda node: not isinstance(node, Prefixed))

@@ -1,4 +1,4 @@
-"""The quick way to read instructions, declarations and parameters against the grammar."""
+"""The fast readers of instructions, declarations and parameters, compared with the grammar."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpt.base.errors import MalformedError
 from gpt.ptx import quick
 from gpt.ptx.parse import parse_head, parse_statements
-from gpt.ptx.quick import parse_declaration, parse_instruction, parse_params
+from gpt.ptx.quick import parse_declaration, parse_function, parse_instruction, parse_params, parse_statement
 from gpt.ptx.scan import scan_module
 from gpt.ptx.tree import Declaration
 
@@ -36,9 +36,29 @@ def test_it_is_what_the_grammar_says(guard, head, space, operands, end):
     assert [parse_instruction(text)] == expected
 
 
+DECLARED = st.sampled_from(
+    [".reg .u32 %a;", ".reg\t.pred p, %q<3>;", ".reg .u64 %n = 0;", ".reg .v2 .f32 %v;", ".regs .u32 %a;",
+     ".reg.u32 %a;", ".branchtargets a, b;", ".loc 1 2 3;", '.pragma "x";', "L: ;", "L:", "L: .branchtargets a;",
+     'SAVE ["m"], {%a};', "SAVE.u64 {%a, 1};", "{", "add.u32 %a, %b // c\n, 1;",
+     ".reg .u32 %a /* b */;", "", ";", "ret", "ret; ret;"]
+)  # fmt: skip
+
+
+@given(DECLARED)
+def test_a_statement_is_what_the_grammar_says(text):
+    try:
+        expected = parse_statements(text, "")
+    except MalformedError as error:
+        with pytest.raises(MalformedError) as found:
+            parse_statement(text)
+        assert str(found.value) == str(error)
+        return
+    assert parse_statement(text) == expected
+
+
 @pytest.fixture
 def no_grammar(monkeypatch):
-    """Plain text is read by hand."""
+    """Fail if plain text is read by the grammar."""
     for name in ("parse_statements", "parse_head"):
         monkeypatch.setattr(quick, name, None)
 
@@ -61,8 +81,15 @@ PARAMS = st.sampled_from(
      ".param .b8 e[]", ".reg .b32 %f", ".param .u32 g[2][3]", ".param .b8 h[ 0x10 ]", ".param .texref t",
      ".param .u64 .ptr x /* y */", "x"]
 )  # fmt: skip
-TAILS = st.sampled_from(["", ".maxntid 256, 1, 1", ".minnctapersm 2 .maxnreg 32", '.pragma "nounroll";', ".noreturn"])
-STARTS = st.sampled_from([".visible .entry k", ".entry $k", ".weak .func k", ".func (.param .b32 r) k", ".entry"])
+TAILS = st.sampled_from(
+    ["", ".maxntid 256, 1, 1", ".minnctapersm 2 .maxnreg 32", '.pragma "nounroll";', ".noreturn", ".maxntid 4*32",
+     ".maxntid 256 1", ".maxntid 256,", ".maxntid , 1", ".reqntid n, 0x20", ".abi_preserve 5 /* c */", "5", ".5"]
+)  # fmt: skip
+STARTS = st.sampled_from(
+    [".visible .entry k", ".entry $k", ".weak .func k", ".func (.param .b32 r) k", ".entry", ".func () k",
+     ".visible .func .attribute(.unified(1, 2)) k", ".align 8 .func k",
+     ".extern .func (.reg .pred p, .param .b8 q[4]) %k"]
+)  # fmt: skip
 
 
 @given(STARTS, st.none() | st.lists(PARAMS, max_size=4), TAILS, st.booleans())
@@ -70,10 +97,17 @@ def test_parameters_are_what_the_grammar_says(start, params, tail, declared):
     listed = "" if params is None else f"({', '.join(params)})"
     try:
         module = scan_module(f".version 8.0\n{start}{listed} {tail} {';' if declared else '{ ret; }'}".encode())
-        expected = parse_head(module, module.items[1]).params
     except MalformedError:
         return
-    assert parse_params(module, module.items[1]) == expected
+    try:
+        expected = parse_head(module, module.items[1])
+    except MalformedError as error:
+        with pytest.raises(MalformedError) as found:
+            parse_function(module, module.items[1])
+        assert str(found.value) == str(error)
+        return
+    assert parse_function(module, module.items[1]) == expected
+    assert parse_params(module, module.items[1]) == expected.params
 
 
 @pytest.mark.usefixtures("no_grammar")

@@ -1,4 +1,4 @@
-"""The scanner: what it cuts, where it refuses, and that hostile text takes no more than its share of time."""
+"""The scanner: its cuts, its errors, and linear time on hostile text."""
 
 import gc
 import time
@@ -192,7 +192,7 @@ def test_35_megabytes_with_one_kernel_wanted_take_less_than_the_bound():
 
 
 def test_positions_in_any_base():
-    """As ptxas reads them; what follows is a statement of its own."""
+    """ptxas reads them so; the rest is a statement of its own."""
     text = ".entry k() { .loc 0x2 010 0xa add.u32 %r1, %r1, 1; .loc 1 5 9, function_name a+4, inlined_at 0x1 3 2 ret; }"
     found = scan.scan_module(text.encode())
     statements = found.statements(found.functions[0])

@@ -1,4 +1,4 @@
-"""PTX as tokens, by one pattern of its own: what the grammar prints is held against it."""
+"""Tokens of PTX from an independent pattern, to check what the grammar prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKEN = re.compile(f"{BLANK}|({WORD})", re.DOTALL | re.ASCII)
 
 
 def tokens(text: str) -> list[str]:
-    """All but blanks, comments and `#line`s."""
+    """Return all tokens but blanks, comments and `#line`s."""
     return [token for token in TOKEN.findall(text) if token]
 
 
@@ -38,7 +38,7 @@ def assert_same_cuts(module: Module) -> None:
 
 
 def assert_whole_bodies(module: Module) -> None:
-    """The statements of a function are all of its body."""
+    """Check that a function's statements make up its whole body."""
     for function in module.functions:
         at = function.body + 1
         for statement in module.statements(function):

@@ -1,4 +1,4 @@
-"""Programs that ask stages through gpt-hook's supervisor, for tests/runtime/test_broker*.py."""
+"""Programs that send requests to stages through gpt-hook's supervisor, for tests/runtime/test_broker*.py."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ class Run:
         return found
 
     def compiler(self) -> int:
-        """The slow compiler, once it runs."""
+        """Return the slow compiler, once it runs."""
         begun = self.folder / "begun"
         hooked.wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"))
         return int(begun.read_text())
 
     def kill(self, name: str) -> None:
-        """Kills the broker, or a stage of its, once the compiler runs."""
+        """Kill the broker, or one of its stages, once the compiler runs."""
         self.compiler()
         found = [pid for pid in self.alive(name) if b"sh\0-c" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(found) == 1

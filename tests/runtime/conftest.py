@@ -20,7 +20,7 @@ def twin_folder(tmp_path_factory) -> twins.Folder:
 
 @pytest.fixture(autouse=True)
 def code(request, monkeypatch):
-    """The form of a test's kernels: PTX, or with `in_both_forms` in a second run machine code."""
+    """Return the form of a test's kernels: PTX, or with `in_both_forms` in a second run machine code."""
     form = getattr(request, "param", "ptx")
     if form == "sass":
         folder = request.getfixturevalue("twin_folder")
@@ -33,8 +33,9 @@ def code(request, monkeypatch):
 
 @pytest.fixture(params=[None, full("thread"), full("address,undefined")])
 def play(request, tmp_path, shared):
-    """Builds a C client and runs it on the simulated device, both with sanitizers or without: it must end with 0 and
-    say nothing. Returns what it printed."""
+    """Build a C client and run it on the simulated device, both with sanitizers or without; return its output. It must
+    exit with 0 and print no errors.
+    """
     folder = simulated.sanitized(request.param, shared) if request.param else None
 
     def build_and_run(source, *args, **env):
@@ -48,8 +49,9 @@ def play(request, tmp_path, shared):
 
 @pytest.fixture
 def play_kernels(tmp_path):
-    """Builds kernels in C, and runs a script on the simulated device: it must end with 0. Returns what it wrote.
-    Without `begin` it initializes the driver itself."""
+    """Build kernels in C, run a script on the simulated device, and return what it wrote. It must exit with 0. Without
+    `begin` it initializes the driver itself.
+    """
 
     def build_and_run(kernels, script, begin=True, **env):
         made = simulated.compile_kernels(tmp_path / "kernels.so", kernels)
@@ -67,7 +69,7 @@ def play_kernels(tmp_path):
 
 @pytest.fixture
 def sim_play(tmp_path):
-    """Runs a script with driving.py on the simulated device, with a cache of its own; `command` goes before it."""
+    """Run a script with driving.py on the simulated device, with a cache of its own; `command` goes before it."""
 
     def run(script, *args, command=(), **env):
         text = f"from ctypes import *\nimport sys\nfrom tests.runtime.driving import *\nbegin()\n{dedent(script)}"
@@ -81,7 +83,7 @@ def sim_play(tmp_path):
 
 @pytest.fixture(scope="session")
 def nvtx_wheels(tmp_path_factory) -> Path:
-    """A folder with NVIDIA's NVTX headers (include/nvtx3) and the Python package nvtx."""
+    """Return a folder with NVIDIA's NVTX headers (include/nvtx3) and the Python package nvtx."""
     folder = tmp_path_factory.mktemp("wheels")
     line = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
     names = ["nvidia-nvtx==13.5.25", "nvtx==0.2.17"]

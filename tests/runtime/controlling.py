@@ -1,4 +1,4 @@
-"""Programs that gpt-hook ctl reaches, and the orders that they take."""
+"""Programs controlled by gpt-hook ctl, and the commands sent to them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def status(pid: int) -> dict:
 
 
 def periods(trace: hooked.Trace) -> list[tuple[int, int | None]]:
-    """When a trace that began with nothing recorded was recorded."""
+    """Return the periods in which a trace that began with nothing recorded was recorded."""
     found = [(r["on"], r["at"]) for r in trace.of("recording")]
     found.sort(key=lambda change: change[1])
     assert [on for on, _ in found] == [bool(i % 2) for i in range(len(found))]
@@ -138,13 +138,13 @@ def periods(trace: hooked.Trace) -> list[tuple[int, int | None]]:
 
 
 def environment(pid: int, name: str) -> str:
-    """A variable that a process was started with."""
+    """Return an environment variable with which a process was started."""
     words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
 
 def supervisor(folder: str) -> int:
-    """The process whose socket is in a folder."""
+    """Return the process whose socket is in a folder."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             links = (process / "fd").iterdir() if (process / "comm").read_text() == "gpt-broker\n" else ()
@@ -154,7 +154,7 @@ def supervisor(folder: str) -> int:
 
 
 def kill_supervisor(pid: int) -> None:
-    """Kills the process that makes kernels for the run of a process."""
+    """Kill the process that makes kernels for a process's run."""
     found = supervisor(environment(pid, "GPT_HOOK_BROKER"))
     os.kill(found, signal.SIGKILL)
     while Path(f"/proc/{found}/fd").exists() and list(Path(f"/proc/{found}/fd").iterdir()):
@@ -165,13 +165,13 @@ ALONE = "its run has no supervisor within reach: only kernels that were woven be
 
 
 def order_alone(pid: int, *words: object) -> None:
-    """Orders probes of a process whose supervisor is gone."""
+    """Ask for probes in a process whose supervisor is gone."""
     done = ctl(pid, *words)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"gpt-hook: warning: {pid}: {ALONE}\n")
 
 
 def toggle(server: Server, turns: int, kills: bool = False) -> dict:
-    """Turns recording on and off ten times a second, and exchanges the probes now and then; the state at the end.
+    """Toggle recording ten times a second, and exchange the probes now and then; return the state at the end.
 
     `kills` ends the supervisor in between.
     """

@@ -7,7 +7,7 @@
 
 static int failed;
 
-// Says what is not as it should be, and goes on.
+// Prints what's wrong, and goes on.
 #define IS(expression, expected)                                                                             \
     do {                                                                                                     \
         long long found = (long long)(expression), wanted = (long long)(expected);                           \

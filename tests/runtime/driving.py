@@ -1,4 +1,4 @@
-"""The driver by ctypes, for scripts that run on the simulated device in a process of their own."""
+"""The driver through ctypes, for scripts that run on the simulated device in a process of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ cu = ctypes.CDLL("libcuda.so.1")
 
 
 def ok(status: int) -> None:
-    """A call that must succeed."""
+    """Make a call that must succeed."""
     assert status == 0, status
 
 
@@ -24,7 +24,7 @@ def begin() -> None:
 
 
 def load(image: bytes | str) -> c_void_p:
-    """A module of an image, or of the file of that name."""
+    """Load a module from an image, or from the file with that name."""
     module = c_void_p()
     data = Path(image).read_bytes() if isinstance(image, str) else image
     ok(cu.cuModuleLoadData(byref(module), data))
@@ -32,7 +32,7 @@ def load(image: bytes | str) -> c_void_p:
 
 
 def function(module: c_void_p, name: str) -> c_void_p:
-    """A kernel of a module."""
+    """Return a kernel of a module."""
     found = c_void_p()
     ok(cu.cuModuleGetFunction(byref(found), module, name.encode()))
     return found
@@ -55,12 +55,12 @@ class Memory(c_uint64):
         return list(values)
 
     def write(self, values: list[int]) -> None:
-        """Puts values to its beginning."""
+        """Write values to the beginning of the buffer."""
         ok(cu.cuMemcpyHtoD_v2(self, (c_uint32 * len(values))(*values), c_size_t(4 * len(values))))
 
 
 def launch(kernel, grid, block, *arguments, shared=0, stream=None, cooperative=False) -> int:
-    """Launches a kernel; a number is an argument of 8 bytes. Returns the status."""
+    """Launch a kernel; a number is an 8-byte argument. Returns the status."""
     values = [v if isinstance(v, ctypes._SimpleCData) else c_uint64(v) for v in arguments]
     pointers = (c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
     sizes = [[*(v if isinstance(v, tuple) else (v,)), 1, 1][:3] for v in (grid, block)]
@@ -70,5 +70,5 @@ def launch(kernel, grid, block, *arguments, shared=0, stream=None, cooperative=F
 
 
 def synchronize() -> int:
-    """Waits for all work; returns the status."""
+    """Wait for all work; return the status."""
     return cu.cuCtxSynchronize()

@@ -1,4 +1,4 @@
-"""A client that launches the kernel `ends`, whose threads leave a block in several ways, in shapes that it is given."""
+"""A client that launches the kernel `ends`, whose threads leave a block in several ways, with given shapes."""
 
 from tests.runtime import probing
 

@@ -1,5 +1,5 @@
-// A program that makes each call once, so that every call is the first of its function. WAY says how it comes
-// to the functions; what it prints is the same with the hook and without.
+// A program that makes each call once, so that every call is the first of its function. WAY says how it finds
+// the functions. It prints the same with the hook and without.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,8 +26,8 @@ static void *find_address(const char *name) {
     return function;
 }
 
-// A copy of the runtime asks for all that it needs by itself: the same name three times, one of them for the
-// default stream of a thread.
+// A copy of the runtime looks up everything that it needs itself: the same name three times, one of them for
+// a thread's default stream.
 static void *find_copy(const char *name) {
     static unsigned times;
     CUresult (*get)(const char *, void **, int, uint64_t, int *) = find_address("cuGetProcAddress");
@@ -140,8 +140,8 @@ int main(int argc, char **argv) {
     CALL(cuStreamSynchronize, cuStreamSynchronize, stream);
     CALL(cuMemcpyDtoH_v2, cuMemcpyDtoH, items, memory, SIZE);
     printf("%u %u %d\n", items[0], items[1023], calls);
-    // From pinned memory the copy is done when the call returns: it may be in a stream that no other waits
-    // for.
+    // From pinned memory the copy is done when the call returns: it may be in a stream that no other stream
+    // waits for.
     CALL(cuMemHostRegister_v2, cuMemHostRegister, items, SIZE, 0);
     CALL(cuMemcpyHtoD_v2, cuMemcpyHtoD, memory, items, SIZE);
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks,

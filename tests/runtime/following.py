@@ -1,4 +1,4 @@
-"""Live streams: starting a program with one, and what its records say."""
+"""Start programs with live streams, and read the streams' records."""
 
 import io
 import os
@@ -19,7 +19,7 @@ def live(output, *args, options=("--calls", "all"), **more) -> subprocess.Popen:
 
 @pytest.fixture(autouse=True, name="private")
 def private_folder(tmp_path, monkeypatch):
-    """The folder for the helper's folders: nothing may stay in it."""
+    """Return the folder for the helper's folders, which must be empty in the end."""
     folder = tmp_path / "private %p"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

@@ -187,7 +187,7 @@ int main(int argc, char **argv) {
 
 
 def compile_scenarios(folder, scenarios, helpers=""):
-    """The program that runs the scenario that its second argument names."""
+    """Return the program that runs the scenario that its second argument names."""
     functions = "".join(f"static void run_{name}(void) {{ {body} }}\n" for name, (body, *_) in scenarios.items())
     rows = ", ".join(f'{{"{name}", run_{name}}}' for name in scenarios)
     table = f"static const struct {{ const char *name; void (*run)(void); }} scenarios[] = {{{rows}}};\n"

@@ -1,4 +1,4 @@
-"""Runs programs under gpt-hook and reads what it recorded."""
+"""Run programs under gpt-hook and read their traces."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ SHARED = ("-shared", "-fPIC")  # for compile_c, to make a library
 ARCH = ROOT / "runtime" / "arch" / "x86_64"
 INCLUDE = (f"-I{ROOT}/runtime", f"-I{ARCH}")  # folders of the runtime's own files
 PROGRAMS = ROOT / "tests" / "programs"
+DEVICE = os.environ.get("GPT_TEST_DEVICE", "sim")  # `real` in tests/gpu/live.py
 PRELUDE = '#include "client.h"\n'  # what most C clients begin with
 BASE = ("-std=gnu11", "-O0", "-g", "-Wno-unused", f"-I{PROGRAMS}")  # unoptimized: they are short, and compile faster
 
@@ -39,7 +40,7 @@ def runtime() -> Path:
 
 
 def compile_c(out: Path, source: str | Path, *flags: str | Path, prelude: bool = True) -> Path:
-    """Builds a program from C text, or from a file of tests/programs, which includes what it needs."""
+    """Build a program from C text, or from a file in tests/programs, which includes what it needs."""
     file = source if isinstance(source, Path) else out.with_name(out.name + ".c")
     if isinstance(source, str):
         file.write_text((PRELUDE if prelude else "") + source)
@@ -60,7 +61,7 @@ def compile_c(out: Path, source: str | Path, *flags: str | Path, prelude: bool =
 
 
 def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> Path:
-    """Compiles a file of the runtime or of a test with the flags of libgpthook.so."""
+    """Compile a file of the runtime or of a test with the flags of libgpthook.so."""
     base = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", *flags, *INCLUDE]
 
     def build() -> bytes:
@@ -72,7 +73,7 @@ def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> 
 
 
 def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compiler: str = "cc") -> Path:
-    """Builds libgpthook.so from its sources, with more of them, options of the linker, or flags of the compiler.
+    """Build libgpthook.so from its sources, with additional sources, linker options, or compiler flags.
 
     Objects are kept: a build with other files than the last compiles those only.
     """
@@ -90,7 +91,7 @@ def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compil
 
 
 def build_launcher(folder: Path, *flags: str) -> Path:
-    """Build gpt-hook from its sources with more flags, such as sanitizers', which must be installed."""
+    """Build gpt-hook from its sources with more flags, such as those for sanitizers, which must be installed."""
     source = ROOT / "runtime"
     files = [file for part in ("launcher", "follow", "common") for file in source.glob(f"{part}/*.c")]
     base = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-w", *INCLUDE, '-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"']
@@ -105,7 +106,7 @@ machine_code: twins.Folder | None = None  # where programs run as machine code; 
 
 
 def command(*args: str | Path, quiet: bool = True) -> list[str]:
-    """The command line of gpt-hook; a `quiet` run leaves standard error to the program."""
+    """Return the command line of gpt-hook; a `quiet` run leaves standard error to the program."""
     more = ["--quiet"] if quiet and args[:1] == ("run",) else []
     if machine_code:
         args = tuple(map(machine_code.replace, args))
@@ -114,15 +115,15 @@ def command(*args: str | Path, quiet: bool = True) -> list[str]:
 
 
 def run(
-    out: Path, *args: str | Path, options: tuple[str | Path, ...] = ("--calls", "all"), device: str = "sim", **more
+    out: Path, *args: str | Path, options: tuple[str | Path, ...] = ("--calls", "all"), device: str = DEVICE, **more
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command under gpt-hook, its trace in `out`."""
+    """Run a command under gpt-hook, with its trace in `out`."""
     line = command("run", "-o", out, "--device", device, *options, "--", *args)
     return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, **more)
 
 
 def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
-    """Waits for something that another process does: at most a minute, for the machine may be busy."""
+    """Wait at most a minute for something that another process does, as the machine may be busy."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -130,7 +131,7 @@ def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
 
 
 def kill_once(process: subprocess.Popen, holds: Callable[[], Any]) -> None:
-    """Kills a process once something holds. It stands still while that is asked: it writes faster than we read."""
+    """Kill a process once a condition holds. It's stopped during the check, as it writes faster than we read."""
 
     def holds_now() -> bool:
         process.send_signal(signal.SIGSTOP)
@@ -145,7 +146,7 @@ def kill_once(process: subprocess.Popen, holds: Callable[[], Any]) -> None:
 
 
 def rows(record: dict) -> list[dict]:
-    """The rows of a record that are not padding."""
+    """Return the rows of a record without padding."""
     fields = record["fields"]
     layout = np.dtype(
         {
@@ -162,7 +163,7 @@ def rows(record: dict) -> list[dict]:
 
 
 class Trace:
-    """The records of a trace: as they are, and calls as one dictionary each with the name of the function."""
+    """The records of a trace unchanged, and its calls as dictionaries with the function's name."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb") as file:
@@ -203,7 +204,7 @@ class Trace:
 
 
 def traced(tmp_path: Path, source: str, *flags: str | Path, options=("--calls", "all"), args=(), **more) -> Trace:
-    """Builds a C client, runs it under gpt-hook on the simulated device, and reads the trace. It must exit with 0."""
+    """Build a C client, run it under gpt-hook on the simulated device, and read the trace. It must exit with 0."""
     program = compile_c(tmp_path / "client", source, *flags)
     done = run(tmp_path / "t.mp", program, *args, options=options, **more)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -1,4 +1,4 @@
-"""Programs with probes that are killed while they launch, on the simulated device or a real one."""
+"""Kill programs with probes while they launch, on the simulated device or a real one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.runtime.probing import CLIENT, PTX, kept
 KINDS = "paced", "bursts", "streams", "graph"
 LATE = 200_000_000  # ns
 
-# Nobody waits for the GPU. After its launches, a stream writes their number to host memory, and a second thread notes
-# when it saw it there.
+# Nothing waits for the GPU. After its launches, a stream writes their number to host memory, and a second thread notes
+# when the number arrives.
 ENDLESS = (
     "#include <fcntl.h>\n#include <pthread.h>\n#include <sys/mman.h>\n"
     + CLIENT
@@ -89,7 +89,7 @@ def kill_one(folder, program, kind, seconds, device="sim", probe="gmem_bytes"):
 
 
 def complete(trace):
-    """The launches whose buffers are all there."""
+    """Return the launches whose buffers are complete."""
     held = {}
     for record in trace.of("buffer"):
         assert "lost" not in record

@@ -34,7 +34,7 @@ int main(void) {
     assert(!hook_object_find(0x10).current && !hook_object_look(0x10, &view)); // the hook is not set up
     hook_watched = calloc(1, sizeof(*hook_watched));
 
-    // A function has the image of what it is of, and goes with it.
+    // A function has its owner's image, and ends with it.
     hook_object_add(&(struct object_facts){
         .kind = OBJECT_LIBRARY, .handle = 0x100, .image = "image", .image_size = 6, .id = 7, .made = true});
     struct reference kernel = add(OBJECT_KERNEL, 0x110, 0x100, "alpha");

@@ -1,4 +1,4 @@
-"""Speaks to the supervisor byte by byte, as an honest or hostile process would.
+"""Talk to the supervisor byte by byte, like an honest or hostile process.
 
 Scripts of tests run it under gpt-hook, from sandboxes too: it imports nothing of ours.
 """
@@ -49,7 +49,7 @@ def send(client: socket.socket, which: int, digest: str = "", text: str = "", ar
 
 
 def receive(client: socket.socket) -> tuple[int, str]:
-    """The status and the fault; (-1, "") if the supervisor only closed the connection."""
+    """Return the status and the fault; (-1, "") if the supervisor only closed the connection."""
     try:
         data, rights, *_ = client.recvmsg(4096, 64)
     except ConnectionResetError:
@@ -74,7 +74,7 @@ def unshare(flags: int) -> None:
 
 
 def jail(flags: int) -> None:
-    """Enters namespaces, and an empty root directory."""
+    """Enter namespaces, and an empty root directory."""
     empty = f"/tmp/gpt-jail.{os.getpid()}"
     os.mkdir(empty)
     unshare(flags)
@@ -83,7 +83,7 @@ def jail(flags: int) -> None:
 
 
 def child(work: Callable[[], object]) -> None:
-    """Prints what some work in a child comes to, and removes its jail."""
+    """Print the result of some work in a child, and remove its jail."""
     print(end="", flush=True)
     pid = os.fork()
     if not pid:

@@ -1,4 +1,4 @@
-"""Programs that run with probes on the simulated device, and what their traces hold."""
+"""Run programs with probes on the simulated device, and read their traces."""
 
 from __future__ import annotations
 
@@ -76,13 +76,44 @@ static void run(void) {
 """
 
 
+# Every form of a launch
+FORMS = (
+    CLIENT
+    + r"""
+int main(int argc, char **argv) {
+    setup(argv[1]);
+    void *params[] = {&items, &added, &count}, *stream;
+    struct { CUdeviceptr items; unsigned added, count; } packed = {items, added, count};
+    size_t size = sizeof(packed);
+    void *extra[] = {(void *)1, &packed, (void *)2, &size, NULL};
+    CUlaunchConfig config = {6, 1, 1, 70, 1, 1, 0, NULL, NULL, 0};
+    OK(D(cuStreamCreate)(&stream, 1));
+    run();
+    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, NULL, extra));
+    expect(3);
+    OK(D(cuLaunchKernelEx)(&config, function, params, NULL));
+    expect(3);
+    OK(D(cuLaunchKernelEx)(&config, function, NULL, extra));
+    expect(3);
+    OK(D(cuCtxSynchronize)());
+    OK(D(cuLaunchCooperativeKernel)(function, 6, 1, 1, 70, 1, 1, 0, stream, params));
+    expect(3);
+    OK(D(cuStreamDestroy_v2)(stream));
+    OK(D(cuCtxSynchronize)());
+    check();
+    return 0;
+}
+"""
+)
+
+
 def build(folder, source):
     return simulated.build(folder / "client", source)
 
 
 @cache
 def kept():
-    """The cache of all tests except the tests of pipelines: each kernel is made once, for all workers and sessions.
+    """Return the cache of all tests but pipeline tests: each kernel is made once, for all workers and sessions.
 
     Every version of our code has its own, and not only of the code that the keys of the cache name.
     """
@@ -101,7 +132,7 @@ def kept():
 
 @cache
 def by_warp():
-    """A file with gmem_bytes, but a record of 48 bytes for each warp: larger buffers."""
+    """Return a file with gmem_bytes, but a 48-byte record per warp: larger buffers."""
     path = Path(kept(), "gmem_bytes.toml")
     text = find_probe("gmem_bytes").read_text().replace("counts = false\n", "")
     part = path.with_suffix(f".{os.getpid()}")  # other workers read the file
@@ -111,7 +142,7 @@ def by_warp():
 
 
 def probed(folder, program, *options, arguments=(PTX,)):
-    """The end of a run, and its trace."""
+    """Return the result of a run, and its trace."""
     cache = str(folder / "cache") if "--jit" in options else kept()
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": cache}
     out = folder / "t.mp"
@@ -129,12 +160,12 @@ def good(folder, program, *options, **more):
 
 
 def without_refusals(errors):
-    """Messages without what the simulated device says of launches that the program expects to fail."""
+    """Remove what the simulated device prints about launches that the program expects to fail."""
     return REFUSED.sub("", errors)
 
 
 def buffers(trace, name):
-    """The buffers of a map by the number of the launch: counts and slots of its units."""
+    """Return a map's buffers by launch number: counts and slots of its units."""
     maps = [r for r in trace.of("map") if r["name"] == name]
     found, fields = maps[0], maps[0]["fields"]  # each kernel that was loaded has its own: they are alike
     slot = np.dtype({

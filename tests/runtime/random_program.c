@@ -1,6 +1,6 @@
-// Does what a script says with the kernels of random_kernels.cu, line by line, and prints what each line
-// ended with: the driver's status, and what it found. Handles are numbers. The driver's functions come by
-// their plain symbols.
+// Runs a script line by line with the kernels of random_kernels.cu, and prints each line's result: the
+// driver's status, and the values found. Handles are numbers. The driver's functions are called by their
+// plain symbols.
 
 #include <stdbool.h>
 

@@ -1,4 +1,4 @@
-"""Random programs: scripts for random_program.c, which say the same however often they run, and what they launch.
+"""Random programs: scripts for random_program.c, which are deterministic, and their launches.
 
 A buffer is used in one stream. Variables that kernels read are written when nothing runs. So the order in which streams
 work makes no difference.
@@ -24,7 +24,7 @@ COUNT, MOST = 4096, 64
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch as the script has it, in the order of its lines; what it reads and writes if that is known."""
+    """A launch in the order of the script's lines; what it reads and writes, if known."""
 
     line: int
     name: str
@@ -103,7 +103,7 @@ class Program:
         self.say("use", self.here.number)
 
     def end_context(self) -> None:
-        """Work that's under way in it ends with it."""
+        """End the context with work in flight."""
         if self.here.primary or self.random.random() < 0.5:
             return
         self.contexts.remove(self.here)
@@ -140,7 +140,7 @@ class Program:
         module.functions[number] = name
 
     def unload(self) -> None:
-        """While its kernels run, and others."""
+        """Unload a module while its kernels and others run."""
         if len(self.here.modules) < 2:
             return
         module = self.pick(self.here.modules)
@@ -158,7 +158,7 @@ class Program:
         return "managed" if name == "shared_with_host" else self.pick(["library", "inside"])
 
     def write(self) -> None:
-        """A variable, between two launches in one stream or while nothing runs."""
+        """Write a variable, between two launches in one stream or while nothing runs."""
         module, name = self.pick(self.here.modules), self.pick(VARIABLES[:-1])
         stream = self.pick([-1, *self.here.streams])
         self.say("sync")
@@ -209,7 +209,7 @@ class Program:
         self.say("called")
 
     def capture(self) -> None:
-        """Kernels in a graph, which is launched some times."""
+        """Capture kernels in a graph, and launch it some times."""
         stream = self.pick([number for number in self.here.streams if number not in self.default] or [None])
         if stream is None:
             return
@@ -226,7 +226,7 @@ class Program:
         self.say("endgraph", 0)
 
     def hold(self) -> None:
-        """A stream waits for the host, which goes on with others."""
+        """Let a stream wait for the host, which goes on with others."""
         stream = self.pick([number for number in self.here.streams if number not in self.default] or [None])
         if stream is None:
             return
@@ -241,7 +241,7 @@ class Program:
         self.say("holdagain")
 
     def order(self) -> None:
-        """A stream waits for another one."""
+        """Let a stream wait for another one."""
         if not self.here.events and self.free["event"]:
             self.here.events.append(self.take("event"))
             self.say("event", self.here.events[0], self.pick([0, 2]))
@@ -284,7 +284,7 @@ class Program:
             self.go()
 
     def refuse(self) -> None:
-        """A launch that the driver refuses."""
+        """Make a launch that the driver rejects."""
         module = self.pick(self.here.modules)
         stream, number = self.pick(self.here.streams), self.pick(module.functions)
         buffer = self.here.streams[stream][0]

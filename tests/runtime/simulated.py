@@ -1,4 +1,4 @@
-"""Runs programs on the simulated device, without the hook."""
+"""Run programs on the simulated device, without the hook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build(out: Path, source: str | Path, *flags: str | Path) -> Path:
 
 
 def compile_cuda(folder: Path, *words: str | Path) -> Path:
-    """A program that is linked with our library, as one is with NVIDIA's: of sources, with flags."""
+    """Build a program from sources with flags, linked with our library as others are with NVIDIA's."""
     program = folder / "program"
     command = ["-cudart", "shared", "-arch=sm_80", f"-L{hooked.runtime() / 'sim'}", *words]
 
@@ -47,7 +47,7 @@ def compile_cuda(folder: Path, *words: str | Path) -> Path:
 
 
 def compile_kernels(out: Path, source: str) -> Path:
-    """Kernels in C, as an object of host code."""
+    """Compile kernels in C to an object of host code."""
     file = out.with_suffix(".c")
     file.write_text(f'#include "kernels.h"\n{source}')
     folders = (f"-I{hooked.ROOT}/runtime", f"-I{hooked.ROOT}/tests/runtime")
@@ -56,7 +56,7 @@ def compile_kernels(out: Path, source: str) -> Path:
 
 
 def sanitized(sanitizers: str, shared: Path) -> Path:
-    """The folder of a simulated device that is built with these sanitizers."""
+    """Return the folder of a simulated device built with these sanitizers."""
     # Kernels run on stacks of their own; sanitizers needn't know what's on them.
     name, param = {
         "thread": ("tsan", "tsan-instrument-func-entry-exit=0"),
@@ -86,8 +86,7 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
 
 
 def ask(code: str, **env: str) -> tuple[list, str]:
-    """Runs Python with `cu`, the simulated driver, initialized, and `c`, ctypes; returns what it gave to `answer`, and
-    the messages."""
+    """Run Python with `cu`, the simulated driver, initialized, and `c`, ctypes; return its answer and messages."""
     begin = "import ctypes as c, json, re, sys; cu = c.CDLL(sys.argv[1]); cu.cuInit(0); answers = []"
     script = f"{begin}; answer = answers.append\n{textwrap.dedent(code)}\nprint(json.dumps(answers))"
     line = [sys.executable, "-", DRIVER, FUNCTIONS]
@@ -97,7 +96,7 @@ def ask(code: str, **env: str) -> tuple[list, str]:
 
 
 def run(program: Path, *args: str, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program on the simulated device, the one in `folder` or the built one."""
+    """Run a program on the simulated device in `folder`, or the built one."""
     env = os.environ | {"LD_LIBRARY_PATH": str(folder or hooked.runtime() / "sim")} | env
     env |= {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "die_after_fork=0"}
     done = subprocess.run([program, *args], env=env, capture_output=True, text=True, timeout=300, check=False)

@@ -1,4 +1,4 @@
-"""runtime/abi: driver.h and cuda.h against the real headers.
+"""runtime/abi: driver.h and cuda.h, compared with NVIDIA's headers.
 
 `python -m tests.runtime.test_abi` prints driver.h for other headers, cuda.h first.
 """
@@ -22,7 +22,7 @@ BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that
 
 
 def declared() -> dict[str, int]:
-    """Every function that cuda.h declares in any mode, with the words of its arguments on the stack.
+    """Return every function that cuda.h declares in any mode, with the words of its arguments on the stack.
 
     STACK_WORDS stands for one with arguments in vector registers.
     """
@@ -104,7 +104,7 @@ def test_words_agree_with_every_symbol_of_cuda_h():
 
 
 def test_no_other_file_lists_the_functions():
-    """A second list of them would fall behind: other files name only what they do something about."""
+    """A second list would become outdated. Other files name only the functions that they handle."""
     rows = [row for part in listed() for row in part]
     symbols = [name + suffix + end for name, suffix, _, thread, _ in rows for end in {"", thread}]
     assert len(symbols) == len(set(symbols)) > 700

@@ -1,4 +1,4 @@
-"""Another processor is another folder of runtime/arch: `none`, of C alone, is built and used as it stands."""
+"""Support for another processor is another folder of runtime/arch: `none`, in C alone, is built and tested."""
 
 import os
 import re
@@ -61,7 +61,7 @@ MODULE(HAS(reverse, 1))
 
 
 def build(folder: Path, *more: str) -> Path:
-    """Builds the runtime for `none`."""
+    """Build the runtime for `none`."""
     line = [
         "make",
         "--no-print-directory",
@@ -102,7 +102,7 @@ def test_everything_else_compiles_for_another_processor(tmp_path):
 
 
 def test_no_other_file_names_the_processor():
-    """But what host code has of its own where the compiler says that the processor can."""
+    """The exception is host code of its own, guarded by what the compiler says the processor can do."""
     named = {
         str(path.relative_to(RUNTIME))
         for path in RUNTIME.rglob("*.[chS]")

@@ -1,4 +1,4 @@
-"""Asking stages through gpt-hook's supervisor: it changes nothing of the program, and nothing of it stays behind."""
+"""Requests through gpt-hook's supervisor don't change the program, and leave nothing behind."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def run(tmp_path):
 
 
 def test_one_pipeline_answers_and_the_program_notices_nothing(run):
-    """Its threads, and a child that closed all and outlives it; it waits for any child and ignores SIGCHLD."""
+    """It ignores SIGCHLD, waits for any child, and has threads and a child that closes everything and outlives it."""
     script = """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if not os.fork():
@@ -116,7 +116,7 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 @pytest.mark.parametrize("flags", [(), full(SANITIZERS)])
 @pytest.mark.parametrize("late", [True, full(False)], ids=["late", "idle"])
 def test_a_pipeline_that_is_late_or_idle_is_ended(run, tmp_path, late, flags):
-    """Beside a live stream, which ends with the last process that holds it."""
+    """A live stream runs at the same time, and ends with the last process that holds it."""
     times = ("-DGPT_PATIENCE=1", "-DGPT_LEISURE=600") if late else ("-DGPT_PATIENCE=600", "-DGPT_LEISURE=1")
     script = """
     begin_all()

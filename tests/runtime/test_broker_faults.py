@@ -23,7 +23,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="session")
 def asking(tmp_path_factory):
-    """A program that asks, with a patience of 1 s."""
+    """Return a program that makes requests with a timeout of 1 s."""
     source = hooked.ROOT / "runtime"
     flags = [
         "-w",
@@ -56,7 +56,7 @@ def test_a_worker_that_is_killed_is_replaced(run):
 
 @pytest.mark.full
 def test_without_its_supervisor_it_helps_itself(run):
-    """It may be killed during a request, or before it."""
+    """The supervisor may be killed before a request or during it."""
     script = """
     begin_all()
     run("a", 0), run("b", 1)
@@ -72,7 +72,7 @@ def test_without_its_supervisor_it_helps_itself(run):
 
 @pytest.mark.full
 def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
-    """And asked no more; but no other whose answer takes long."""
+    """It gets no more requests. One whose answer merely takes long isn't given up."""
     process = run.start("", program=asking)
     ask(process, "a")
     (broker,) = run.alive("gpt-broker")
@@ -97,7 +97,7 @@ def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
 
 @pytest.mark.full
 def test_a_program_that_is_killed_leaves_nothing(run):
-    """Not the compiler either, which would never end."""
+    """The compiler, which would never end, is killed too."""
     process = run.start('begin_all(), run("a", 0)', CC=str(run.folder / "slow"))
     run.compiler()
     assert len(run.alive()) > 5
@@ -128,7 +128,7 @@ def test_short_of_files_it_fails_until_there_are_some(run, hook):
 
 @pytest.mark.full
 def test_where_files_may_not_grow_no_signal_comes(run):
-    """The answer comes from the cache of code, and is larger than the code."""
+    """The answer comes from the code cache, and is larger than the code."""
     assert run('begin_all(), run("a", 0)')[0] == 0
     outline, kept = sorted((run.folder / "cache/gpt/sim").iterdir(), key=lambda path: path.stat().st_size)
     script = """
@@ -150,7 +150,7 @@ def test_where_files_may_not_grow_no_signal_comes(run):
 
 @pytest.mark.full
 def test_a_daemon_that_overwrites_its_environment_helps_itself(run):
-    """The supervisor does not see it, and has ended."""
+    """The supervisor can't see the daemon's environment, and has ended."""
     script = """
     if os.fork():
         os._exit(0)
@@ -186,7 +186,7 @@ def test_an_image_that_is_too_large_is_refused(run):
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("away", ["os.setuid(65534)", "assert not CDLL(None).unshare(0x40000000)  # CLONE_NEWNET"])
 def test_out_of_its_reach_a_program_helps_itself(run, away):
-    """As well as another user can: the tools may be out of its reach too."""
+    """It does so as well as another user could: the tools may be out of its reach, too."""
     script = """
     begin_all()
     module = load(sys.argv[1])

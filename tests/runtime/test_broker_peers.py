@@ -1,4 +1,4 @@
-"""The supervisor refuses sandboxed processes, and runs no command that it was not given. No other one is asked."""
+"""The supervisor rejects sandboxed processes and unknown commands, and clients ask no other process."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ needs_namespaces = pytest.mark.skipif(not can_unshare(), reason="the system give
 
 
 def say(folder: Path, script: str, *options: str, **environment: str) -> list[str]:
-    """Runs a script under gpt-hook and returns the lines that it prints."""
+    """Run a script under gpt-hook and return the lines that it prints."""
     begin = "from tests.runtime.peering import *\nimport os, sys\n"
     line = hooked.command("run", "-f", "-o", folder / "t.mp", "--device", "sim", *options, "--")
     line += [sys.executable, "-c", begin + dedent(script)]
@@ -86,7 +86,7 @@ def test_an_architecture_is_one_word(tmp_path, arch):
 
 
 def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
-    """Neither by a path in its request, nor by a descriptor that it cannot read from."""
+    """It's opened neither by a path in a request nor from a descriptor that the client can't read."""
     secret = tmp_path / "secret.ptx"
     secret.write_text(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo() { ret; }\n")
     os.mkfifo(tmp_path / "fifo")
@@ -110,7 +110,7 @@ def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
 @needs_namespaces
 @pytest.mark.parametrize("options", [(), ("--control",)])
 def test_a_child_in_a_jail_reaches_nothing(tmp_path, options):
-    """An empty root directory and a user namespace: neither by name, nor through what it has open from before."""
+    """With an empty root directory and a user namespace, it reaches nothing by name or through descriptors."""
     found = say(tmp_path, f"""
         def by_name():
             jail(USER | MOUNT)
@@ -195,7 +195,7 @@ def test_a_confined_child_passes_no_pipeline(tmp_path, confined):
 @needs_namespaces
 @pytest.mark.parametrize("enters", ["", "unshare(USER)"])
 def test_a_sandboxed_child_gives_no_orders(tmp_path, enters):
-    """It reaches the socket that gpt-hook ctl talks to, as that has an abstract name."""
+    """It reaches the socket of gpt-hook ctl, which has an abstract name."""
     found = say(tmp_path, f"""
         driver = ctypes.CDLL("libcuda.so.1")
         assert driver.cuInit(0) == 0
@@ -214,7 +214,7 @@ def test_a_sandboxed_child_gives_no_orders(tmp_path, enters):
 
 
 def test_connections_that_ask_nothing_hold_nobody_up(tmp_path):
-    """A sandboxed child could hold all places of the supervisor's, and nobody else was answered."""
+    """A sandboxed child could take all places of the supervisor, which then answered nobody else."""
     found = say(tmp_path, """
         import resource
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -226,7 +226,7 @@ def test_connections_that_ask_nothing_hold_nobody_up(tmp_path):
 
 
 def test_descriptors_that_close_slowly_hold_nobody_up(tmp_path):
-    """Closing a socket with SO_LINGER waits until its data is read, by somebody who never reads."""
+    """Closing a socket with SO_LINGER waits until its data is read, and this peer never reads."""
     found = say(tmp_path, """
         import socket, time
         from contextlib import suppress
@@ -289,7 +289,7 @@ ENTERS = (
     ],
 )
 def test_a_program_that_is_refused_runs_on(tmp_path, enter, reason):
-    """Its kernels have no probes, and the line at the end says why."""
+    """Its kernels have no probes, and the last line says why."""
     program = probing.build(tmp_path, ENTERS.replace("ENTER", enter))
     line = hooked.command(
         "run", "-o", tmp_path / "t.mp", "--device", "sim", "-p", "gmem_bytes", "--", program, probing.PTX, quiet=False
@@ -316,7 +316,7 @@ while block := os.read(0, 65536):
 
 
 def test_a_pipeline_that_answers_only_the_sync(tmp_path):
-    """It made nothing; the supervisor is there."""
+    """It made nothing, although there is a supervisor."""
     (tmp_path / "only.py").write_text(ONLY_SYNCS)
     program = probing.build(tmp_path, ENTERS.replace("ENTER", ""))
     line = f"{sys.executable} {tmp_path}/only.py"
@@ -330,7 +330,7 @@ def test_a_pipeline_that_answers_only_the_sync(tmp_path):
 
 
 def test_the_folder_goes_with_the_supervisor(tmp_path):
-    """Also if TMPDIR is longer than an address of a socket, is missing, or is relative."""
+    """This also holds if TMPDIR is longer than a socket address, missing, or relative."""
     long = tmp_path / ("long" * 40)
     long.mkdir()
     script = "print(folder.startswith('/tmp/gpt-broker.'), ask(HOST)[0])"
@@ -341,7 +341,7 @@ def test_the_folder_goes_with_the_supervisor(tmp_path):
 
 
 def test_what_a_killed_supervisor_left_is_removed(tmp_path):
-    """By the next run, and nothing that is used or that somebody else made."""
+    """The next run removes it, but nothing that's in use or made by others."""
 
     def start(name: str) -> tuple[subprocess.Popen, Path]:
         line = hooked.command("run", "-f", "-o", tmp_path / name, "--device", "sim", "--", "sleep", "1000")
@@ -405,7 +405,7 @@ def connects(tmp_path_factory):
 
 @pytest.fixture
 def answering(tmp_path):
-    """A folder with a socket that listens, such as the supervisor has, or somebody who waits for its end."""
+    """Yield a folder with a listening socket, like a supervisor's."""
     with peering.socket.socket(peering.socket.AF_UNIX, peering.socket.SOCK_SEQPACKET) as server:
         place = tmp_path / "real" / "folder"
         place.mkdir(0o700, parents=True)
@@ -458,7 +458,7 @@ sys.stdin.read()
 @needs_namespaces
 @pytest.mark.parametrize("enters", ["", "unshare(USER | MOUNT)", "libc.prctl(38, 1, 0, 0, 0)"])
 def test_a_sandboxed_child_does_not_answer_for_the_supervisor(connects, answering, enters):
-    """It has the same user and may write to the folder, and puts a socket of its own there."""
+    """The child has the same user and may write to the folder, and puts a socket of its own there."""
     line = [sys.executable, "-c", SQUATS.format(enters), str(answering / "socket")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(line, cwd=hooked.ROOT, text=True, **pipes) as squatter:
@@ -469,7 +469,7 @@ def test_a_sandboxed_child_does_not_answer_for_the_supervisor(connects, answerin
 
 
 def test_the_supervisor_is_the_process_that_clients_look_at(tmp_path):
-    """Not the command, which may end before the processes that it started, or enter a sandbox of its own."""
+    """The supervisor isn't the command, which may end before its processes or enter a sandbox of its own."""
     found = say(tmp_path, """
         with connect() as client:
             pid, *_ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -480,7 +480,7 @@ def test_the_supervisor_is_the_process_that_clients_look_at(tmp_path):
 
 @pytest.mark.parametrize("ends", ["", "_exit(0)", "OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))"])
 def test_a_child_is_answered_whatever_became_of_the_command(tmp_path, ends):
-    """A child that was forked before either used the driver, and ends the command in the end."""
+    """The child was forked before either process used the driver, and ends the command in the end."""
     body = """
         int main(int argc, char **argv) {
             int parent = getpid(), ends[2];
@@ -518,7 +518,7 @@ def test_a_child_is_answered_whatever_became_of_the_command(tmp_path, ends):
 
 @as_root
 def test_root_names_probes_for_another_users_program(tmp_path_factory):
-    """Over a socket in a folder that is not root's."""
+    """They go over a socket in a folder that isn't root's."""
     place = Path(subprocess.check_output(["mktemp", "-d", "/tmp/gpt-other.XXXXXX"], text=True).strip())
     place.chmod(0o777)
     subprocess.run(["cp", "-r", hooked.runtime(), place / "runtime"], check=True)
@@ -556,7 +556,7 @@ def test_ctl_in_a_sandbox_is_told_so(tmp_path):
 
 
 def test_pipelines_serve_after_ctl_has_ended(tmp_path):
-    """Each program of a run, and again after others were named."""
+    """They serve each program of a run, and again after others were named."""
     mark = tmp_path / "runs"
     program = simulated.build(tmp_path / "client", probing.CLIENT + """
         int main(int argc, char **argv) {

@@ -1,4 +1,4 @@
-"""Buffers without a driver: random programs, whose threads take turns as a seed says (buffers/program.c)."""
+"""Buffers without a driver: random programs with interleavings chosen by a seed (buffers/program.c)."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ FAULTS = tomllib.loads((FOLDER / "faults.toml").read_text())
 
 
 def build(folder, *flags, probe=PROBE):
-    """The program, with the files under test built to take turns. Objects are kept: a fault changes one or two."""
+    """Build the program with the files under test interleaved. Objects are kept: a fault changes one or two."""
     under_test = ("-DUNDER_TEST", "-include", FOLDER / "schedule.h", "-DGPT_CHECKED")
     tested = (*(probe / name for name in POOL), PROBE.parent / "write/reasons.c")
     objects = []
@@ -41,7 +41,7 @@ def build(folder, *flags, probe=PROBE):
 
 
 def build_with(folder, fault):
-    """The program with a fault in it."""
+    """Build the program with the fault in it."""
     probe = folder / "probe"
     probe.mkdir(parents=True)
     for name in (*POOL, "drain.c"):
@@ -72,14 +72,14 @@ def test_schedules_that_found_a_fault(program):
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS)
 def test_schedules_find_a_fault_that_is_put_back(tmp_path, fault):
-    """Once the program or the hook changes, a seed is another schedule. Then look for a new one."""
+    """If the program or the hook changes, a seed gives another schedule, and a new seed is needed."""
     program = build_with(tmp_path, FAULTS[fault])
     command = [program, str(FAULTS[fault]["seed"]), "1"]
     assert subprocess.run(command, capture_output=True, check=False).returncode, "not with this seed"
 
 
 def test_random_schedules(program):
-    """Others each time a commit is tested; the message of a failure has the seed."""
+    """The schedules differ in each run of the tests; the message of a failure has the seed."""
     first = int.from_bytes(os.urandom(4))
     assert run(program, first, 400).startswith("400 schedules: ")
 
@@ -91,7 +91,7 @@ def test_many_random_schedules(program):
 
 @pytest.mark.full
 def test_thread_sanitizer_finds_nothing(tmp_path):
-    """The same programs as threads of the system."""
+    """The same programs run as system threads."""
     program = build(tmp_path, "-fsanitize=thread", "-DREAL_THREADS")
     for seed in range(300):
         done = subprocess.run([program, str(seed)], capture_output=True, text=True, timeout=120, check=False)

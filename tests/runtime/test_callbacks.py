@@ -1,4 +1,4 @@
-"""gpt-hook -p with a probe that has a callback: it runs on each launch, and the program does what it did."""
+"""gpt-hook -p with a probe that has a callback: it runs on each launch, and the program is unaffected."""
 
 import os
 import signal
@@ -202,7 +202,7 @@ def test_a_program_that_is_killed(tmp_path, program):
 
 @pytest.mark.full
 def test_keys_that_interrupt(tmp_path, program):
-    """The program ends by the first, callbacks run on, and a second one ends them."""
+    """The first key ends the program, callbacks run on, and the second key ends them."""
     probe(tmp_path, f"#!/bin/sh\necho $$ >>'{tmp_path}/pids'\nsleep 100\n")
     line, keys = command(tmp_path, program, "waits")
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0, **keys) as process:

@@ -26,7 +26,7 @@ def program(tmp_path_factory):
 
 
 def record(tmp_path, program, *scenarios, calls="all", more=()):
-    """The path of the trace, and what the program says that it ran: counts and bytes."""
+    """Return the path of the trace, and the counts and bytes that the program reports."""
     out = tmp_path / "t.mp"
     done = hooked.run(out, program, *scenarios, options=("-f", "--calls", calls, *more))
     assert (done.returncode, done.stderr) == (0, "")
@@ -61,7 +61,7 @@ def analyze(*words):
 
 @cache
 def summarize(path):
-    """The rows and the verdicts of a summary, by answer."""
+    """Return the rows and the verdicts of a summary, by answer."""
     rows, verdicts = {}, {}
     for line in analyze("summary", "--json", path).splitlines():
         one = json.loads(line)
@@ -132,7 +132,7 @@ def test_nodes_of_conditional_bodies_are_said_to_be_unknown(tmp_path, program):
     (graph,) = hooked.Trace(path).of("graph")
     assert (graph["unknown"], graph["operations"]) == (2, [])
     _, verdicts = summarize(path)
-    said = "4 launches of graphs ran nodes as often as a condition said: those are not counted"
+    said = "not counted: conditional nodes in 4 launches of graphs, which run as often as a condition says"
     assert said in verdicts["kernels"]["verdict"]
     assert said.replace(" ", "") in analyze("graphs", path).replace("\n", "").replace(" ", "")
 
@@ -201,16 +201,16 @@ def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
     launches = [api(3, "cuGraphLaunch", "graph", "launch"), call(3, 300, object=5, stream=7),
                 call(3, 400, object=6, stream=7)]  # fmt: skip
     old = " ".join(made(tmp_path, {}, *CALLS, graph, *launches).stdout.split())
-    assert "what else than kernels 1 launch of graphs ran is not in this trace" in old
-    assert "what 1 launch of graphs ran is not recorded: the graphs were made before recording began" in old
+    assert "not in this trace: copies and all else but kernels in 1 launch of graphs" in old
+    assert "not in this trace: all that 1 launch of graphs ran, as the graphs were made before recording began" in old
     graph |= {"operations": [], "device": 1}
     new = " ".join(made(tmp_path, {"captures": 1}, *CALLS, graph, *launches[:2]).stdout.split())
-    assert "1 graph can be launched by kernels, too: that is not counted" in new
+    assert "not counted: launches by kernels of 1 graph that kernels can launch" in new
     assert "what else" not in new
 
 
 def test_one_number_of_calls_everywhere(tmp_path, program):
-    """In gpt-hook's last line, in the table of processes and in the questions, with calls that are only counted."""
+    """gpt-hook's last line, the table of processes and the questions agree, with calls that are only counted."""
     source = r"""
 int main(void) {
     begin();

@@ -1,4 +1,4 @@
-"""The file of a trace: what a process and a thread cost, who may write to it, and what the program does to it."""
+"""The trace file: the cost of a process and a thread, permissions, and effects of the program on it."""
 
 import os
 import subprocess
@@ -56,7 +56,7 @@ def test_a_fork_takes_little_room(tmp_path, calls, count):
 
 @pytest.mark.soak
 def test_a_fork_takes_little_time(tmp_path):
-    """At most 2 ms over the bare one, by turns."""
+    """It takes at most 2 ms more than without the hook; both are measured interleaved."""
     program = hooked.compile_c(tmp_path / "client", MANY_FORKS)
     env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
     over = []

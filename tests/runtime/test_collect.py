@@ -1,4 +1,4 @@
-"""gpt-hook -p: buffers get into files and streams, whatever their size, and come out as the kernel left them."""
+"""gpt-hook -p: buffers of any size are written to files and streams as the kernel left them."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def live(folder, program, *options, arguments):
 
 
 def check_stores(folder, blocks):
-    """Each thread below COUNT saved where it stored, the others nothing."""
+    """Check that each thread below COUNT saved where it stored, the others nothing."""
     found = saved(folder / "t.mp", "stores")
     assert [units.counts.shape for _, units in sorted(found.items())] == [(n, THREADS) for n in blocks]
     for units in found.values():
@@ -155,7 +155,7 @@ def test_without_zstd_buffers_are_columns(tmp_path, wide, broken):
 
 @pytest.mark.full
 def test_the_programs_own_zstd_is_its_own(tmp_path):
-    """A library that it opens gets the newer zstd that lies beside it; no function of ours is in its view."""
+    """A library that it opens gets the newer zstd next to it, and sees no function of ours."""
     folder = tmp_path / "lib"
     library(folder, "int ZSTD_newer(void) { return 42; } int ZSTD_isError(void) { return 1; }")
     user = "int ZSTD_newer(void); int use(void) { return ZSTD_newer(); }"
@@ -197,7 +197,7 @@ def test_the_programs_own_zstd_is_its_own(tmp_path):
 
 @pytest.mark.full
 def test_a_program_that_has_zstd_in_itself(tmp_path):
-    """Its functions of these names, which all libraries see, are not called by what packs buffers."""
+    """Its functions of these names are visible to all libraries, but buffers aren't packed with them."""
     names = ("ZSTD_isError", "ZSTD_createCCtx", "ZSTD_compressBound", "ZSTD_compress", "HUF_isError", "FSE_isError")
     own = "".join(f"void {name}(void) {{ abort(); }}\n" for name in names)
     program = simulated.build(tmp_path / "client", own + WIDE, "-rdynamic")

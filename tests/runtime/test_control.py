@@ -78,7 +78,7 @@ def test_a_trace_of_periods_is_read_as_such(tmp_path, program):
 
 
 def test_a_graph_of_before(tmp_path):
-    """The graph's kernels are known, though it was made while nothing was recorded."""
+    """The graph was made while nothing was recorded, but its kernels are known."""
     source = SERVER.replace("    while (puts", GRAPH + "    while (puts").replace("launch(function)", LAUNCH)
     server = Server(tmp_path / "t.mp", simulated.build(tmp_path / "client", source), "--disabled", **QUICK)
     server.launch(5)
@@ -171,7 +171,7 @@ def test_the_program_sees_no_descriptor_and_keeps_its_own(tmp_path):
 
 
 def test_children_and_all_processes_of_a_run(tmp_path):
-    """The parent uses no driver, its two children do."""
+    """The parent doesn't use the driver, its two children do."""
     source = r"""
     #include <sys/wait.h>
     int main(void) {
@@ -362,7 +362,7 @@ def test_a_process_that_answers_texts_without_an_end():
 
 
 def find_name(pid):
-    """That of its socket, without the zero in front."""
+    """Return the name of its socket, without the leading zero."""
     with open("/proc/net/unix") as file:
         (name,) = (line.split()[-1] for line in file if " 00010000 " in line and f"@gpt-control.{pid}." in line)
     return name[1:]
@@ -370,7 +370,7 @@ def find_name(pid):
 
 @pytest.mark.full
 def test_somebody_else_who_takes_the_name(tmp_path, program):
-    """A socket of this name that the process did not make is passed over."""
+    """A socket with this name that the process didn't make is ignored."""
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.bind("\0" + find_name(server.pid)[:-16] + "0123456789abcdef")
@@ -416,7 +416,7 @@ except OSError:
 
 @pytest.mark.parametrize("other", first("0", "1"))
 def test_peers_that_say_nothing_hold_nobody_up(tmp_path, program, other):
-    """Any process can connect to an abstract name; each such connection took the 5 s in which an order may come."""
+    """Any process can connect to an abstract name. Each such connection used up the 5 s in which a command may come."""
     if other == "1" and os.geteuid():
         pytest.skip("needs root")
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
@@ -440,7 +440,7 @@ sys.stdin.read()
 
 @pytest.mark.full
 def test_an_order_that_was_not_answered_is_not_followed_later(tmp_path, program):
-    """A process that is stopped does not answer; going on, it does not do what gpt-hook ctl gave up."""
+    """A stopped process doesn't answer. Continued, it doesn't do what gpt-hook ctl gave up on."""
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     server.process.send_signal(signal.SIGSTOP)
     done = ctl(server.pid, "enable")

@@ -1,4 +1,4 @@
-"""gpt-hook ctl: probes are named, exchanged and left off while a program runs. On the simulated device."""
+"""gpt-hook ctl: probes are chosen, exchanged and removed while a program runs. On the simulated device."""
 
 import os
 import signal
@@ -140,13 +140,13 @@ def test_other_probes_and_kernels(tmp_path, program):
 
 
 def loaded(pid):
-    """Objects of kernels that a process has mapped."""
+    """Return the kernel objects that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if "memfd:" in line and " r-xp " in line})
 
 
 def test_what_was_replaced_is_unloaded(tmp_path, program):
-    """A process that is looked into again and again does not grow."""
+    """A process whose probes change again and again doesn't grow."""
     server = serve(tmp_path, program, "--disabled")
     server.launch(1)
     counts = []
@@ -164,7 +164,7 @@ def test_what_was_replaced_is_unloaded(tmp_path, program):
 
 
 def test_what_a_graph_launches_stays_loaded(tmp_path):
-    """A graph that was made before other probes were named runs as it did, until it is gone."""
+    """A graph made before other probes were named runs as before until it's destroyed."""
     body = (
         graphing.GRAPHS
         + r"""
@@ -233,7 +233,7 @@ int main(int argc, char **argv) {
 
 
 def test_graphs_that_were_made_before_probes_were_named(tmp_path):
-    """Each replay while recording is on is counted: with probes, or without and why, if they are about its kernels."""
+    """Each replay while recording is on is counted: with probes, or without and why, if they apply to its kernels."""
     server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled")
 
     def counts(written=0):
@@ -304,9 +304,9 @@ def test_a_kernel_that_is_looked_up_while_it_is_on(tmp_path):
     ("words", "status", "fault"),
     [
         (("probe", "nothere"), 4, "gpt-ptx-probe: error: nothere: no such probe file"),
-        (("probe", "-k", "foo"), 2, "gpt-hook: error: probe: kernels, and no probes"),
+        (("probe", "-k", "foo"), 2, "gpt-hook: error: probe: -k or --filter without probes"),
         (("enable", "gmem_bytes"), 2, "gpt-hook: error: enable: takes no probes"),
-        (("probe", "gmem_bytes", "--jit", "cat"), 2, "gpt-hook: error: --jit: names its probes itself"),
+        (("probe", "gmem_bytes", "--jit", "cat"), 2, "gpt-hook: error: --jit: names its own probes"),
     ],
 )
 def test_wrong_words(words, status, fault):
@@ -316,7 +316,7 @@ def test_wrong_words(words, status, fault):
 
 
 def test_a_child_that_was_forked_after_code_was_loaded(tmp_path):
-    """It can't use the driver, as on a GPU: there is nothing to probe in it, and ctl says so."""
+    """It can't use the driver, as on a GPU, so nothing in it can be probed, and ctl says so."""
     source = SERVER.replace(
         "    while (puts",
         """    if (fork()) {
@@ -359,7 +359,7 @@ def test_graphs_that_come_and_go_while_it_is_toggled(tmp_path, turns, kills):
 
 
 def test_the_supervisor_is_killed(tmp_path, program):
-    """Probes that are named then are not made; the reason is counted."""
+    """Probes named after that aren't made; the reason is counted."""
     server = serve(tmp_path, program, "--disabled")
     order(server.pid, "enable")
     server.launch(1)

@@ -1,4 +1,4 @@
-"""libcudart.so.13 of the simulated device: programs that nvcc made, and what they were promised by CUDA's headers."""
+"""libcudart.so.13 of the simulated device: programs compiled by nvcc, and the declarations in CUDA's headers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of_nvidia() -> Path:
 
 
 def headers(text: str) -> str:
-    """A C text after the preprocessor, with CUDA's headers."""
+    """Return a C text after the preprocessor, with CUDA's headers."""
     line = ["cc", "-E", "-P", f"-I{cuda.headers()}", "-xc", "-"]
     return subprocess.run(line, input=text, capture_output=True, text=True, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""A process that replaces itself by exec, again and again: each program's trace is there, and whole."""
+"""A process that calls exec again and again: each program has a complete trace."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""The first call of each function: every way to the driver in every mode gives what the bare program gives."""
+"""The first call of each function, by every way to the driver in every mode, returns the same as without the hook."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
 
 
 def build(folder, way, *flags):
-    """The command that plays the client in this way."""
+    """Return the command that plays the client in this way."""
     include = (f"-I{hooked.ROOT}/runtime", "-w", *flags)
     source = SOURCE.read_text()
     if way.endswith("plugin"):
@@ -54,7 +54,7 @@ def build(folder, way, *flags):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Gives the command of a way, built once."""
+    """Return the command of a way, built once."""
     made = {}
 
     def get(way, first):

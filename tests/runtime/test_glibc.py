@@ -1,4 +1,4 @@
-"""Other versions of glibc than this machine's, from Debian's packages: the hook loads and records the same."""
+"""Other versions of glibc, from Debian's packages: the hook loads and records the same."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ POOL = "http://deb.debian.org/debian/pool/main/g/glibc"
 
 
 def fetch(folder, version):
-    """The package, unpacked; the dynamic linker in it, and the folder of its libraries."""
+    """Return the unpacked package, its dynamic linker, and the folder of its libraries."""
     try:
         with urllib.request.urlopen(f"{POOL}/libc6_{version}_amd64.deb", timeout=30) as answer:
             (folder / "libc6.deb").write_bytes(answer.read())
@@ -27,7 +27,7 @@ def fetch(folder, version):
 
 
 def start(linker, libraries, trace, *args):
-    """Runs a program by another dynamic linker: gpt-hook itself would be run by this machine's."""
+    """Run a program by another dynamic linker: gpt-hook itself would be run by this machine's."""
     line = [linker, "--preload", hooked.runtime() / "libgpthook.so"]
     line += ["--library-path", f"{hooked.runtime() / 'sim'}:{libraries}", *args]
     env = os.environ | {"GPT_HOOK_OUTPUT": str(trace), "GPT_HOOK_CALLS": "all"}
@@ -49,7 +49,7 @@ def test_a_newer_one(tmp_path):
 
 @pytest.mark.full
 def test_an_older_one(tmp_path):
-    """That of Debian 11 and Ubuntu 20.04, whose threads and dlopen are libraries of their own."""
+    """Debian 11 and Ubuntu 20.04 have this version; its threads and dlopen are separate libraries."""
     runtime = hooked.ROOT / "runtime"
     flags = [
         "-include",

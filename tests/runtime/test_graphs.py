@@ -1,4 +1,4 @@
-"""Graphs: what their kernels and nodes are recorded as, and how often they ran."""
+"""Graphs: the records of their kernels and nodes, and how often they ran."""
 
 from tests.runtime import hooked
 
@@ -62,7 +62,7 @@ def test_graphs_that_are_updated_destroyed_and_conditional(tmp_path):
 
 
 def test_nodes_of_a_graph_that_can_be_launched(tmp_path):
-    """One by one they are given other kernels, put out and on again; an update finds them as they are then."""
+    """Each node in turn gets another kernel, and is disabled and enabled; an update finds the current state."""
     main = r"""
 int main(void) {
     begin();

@@ -20,7 +20,7 @@ int main(void) {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """The library built with handlers of launches."""
+    """Return the library built with launch handlers."""
     out = tmp_path_factory.mktemp("handlers") / "libgpthook.so"
     return hooked.build_hook(out, hooked.ROOT / "tests" / "runtime" / "launch_handlers.c")
 

@@ -1,4 +1,4 @@
-"""The three ways to the driver, and what must stay as it is without the hook."""
+"""The three ways to the driver, and everything that the hook must not change."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""--ioctl: calls to /dev/nvidia*, here files that stand for the devices in a namespace of their own."""
+"""--ioctl: calls to /dev/nvidia*, here files that replace the devices in a separate namespace."""
 
 import errno
 import os
@@ -62,7 +62,7 @@ int main(void) {
 
 
 def devices(tmp_path, *command, options=()):
-    """Runs a command under gpt-hook where /dev has files for NVIDIA's devices."""
+    """Run a command under gpt-hook where /dev has files for NVIDIA's devices."""
     script = 'mount -t tmpfs none /dev && : >/dev/nvidiactl && : >/dev/nvidia-uvm && : >/dev/full && exec "$@"'
     line = ["unshare", "-rm", "sh", "-c", script, "sh", *hooked.command("run", "-o", tmp_path / "t.mp", *options)]
     if subprocess.run(["unshare", "-rm", "sh", "-c", "mount -t tmpfs none /dev"], capture_output=True).returncode:

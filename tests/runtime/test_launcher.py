@@ -70,7 +70,7 @@ def test_a_file_of_this_folder(tmp_path):
 
 
 def test_the_synopsis_can_be_followed(tmp_path):
-    """Every option of it stands before `--`, and `--` before the command."""
+    """All its options are before `--`, and `--` is before the command."""
     synopsis = gpt_hook("--help").stdout.partition("       gpt-hook ctl")[0]
     assert synopsis.split()[-4:] == ["[--]", "COMMAND", "[ARG", "...]"]
     done = gpt_hook("run", "-o", tmp_path / "t.mp", "--disabled", "--", "true")
@@ -195,7 +195,7 @@ def test_programs_of_musl(tmp_path):
     (tmp_path / "musl.c").write_text(source)
     subprocess.run(["musl-gcc", tmp_path / "musl.c", "-o", tmp_path / "musl"], check=True)
     done = hooked.run(tmp_path / "t.mp", tmp_path / "musl")
-    fact = "a program of musl: it cannot be watched"
+    fact = "a program linked to musl: it cannot be watched"
     assert (done.returncode, done.stderr) == (4, f"gpt-hook: error: {tmp_path}/musl: {fact}\n")
     done = hooked.run(tmp_path / "t.mp", "sh", "-c", f"{tmp_path}/musl; exit $?")
     assert (done.returncode, done.stdout, done.stderr) == (3, "runs\n", "")
@@ -316,7 +316,7 @@ def test_force_deletes_nothing_of_another_user(tmp_path):
 
 
 def test_a_path_with_a_blank(tmp_path):
-    """LD_PRELOAD is split there. Programs that the command starts are watched too."""
+    """LD_PRELOAD would be split at the blank. Programs that the command starts are watched too."""
     shutil.copytree(hooked.runtime(), tmp_path / "a  b")
     call = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
     line = [tmp_path / "a  b" / "gpt-hook", "run", "-q", "-o", tmp_path / "t.mp", "--device", "sim", "--"]

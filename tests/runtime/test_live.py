@@ -1,4 +1,4 @@
-"""Live streams: -o -, -o FIFO, -o '|command'. The helper follows the traces, whatever happens to the others."""
+"""Live streams: -o -, -o FIFO, -o "|command". The helper follows the traces, whatever happens to other processes."""
 
 import os
 import pty
@@ -42,7 +42,7 @@ ASKS = "for (int i = 0, version; i < 1000; i++)\n cuDriverGetVersion(&version);\
 
 
 def calls(records: list[dict]) -> list[dict]:
-    """The rows of all calls; each after the records that it refers to."""
+    """Return the rows of all calls, each after the records that it refers to."""
     apis, found = {}, []
     for record in records:
         if record["kind"] == "api":
@@ -147,7 +147,7 @@ def test_a_fifo_of_another_user_gets_nothing(tmp_path):
 @pytest.mark.parametrize("options", [[], ["-f"]])
 @pytest.mark.parametrize("target", ["/proc/self/fd/1", "/dev/null", "folder"])
 def test_a_link_to_what_is_no_file_stays(tmp_path, target, options):
-    """-f took /dev/stdout, a link, from the whole machine where standard output was a file."""
+    """With -f, /dev/stdout, a link, was removed from the whole machine if standard output was a file."""
     (tmp_path / "folder").mkdir()
     link = tmp_path / "stdout"
     link.symlink_to(target)
@@ -409,7 +409,7 @@ def test_a_helper_that_is_stopped_tidies_up(tmp_path):
 
 
 def find_helper(private):
-    """The process that holds the lock in the folder, once the program writes its trace there."""
+    """Return the process that holds the lock in the folder, once the program writes its trace there."""
     hooked.wait_until(lambda: [*private.glob("*/[0-9]*")])
     (lock,) = private.glob("*/.helper")
 
@@ -529,7 +529,7 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
 
 
 def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_its_own(tmp_path):
-    """If TMPDIR has no sticky bit, anybody can."""
+    """If TMPDIR has no sticky bit, anybody can put a folder there."""
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     (home := tmp_path / "home").mkdir()
@@ -542,7 +542,7 @@ def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_it
 
 
 def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
-    """It counts as a slow reader: what the program does meanwhile waits on disk."""
+    """It counts as a slow reader: the program's data meanwhile waits on disk."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = live(f"|cat >'{tmp_path}/t.mp'", program, **pipes, stdout=subprocess.PIPE)
@@ -557,7 +557,7 @@ def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
 
 
 def test_a_helper_that_is_killed_after_the_program_is_told_of(tmp_path, private):
-    """Nobody said that the stream had lost its end: the program had nothing more to write."""
+    """No message said that the stream had lost its end, as the program had nothing more to write."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(b"1\n"), process.stdin.flush()
@@ -575,7 +575,7 @@ def test_a_helper_that_is_killed_after_the_program_is_told_of(tmp_path, private)
 
 @pytest.mark.parametrize("launched", [b"", b"1\n"])
 def test_a_folder_that_is_removed_meanwhile_is_told_of(tmp_path, private, launched):
-    """The stream was whole and had nothing in it: a segment that ends, without a record."""
+    """The stream was complete but empty: a segment that ends without a record."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if launched:

@@ -1,4 +1,4 @@
-"""Programs that a run starts without the hook: nothing is recorded of them, and gpt-hook says so."""
+"""Programs in a run that start without the hook: nothing is recorded, and gpt-hook says so."""
 
 import os
 import re
@@ -20,7 +20,7 @@ BEFORE = "; put 'gpt-hook run' right before that program"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A program that uses the driver, a static program, and a library to preload."""
+    """Return a program that uses the driver, a static program, and a library to preload."""
     folder = tmp_path_factory.mktemp("lost")
     hooked.compile_c(folder / "app", LOOP)
     (folder / "plain.c").write_text("int main(void) { return 5; }\n")
@@ -63,7 +63,7 @@ def test_an_environment_without_the_hook(tmp_path, folder, script, by, how):
 
 @pytest.mark.parametrize("function", ["execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve"])
 def test_every_function_that_replaces_the_program(tmp_path, folder, function):
-    """Each starts the program as ever, with its arguments and its environment."""
+    """Each function starts the program as usual, with its arguments and environment."""
     arguments = {
         "execve": '"/bin/sh", words, environment', "execv": '"/bin/sh", words', "execvp": '"sh", words',
         "execvpe": '"sh", words, environment', "fexecve": 'open("/bin/sh", O_RDONLY), words, environment',
@@ -88,7 +88,7 @@ def test_every_function_that_replaces_the_program(tmp_path, folder, function):
 
 @pytest.mark.parametrize("program", ["sh -c 'exit 3'", "env -i sh -c 'exit 3'"])
 def test_a_program_that_is_found_without_a_path(tmp_path, program):
-    """env removes PATH first, and libc then looks in folders of its own."""
+    """env removes PATH first, and libc then looks in default folders."""
     status, lines = said(tmp_path, "sh", "-c", f"exec env -i {program}")
     what = f"nothing was recorded from {program.split()[0]}, which env started without LD_PRELOAD{BEFORE}"
     assert (status, lines) == (3, [f"warning: {NOT_WRITTEN}{what}"])
@@ -146,7 +146,7 @@ def test_a_program_of_musl_has_a_trace_without_calls(tmp_path, folder):
     subprocess.run(["musl-gcc", folder / "plain.c", "-o", tmp_path / "musl"], check=True)
     status, lines = said(tmp_path, "sh", "-c", f"{tmp_path}/musl; exit 3")
     assert status == 3 and lines[0].startswith("0 calls, 0 launches, 1 process")
-    assert lines[1].endswith(f"from {tmp_path}/musl, which sh started: a program of musl cannot be watched")
+    assert lines[1].endswith(f"from {tmp_path}/musl, which sh started: a program linked to musl cannot be watched")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
@@ -163,7 +163,7 @@ def test_a_setuid_program(tmp_path, folder):
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root becomes another user by setpriv")
 @pytest.mark.parametrize("folders", ["shared", "closed"])
 def test_a_program_that_another_user_starts(tmp_path, folder, folders):
-    """A note of another user's isn't believed, and one can't be left in root's folder: it's said at once."""
+    """Another user's note isn't believed, and none can be left in root's folder, so a message comes at once."""
     copied = Path(tempfile.mkdtemp(dir="/var/tmp"))  # where others may look
     try:
         copied.chmod(0o755)
@@ -188,7 +188,7 @@ def test_a_program_that_another_user_starts(tmp_path, folder, folders):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has another effective user")
 @pytest.mark.parametrize("call", ["os.setresuid(2001, 0, 0)", "os.setresgid(2001, 0, 0)"])
 def test_rights_that_a_program_is_started_with(tmp_path, folder, call):
-    """The dynamic linker ignores LD_PRELOAD for it, as for a setuid one: gpt-hook ran it without a word."""
+    """The dynamic linker ignores LD_PRELOAD for it, as for a setuid one: gpt-hook ran it without a message."""
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--", "true")
     code = f"import os, sys; {call}; os.execv(sys.argv[1], sys.argv[1:])"
     done = subprocess.run([sys.executable, "-c", code, *line], stderr=subprocess.PIPE, text=True, check=False)
@@ -226,7 +226,7 @@ def test_streams(tmp_path, folder, output):
 
 
 def test_names_are_safe(tmp_path, folder):
-    """A name of a program is anybody's: it doesn't reach the terminal as it is."""
+    """Anybody can choose a program's name, so it isn't printed to the terminal as it is."""
     program = tmp_path / "a\x1b[2J\nb"
     shutil.copy("/bin/true", program)
     _, (line,) = said(tmp_path, "env", "-i", program)
@@ -234,7 +234,7 @@ def test_names_are_safe(tmp_path, folder):
 
 
 def test_a_planted_note_is_neither_followed_nor_believed(tmp_path, folder):
-    """The folder of notes may be everybody's."""
+    """Everybody may write to the folder of notes."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     script = f'ln -s {victim} "$GPT_HOOK_NOTES.3"; env -i {folder}/app 3; rm "$GPT_HOOK_NOTES.3"; true'

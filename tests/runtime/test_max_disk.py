@@ -148,7 +148,7 @@ SAVE [noise] {%a, %b};\"\"\"
 
 
 def test_buffers_too(tmp_path):
-    """Data that doesn't fit is lost, and its record says why; later launches run without probes."""
+    """Data that doesn't fit is lost, and its record gives the reason; later launches run without probes."""
     program = build(tmp_path, LARGE)
     (tmp_path / "noise.toml").write_text(NOISE)
     done = run(tmp_path, program, PTX, options=("-p", tmp_path / "noise.toml"), size="8M")

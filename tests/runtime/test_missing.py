@@ -1,4 +1,4 @@
-"""GPU code that is missing after all: what the hook says of it, and what the simulated driver gives."""
+"""GPU code that's missing although it's needed: the hook's message, and the simulated driver's error."""
 
 import os
 import shutil
@@ -154,7 +154,7 @@ def test_a_kernel_that_was_dropped(tmp_path):
 
 
 def three_kernels(folder):
-    """For sm_90 and sm_80 in one region: an sm_90 never had `three`. All but `one` are pages long."""
+    """Build for sm_90 and sm_80 in one region; the sm_90 has no `three`. All but `one` are pages long."""
     sizes = {"one": 1, "two": 2000, "three": 2000}
     code = {
         name: f'extern "C" __global__ void {name}(volatile int *p) {{ {"*p = 1;" * size} }}'
@@ -350,7 +350,7 @@ int cuCtxSynchronize(void) { return broken; }
 
 
 def run_empty(tmp_path, library, *options, nameless=0):
-    """Launches one kernel, another whose code is zeros, and the first again."""
+    """Launch one kernel, another whose code is zeros, and the first again."""
     (tmp_path / "driver").mkdir(exist_ok=True)
     (tmp_path / "driver.c").write_text(EMPTY.replace("NAMELESS", str(nameless)))
     soname = "-Wl,-soname,libcuda.so.1,-Bsymbolic"

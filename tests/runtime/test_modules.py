@@ -380,7 +380,7 @@ def test_what_somebody_else_put_in_place_of_a_saved_image_is_replaced(tmp_path, 
 
 
 def test_a_saved_image_is_nobodys_where_users_have_no_numbers(tmp_path):
-    """In a user namespace without a mapping a file that another user put there has the number of this one."""
+    """In a user namespace without a mapping, another user's file has the same user ID as the process."""
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     text = PTX + b"\n" * (99999 - len(PTX))

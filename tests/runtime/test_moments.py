@@ -144,7 +144,7 @@ def test_a_thread_with_a_small_stack(tmp_path):
 
 
 def test_fork_while_another_thread_walks_the_libraries(tmp_path):
-    """The lock that it holds then stays taken in the child."""
+    """Otherwise the lock that this thread holds would stay locked in the child."""
     source = r"""
     #include <link.h>
     #include <pthread.h>

@@ -1,4 +1,4 @@
-"""NVTX ranges and marks, of a program that plays NVTX itself, of NVIDIA's headers, and of the Python package."""
+"""NVTX ranges and marks from a program that imitates NVTX, from NVIDIA's headers, and from the Python package."""
 
 from __future__ import annotations
 

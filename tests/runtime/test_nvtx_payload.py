@@ -1,4 +1,4 @@
-"""The payload extension of NVTX, of a program that plays NVTX itself, and of NVIDIA's headers."""
+"""NVTX's payload extension, from a program that imitates NVTX, and from NVIDIA's headers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BEGAN = ("mark", None, None)
 
 
 def test_ranges_that_are_popped_with_a_payload_end(tmp_path):
-    """NCCL's ranges: pushed by NVTX, popped by the extension; and all of the extension's ranges and marks."""
+    """NCCL's ranges are pushed by NVTX and popped by the extension, whose own ranges and marks are also tested."""
     more = (
         BEGUN
         + r"""
@@ -120,7 +120,7 @@ UNKNOWN = {
 
 
 def test_messages_of_schemas(tmp_path):
-    """In a payload of the extension, and in one of an event that has no message."""
+    """The message is in a payload of the extension, or in the payload of an event without a message."""
     more = (
         BEGUN
         + r"""

@@ -1,4 +1,4 @@
-"""Objects with lifetimes: a handle that the driver gives out again is another object."""
+"""Objects with lifetimes: when the driver reuses a handle, it's a new object."""
 
 import subprocess
 
@@ -136,7 +136,7 @@ def driver(tmp_path, monkeypatch):
 
 
 def run(tmp_path, source, calls="none", args=()):
-    """The trace of a client that runs on the driver of this file."""
+    """Return the trace of a client that runs on this file's driver."""
     program = hooked.compile_c(tmp_path / "client", CALLS + source)
     done = hooked.run(tmp_path / "t.mp", program, *args, options=("--calls", calls), device="real")
     assert (done.returncode, done.stderr) == (0, "")
@@ -185,7 +185,7 @@ ENDS = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_what_goes_with_its_owner(tmp_path, driver, how):
-    """The same kernel of the same name, looked up again at the same address, is one of another module."""
+    """The same kernel with the same name, looked up again at the same address, belongs to another module."""
     source = r"""
     int main(void) {
         begin();
@@ -288,7 +288,7 @@ def test_threads_that_load_and_unload_at_once(tmp_path, driver, calls):
 
 @pytest.mark.full
 def test_what_is_gone_takes_no_memory(tmp_path, driver):
-    """The trace itself grows, and stays mapped; so private memory is what counts."""
+    """The trace itself grows and stays mapped, so private memory is measured."""
     source = r"""
     static long private(void) {
         char line[256];
@@ -341,7 +341,7 @@ def test_many_functions_are_counted_to_the_last(tmp_path, driver):
 
 
 def test_objects_alone(tmp_path):
-    """Queries that probing makes, without a driver: images, attributes, parameters, variables, generations."""
+    """Queries that probing makes are tested without a driver: images, attributes, parameters, variables, generation."""
     source = hooked.ROOT / "runtime" / "hook"
     test = hooked.ROOT / "tests" / "runtime" / "objects_alone.c"
     line = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-g", *hooked.INCLUDE, "-Wall", "-Werror"]

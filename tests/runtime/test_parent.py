@@ -1,4 +1,4 @@
-"""-o '|command': gpt-hook is the parent of the program and of the command, and acts as the program."""
+"""-o '|command': gpt-hook is the parent of the program and the command, and behaves like the program."""
 
 import fcntl
 import os
@@ -141,7 +141,7 @@ def test_the_terminal(tmp_path, says):
 
 
 def test_job_control(tmp_path, says):
-    """In a shell that controls jobs: Ctrl-Z stops all of it, `fg` continues it, Ctrl-C ends the program only."""
+    """In a shell with job control, Ctrl-Z stops everything, `fg` continues it, and Ctrl-C ends the program only."""
     ours, theirs = pty.openpty()
     hook = " ".join(
         hooked.command("run", "-o", f"'|cat >/dev/null; echo end >{tmp_path}/end'", "--device", "sim", "--")

@@ -1,4 +1,4 @@
-"""The built files run where glibc is 2.28 or later, and nothing else has to be there: the wheel's tag says so."""
+"""The built files run with glibc 2.28 or later and nothing else, as the wheel's tag says."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""gpt-hook -p: kernels run with probes in them, results stay, and buffers reach the trace. On the simulated device."""
+"""gpt-hook -p: kernels run with probes, results are unchanged, and buffers reach the trace. On the simulated device."""
 
 import os
 import signal
@@ -14,6 +14,7 @@ from tests.runtime.probing import (
     BLOCKS,
     CLIENT,
     COUNT,
+    FORMS,
     PTX,
     THREADS,
     buffers,
@@ -29,35 +30,6 @@ from tests.runtime.probing import (
 )
 from tests.tiers import first, full
 
-FORMS = (
-    CLIENT
-    + r"""
-int main(int argc, char **argv) {
-    setup(argv[1]);
-    void *params[] = {&items, &added, &count}, *stream;
-    struct { CUdeviceptr items; unsigned added, count; } packed = {items, added, count};
-    size_t size = sizeof(packed);
-    void *extra[] = {(void *)1, &packed, (void *)2, &size, NULL};
-    CUlaunchConfig config = {6, 1, 1, 70, 1, 1, 0, NULL, NULL, 0};
-    OK(D(cuStreamCreate)(&stream, 1));
-    run();
-    OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, NULL, NULL, extra));
-    expect(3);
-    OK(D(cuLaunchKernelEx)(&config, function, params, NULL));
-    expect(3);
-    OK(D(cuLaunchKernelEx)(&config, function, NULL, extra));
-    expect(3);
-    OK(D(cuCtxSynchronize)());
-    OK(D(cuLaunchCooperativeKernel)(function, 6, 1, 1, 70, 1, 1, 0, stream, params));
-    expect(3);
-    OK(D(cuStreamDestroy_v2)(stream));
-    OK(D(cuCtxSynchronize)());
-    check();
-    return 0;
-}
-"""
-)
-
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory):
@@ -66,7 +38,7 @@ def forms(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory):
-    """A program that launches as often as its second argument says."""
+    """Return a program that launches as often as its second argument says."""
     source = (
         CLIENT
         + r"""
@@ -103,7 +75,7 @@ def test_every_form_of_a_launch(tmp_path, forms, code):
 
 
 def counting(folder):
-    """A pipeline that counts its runs and requests, and the file with them."""
+    """Return a pipeline that counts its runs and requests, and the file with the counts."""
     log = folder / "log"
     stage = folder / "counted"
     stage.write_text(f"#!/bin/sh\necho run >>'{log}'\nexec gpt-extract --ptx\n")
@@ -193,7 +165,7 @@ def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
 @in_both_forms
 @pytest.mark.full
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
-    """Buffers of 720 KB, and room for two of them."""
+    """Buffers have 720 KB, and there is room for two of them."""
     source = (
         CLIENT
         + r"""
@@ -251,7 +223,7 @@ def test_streams_of_one_hash_are_known(tmp_path):
 
 @pytest.mark.full
 def test_threads_wait_for_each_others_launches(tmp_path):
-    """Four buffers for twelve streams: where all are in launches under way, nothing comes back, but soon does."""
+    """There are four buffers for twelve streams. While all are in flight none is free, but soon one is."""
     source = (
         CLIENT
         + r"""
@@ -287,7 +259,7 @@ def test_threads_wait_for_each_others_launches(tmp_path):
 
 @in_both_forms_at_once
 def test_variables_are_the_programs(tmp_path):
-    """Constants that are written between launches, before and after their address was asked for."""
+    """Constants are written between launches, before and after their address is requested."""
     source = (
         CLIENT
         + r"""
@@ -336,7 +308,7 @@ def test_a_library_and_its_kernels(tmp_path):
 
 @in_both_forms
 def test_a_module_that_comes_and_goes(tmp_path):
-    """Handles come back; each module has its own kernel with probes, and its own variables."""
+    """Handles are reused; each module has its own kernel with probes, and its own variables."""
     source = (
         CLIENT
         + r"""
@@ -426,7 +398,7 @@ def test_a_child_of_fork_and_a_kill(tmp_path):
 
 @pytest.mark.full
 def test_a_pipeline_that_is_late_is_used_later(tmp_path):
-    """A look-up does not wait with --wait 0; the kernel is loaded where the program waits for the GPU."""
+    """With --wait 0 a look-up doesn't wait; the kernel is loaded where the program waits for the GPU."""
     source = (
         CLIENT
         + r"""
@@ -486,7 +458,7 @@ def test_the_line_at_the_end(tmp_path, launches):
 @in_both_forms
 @pytest.mark.full
 def test_the_broker_is_killed(tmp_path):
-    """The program's own kernels run; existing results stay."""
+    """The program's own kernels run, and existing results are kept."""
     source = (
         CLIENT
         + r"""

@@ -23,7 +23,7 @@ RUN = CLIENT + "int main(int argc, char **argv) { setup(argv[1]); run(); check()
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory):
-    """A program that launches its kernel once."""
+    """Return a program that launches its kernel once."""
     return build(tmp_path_factory.mktemp("once"), RUN)
 
 
@@ -40,7 +40,7 @@ def processes(word: str) -> list[str]:
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
-    """The stages before it would wait for a request, and the program for an answer."""
+    """Otherwise the stages before it would wait for a request, and the program for an answer."""
     stages = PIPELINE.split(" | ")
     stages.insert(at, "(echo 'out of luck' >&2; exit 3)")
     start = time.monotonic()
@@ -52,7 +52,7 @@ def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
 
 @pytest.mark.parametrize("pipeline", [f"[ -p /dev/stderr ] && {{ yes >&2 & {PIPELINE}; }}", f"set -e; {PIPELINE}"])
 def test_what_a_pipeline_may_do(tmp_path, once, pipeline):
-    """Standard error is a pipe: whatever is written there takes no memory."""
+    """Standard error is a pipe: output there takes no memory."""
     check_bytes(good(tmp_path, once, "--jit", pipeline), 1)
 
 
@@ -74,7 +74,7 @@ def test_a_file_that_a_pipeline_names_has_changed(tmp_path, once, how, monkeypat
 
 
 def test_a_fault_of_the_moment_is_not_kept(tmp_path, once):
-    """A compiler that is killed, as where memory runs out, says nothing of the kernel."""
+    """A compiler that's killed, as when memory runs out, says nothing about the kernel."""
     flag, compiler = tmp_path / "flag", tmp_path / "cc"
     real = os.environ.get("CC", "cc")
     compiler.write_text(f'#!/bin/sh\n[ -e {flag} ] && case "$*" in *-o*) kill -9 $$ ;; esac\nexec {real} "$@"\n')
@@ -93,7 +93,7 @@ def test_a_fault_of_the_moment_is_not_kept(tmp_path, once):
 
 
 def test_a_program_of_few_descriptors(tmp_path):
-    """Most of them stay its own, however many kernels it enumerates."""
+    """Most of them remain the program's, however many kernels it enumerates."""
     kernels = "".join(f".visible .entry k{i}() {{ ret; }}\n" for i in range(100))
     many = tmp_path / "many.ptx"
     many.write_text(".version 7.0\n.target sm_70\n.address_size 64\n" + kernels)
@@ -121,7 +121,7 @@ def test_a_program_of_few_descriptors(tmp_path):
 
 
 def test_a_program_that_writes_over_its_environment(tmp_path):
-    """A process changes its name, like setproctitle(3); another one overwrites its environment."""
+    """One process changes its name, like setproctitle(3); another one overwrites its environment."""
     source = (
         CLIENT
         + r"""
@@ -152,7 +152,7 @@ def test_a_program_that_writes_over_its_environment(tmp_path):
 
 
 def test_signals_of_children_are_ignored(tmp_path, once):
-    """By who starts gpt-hook; the program has that from it."""
+    """The process that starts gpt-hook ignores them, and the program inherits that."""
     line = hooked.command("run", "-f", "-o", tmp_path / "t.mp", "--device", "sim", "-p", "gmem_bytes")
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     ignore = lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # noqa: E731
@@ -176,7 +176,7 @@ def test_a_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
 
 
 def test_the_stage_that_reads_the_probes_is_killed(tmp_path):
-    """Before the program runs; not without a word."""
+    """It's killed before the program runs, and a message says so."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in ("gpt-hook", "libgpthook.so", "sim"):
@@ -193,7 +193,7 @@ def test_the_stage_that_reads_the_probes_is_killed(tmp_path):
 
 
 def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
-    """Its results would be kept as results of the original probe."""
+    """Otherwise its results would be cached as results of the original probe."""
     source = (
         CLIENT
         + r"""
@@ -221,7 +221,7 @@ def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
 
 
 def test_what_is_no_file_of_a_probe(tmp_path, once, monkeypatch):
-    """A folder with the name of a built-in one; and a FIFO, as <(COMMAND) of a shell, can be read once only."""
+    """A folder has the name of a built-in probe; and a FIFO, such as a shell's <(COMMAND), can be read only once."""
     monkeypatch.chdir(tmp_path)
     Path("gmem_bytes").mkdir()
     check_bytes(good(tmp_path, once, "-p", "gmem_bytes"), 1)
@@ -233,7 +233,7 @@ def test_what_is_no_file_of_a_probe(tmp_path, once, monkeypatch):
 
 
 def test_a_kernel_that_is_looked_up_before_there_is_a_context(tmp_path):
-    """For which device it is to be made is known later."""
+    """The device that it must be made for is known only later."""
     source = (
         CLIENT
         + r"""

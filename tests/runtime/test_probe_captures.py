@@ -1,4 +1,4 @@
-"""Launches with probes beside captures that begin while other threads wait. On the simulated device."""
+"""Launches with probes during captures that begin while other threads wait. On the simulated device."""
 
 import shutil
 
@@ -14,7 +14,7 @@ def program(tmp_path_factory):
 
 
 def check(folder, program, stream, turns, moment):
-    """Events of ours get into no capture, where they never come, and spoil none: all is collected."""
+    """Check that no capture contains or is broken by events of ours, and that everything is collected."""
     options = ("-p", "gmem_bytes", "--calls", "none", "--complete")
     trace = probing.good(folder, program, *options, arguments=(probing.PTX, stream, turns, moment))
     assert graphing.check_captures(trace, turns) == []

@@ -58,7 +58,7 @@ def lost(trace):
 
 
 def test_a_kernel_in_two_contexts(tmp_path):
-    """It is launched in the other one as it is, once; each has its own variables."""
+    """In the other context it's launched once without probes; each context has its own variables."""
     body = r"""
         void *first, *second;
         OK(D(cuCtxGetCurrent)(&first));
@@ -83,7 +83,7 @@ def test_a_kernel_in_two_contexts(tmp_path):
 
 @pytest.mark.parametrize("code", ["sass"], indirect=True)
 def test_machine_code_has_the_variables_of_one_context(tmp_path, code):
-    """In another one the kernel runs as it is, and its variables are what they should be."""
+    """In another context the kernel runs without probes, and its variables have the right values."""
     body = r"""
         void *second;
         run();
@@ -99,7 +99,7 @@ def test_machine_code_has_the_variables_of_one_context(tmp_path, code):
 
 
 def test_a_function_of_a_kernel_in_two_contexts(tmp_path):
-    """Getting it there is a look-up."""
+    """Getting the function there is a look-up."""
     body = r"""
         void *first, *second, *functions[2];
         OK(D(cuCtxGetCurrent)(&first));
@@ -137,7 +137,7 @@ def test_a_function_that_was_got_before_its_kernel_was_there(tmp_path, wait):
 
 
 def test_a_reset(tmp_path):
-    """Kernels of libraries outlive it, and get their probes again."""
+    """Kernels of libraries outlive the reset, and get their probes again."""
     body = r"""
         OK(D(cuDevicePrimaryCtxRetain)(&module, 0));
         for (int i = 0; i < 4; i++) {
@@ -203,7 +203,7 @@ def test_a_library_that_comes_and_goes(tmp_path):
 )
 @pytest.mark.parametrize("early", [True, False])
 def test_constants_of_a_library_and_of_its_module(tmp_path, kernel, variable, early):
-    """One is written by the handle of the other, found before or after the kernel with probes is there."""
+    """One is written through the handle of the other, found before or after the kernel with probes is loaded."""
     body = rf"""
         void *inside;
         size_t size;
@@ -238,7 +238,7 @@ for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size
 
 
 def set_dynamic(folder, body):
-    """With a probe that takes 1 KB of shared memory."""
+    """Run with a probe that takes 1 KB of shared memory."""
     stage = folder / "sharing.py"
     stage.write_text(SHARING)
     line = f"gpt-extract --ptx | gpt-ptx-probe -p block_sched | {sys.executable} '{stage}' | gpt-asm --arch $GPT_ARCH"
@@ -263,7 +263,7 @@ UNFIT = "the program sets an attribute that it cannot have with probes"
 
 
 def test_dynamic_shared_memory(tmp_path):
-    """Set of the kernel or of its function, before or after it is there."""
+    """The size is set on the kernel or its function, before or after the probed kernel is loaded."""
     body = rf"""
         {MOST}
         run_with(0);
@@ -298,7 +298,7 @@ def test_dynamic_shared_memory_that_there_is_not(tmp_path, how):
 
 @in_both_forms
 def test_a_stream_of_another_context_with_the_handle_of_one_before(tmp_path):
-    """Whose a stream is, is asked once, and again when a stream has ended."""
+    """The hook asks once for a stream's context, and again after a stream has ended."""
     body = r"""
         void *first, *second, *stream, *same, *params[] = {&items, &added, &count};
         OK(D(cuCtxGetCurrent)(&first));

@@ -1,4 +1,4 @@
-"""gpt-hook -p: however a process ends, it ends at once, and its buffers are in the trace or said to be lost."""
+"""gpt-hook -p: a process ends at once in any way, and its buffers are in the trace or reported as lost."""
 
 import os
 import signal
@@ -68,7 +68,7 @@ def end(folder, program, how, **env):
     ("how", "status"), [("return", 0), ("_exit", 0), ("quick_exit", 0), ("thread", 0), ("handler", 2)]
 )
 def test_ends_that_are_seen(tmp_path, program, how, status):
-    """Kernels that still run are awaited."""
+    """Running kernels are awaited."""
     done, trace, seconds = end(tmp_path, program, how, GPT_SIM_DELAY="100000")
     assert (done.returncode, seconds < 20) == (status, True)
     check_bytes(trace, 5)
@@ -78,7 +78,7 @@ def test_ends_that_are_seen(tmp_path, program, how, status):
     ("how", "number"), [("abort", signal.SIGABRT), ("interrupt", signal.SIGINT), ("kill", signal.SIGKILL), ("exec", 0)]
 )
 def test_ends_that_are_not(tmp_path, program, how, number):
-    """The trace is complete up to there: launches are in it, and as many buffers as were written."""
+    """The trace is complete up to the end: it has all launches, and the buffers that were written."""
     done, trace, seconds = end(tmp_path, program, how, GPT_SIM_DELAY="100000")
     assert done.returncode == -number
     assert seconds < 20
@@ -88,7 +88,7 @@ def test_ends_that_are_not(tmp_path, program, how, number):
 
 @pytest.mark.parametrize("calls", ["all", "none"])
 def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path, calls):
-    """The driver may be locked then: it is not called any more, and the process ends at once."""
+    """The driver may be locked then, so it isn't called any more, and the process ends at once."""
     source = (
         "#include <signal.h>\n#include <sys/wait.h>\n"
         + CLIENT
@@ -116,7 +116,7 @@ def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path, calls):
 
 @pytest.mark.parametrize("what", ["kernels", "graphs"])
 def test_threads_that_launch_while_another_one_ends_the_process(tmp_path, what):
-    """Probed launches have buffers or say that they're lost; later launches have no probes, and a reason."""
+    """Probed launches have buffers or are reported as lost; later launches have no probes, and a reason."""
     source = (
         GRAPHS
         + r"""

@@ -1,4 +1,4 @@
-"""gpt-hook -p: where a kernel with probes does not fit as the program's does, it is assembled once more."""
+"""gpt-hook -p: if a kernel doesn't fit with probes, it's assembled again."""
 
 import sys
 
@@ -73,7 +73,7 @@ FEW = "with probes, a block this large has too few registers"
 
 
 def test_a_block_that_is_too_large(tmp_path):
-    """The new variant is used for such blocks only, and is kept."""
+    """The new variant is used for such blocks only, and is cached."""
     body = "run_blocks(1, 1024); run_blocks(6, 70); await(2); run_blocks(1, 1024); run_blocks(6, 70);"
     first, second = fit(tmp_path, body, runs=2)
     for trace in (first, second):
@@ -112,7 +112,7 @@ def test_a_cooperative_grid_that_does_not_fit(tmp_path):
 
 
 def test_what_fits_in_no_way(tmp_path):
-    """The driver refuses it, and nothing is made for it."""
+    """The driver rejects it, and no code is made for it."""
     body = r"""
         void *params[] = {&items, &added, &count};
         run_blocks(6, 70);
@@ -154,7 +154,7 @@ ASKED = "the program asked for its occupancy, which is lower with probes"
     ],
 )
 def test_occupancy_that_was_asked_for(tmp_path, question, without):
-    """Before the kernel with probes is there, and after it."""
+    """It's queried before the kernel with probes is loaded, and after that."""
     alone, with_probes = (question % number for number in without)
     body = f"{ASK} {alone} run_blocks(2, 256); await(2); run_blocks(2, 256); {alone}"
     (trace,) = fit(tmp_path, body, "--wait", "0")
@@ -165,7 +165,7 @@ def test_occupancy_that_was_asked_for(tmp_path, question, without):
 
 
 def test_nothing_that_fits_less_comes_in_between(tmp_path):
-    """The first kernel with probes is there long before the second one."""
+    """The first kernel with probes is loaded long before the second one."""
     ask = "OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&each, function, 256, (size_t)0));"
     body = f"{ASK} {ask} assert(each == 8);"
     body += "for (int i = 0; i < 100; i++) { run_blocks(2, 256); usleep(10000); OK(D(cuCtxSynchronize)()); }"

@@ -1,5 +1,4 @@
-"""gpt-hook -p: what programs do with CUDA graphs, beside launching them, goes as without probes. On the simulated
-device."""
+"""gpt-hook -p: uses of CUDA graphs other than launches work as without probes. On the simulated device."""
 
 import os
 import shutil
@@ -672,7 +671,7 @@ SAVE [steps] {%n};'''
 
 @pytest.mark.parametrize(("level", "capacity"), first(("thread", 2), ("thread", 1), ("warp", 2), ("warp", 1)))
 def test_arrays_keep_the_last_records_where_a_node_repeats(tmp_path, graphs, level, capacity):
-    """A kernel saves three, in order. In the body of a conditional node it may run again before they are copied."""
+    """A kernel saves three, in order. In a conditional node's body it may run again before they are copied."""
     probe = tmp_path / "steps.toml"
     probe.write_text(ARRAY.replace("LEVEL", level).replace("CAP", str(capacity)))
     trace = good(tmp_path, graphs, "-p", str(probe), arguments=(PTX, "body"))
@@ -690,7 +689,7 @@ def test_arrays_keep_the_last_records_where_a_node_repeats(tmp_path, graphs, lev
 @pytest.mark.full
 @simulated.needs_cxx
 def test_a_program_of_the_cuda_runtime(tmp_path):
-    """The program that tests/gpu/probe_graphs.py runs on a GPU."""
+    """It's the program that tests/gpu/probe_graphs.py runs on a GPU."""
     program = simulated.compile_cuda(tmp_path, hooked.ROOT / "tests/gpu/probe_graphs.cu", "-std=c++17")
     bare = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
     said = subprocess.run([program], env=bare, capture_output=True, text=True, check=True, timeout=100).stdout
@@ -718,7 +717,7 @@ def test_nodes_of_which_the_driver_says_nothing(tmp_path, graphs, monkeypatch):
 
 
 def test_turns_alone(tmp_path):
-    """Threads and signal handlers that make executable graphs wait for nobody but who makes one of the same graph."""
+    """Threads and signal handlers that instantiate graphs wait only for others that instantiate the same graph."""
     folder = hooked.ROOT / "runtime"
     test, hook = hooked.ROOT / "tests/runtime/turns_alone.c", folder / "hook"
     sources = [test, hook / "probe/graph_lock.c", hook / "write/no_signals.c"]

@@ -436,7 +436,7 @@ def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
 
 @in_both_forms
 def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
-    """With --complete it waits for some to be free, as launches do."""
+    """With --complete it waits until some are free, as launches do."""
     source = (
         GRAPHS
         + r"""
@@ -466,7 +466,7 @@ def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
 
 @in_both_forms
 def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatch):
-    """The program does not wait for the device after its only replay, and launches nothing else."""
+    """The program doesn't wait for the device after its only replay, and launches nothing else."""
     source = (
         GRAPHS
         + r"""
@@ -496,8 +496,7 @@ def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatc
 
 @in_both_forms
 def test_what_waits_for_buffers_does_not_wait_for_those_of_later_replays(tmp_path, monkeypatch):
-    """Other threads go on. It prints how long an allocation took for which there is no memory, and the end of a
-    context, in ms."""
+    """Other threads go on. The program prints how long a failing allocation and the end of a context took, in ms."""
     source = (
         GRAPHS
         + r"""
@@ -559,7 +558,7 @@ def test_a_hundred_thousand_nodes(tmp_path):
 
 @pytest.mark.full
 def test_a_kernel_that_comes_late_is_not_in_a_graph(tmp_path):
-    """It is loaded in the middle of a capture, which goes on; graphs that are made later have it."""
+    """It's loaded in the middle of a capture, which goes on; graphs that are made later have probes."""
     source = (
         "#include <sys/stat.h>\n"
         + GRAPHS
@@ -597,7 +596,7 @@ def test_a_kernel_that_comes_late_is_not_in_a_graph(tmp_path):
 
 
 def helpers(folder):
-    """Processes of a gpt-hook whose trace is in the folder, but for the program itself."""
+    """Yield the processes of a gpt-hook whose trace is in the folder, except the program itself."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if re.match(rf"[^\0]*gpt-hook.*{re.escape(str(folder))}", path.read_text(errors="replace"), re.DOTALL):

@@ -1,4 +1,4 @@
-"""A program that is killed: what its probes saved until 200 ms before is in the trace, and so are its calls."""
+"""A killed program: calls and probe data up to 200 ms before the kill are in the trace."""
 
 import random
 
@@ -16,7 +16,7 @@ def endless(tmp_path_factory):
 @in_both_forms
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_had_ended_before_is_in_the_trace(tmp_path, endless, kind):
-    """A busy machine may stop the writer for longer than that, so one of three kills may lose more."""
+    """A busy machine may stop the writer for some time, so one of three kills may lose more."""
     late = []
     for i in range(3):
         folder = tmp_path / str(i)

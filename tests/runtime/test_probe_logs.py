@@ -1,4 +1,4 @@
-"""Logs that overflow: the launch counts on, and the next one of its kernel and grid gets a log that holds it."""
+"""Log overflow: the launch only counts further records; the next launch of its kernel and grid gets a larger log."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_each_grid_has_its_own_count(tmp_path):
 
 @pytest.mark.parametrize("complete", [False, True])
 def test_a_log_stays_within_max_memory(tmp_path, complete):
-    """As large as fits, and no launch is left out for it."""
+    """The log is as large as fits, and no launch is left out for it."""
     options = ("--max-memory", "16K", *(["--complete"] if complete else []))
     found, trace, said = run_logs(tmp_path, SYNCED, 100, *options)
     assert found[0] == (100, ACCESSES - 100)

@@ -65,7 +65,7 @@ def mapped(tmp_path_factory):
 
 @pytest.fixture
 def large(tmp_path):
-    """A fatbin with the PTX, and an element that is too large for a record; nearly all of it is a hole."""
+    """Return a fatbin with the PTX and an element that's too large for a record; nearly all of it is a hole."""
     whole = pack_fatbin([Payload("ptx", "sm_70", PTX.read_bytes())], "none")
     hole = dead_element(whole[REGION.size : REGION.size + ELEMENT.size], LARGE)
     path = tmp_path / "large.fatbin"
@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
 
 
 def interrupted(folder, number, pipeline, *arguments):
-    """A program that a signal meets while it waits for a kernel, and how long it took to end."""
+    """Run a program that gets a signal while it waits for a kernel; return how long it took to end."""
     program = build(folder, "#include <sys/stat.h>\n" + HANDLER)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(folder / "cache")}
     line = hooked.command("run", "-o", folder / "t.mp", "--device", "sim", "--jit", pipeline, program, PTX, *arguments)
@@ -226,7 +226,7 @@ def test_a_handler_may_leave_a_look_up(tmp_path):
 
 @pytest.mark.full
 def test_a_burst_waits_together(tmp_path):
-    """Six threads wait for a kernel that never comes: all for as long as one would."""
+    """Six threads wait for a kernel that never comes; together they wait as long as one would."""
     program = build(tmp_path, "#include <time.h>\n" + THREADS)
     done, trace = probed(tmp_path, program, "--wait", "1.5", "--jit", "exec sleep 1000")
     assert done.returncode == 0
@@ -236,7 +236,7 @@ def test_a_burst_waits_together(tmp_path):
 
 @pytest.mark.full
 def test_all_is_kept_whatever_the_cache_has(tmp_path, mapped, large, monkeypatch):
-    """GPT_KEEP has all of a large image, too; without it, the stages get only what the kernel needs."""
+    """With GPT_KEEP all of a large image is kept, too; without it, the stages get only what the kernel needs."""
     for folder in ("first", "kept"):
         monkeypatch.setenv("GPT_KEEP", folder)
         monkeypatch.chdir(tmp_path)
@@ -248,7 +248,7 @@ def test_all_is_kept_whatever_the_cache_has(tmp_path, mapped, large, monkeypatch
 
 @pytest.mark.full
 def test_another_ptxas_makes_other_results(tmp_path, mapped, large):
-    """They are kept by the tools that would make them, as gpt-asm --tools says."""
+    """Results are cached by the tools that make them, as gpt-asm --tools lists."""
     log, tool, first = (tmp_path / name for name in ("log", "ptxas", "first"))
     first.write_text(f"#!/bin/sh\necho run >>'{log}'\nexec gpt-extract --ptx\n")
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache"), "GPT_PTXAS": str(tool)}
@@ -299,7 +299,7 @@ int main(int argc, char **argv) {
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["data", "file", "several"])
 def test_what_was_linked(tmp_path, way, monkeypatch):
-    """Here the driver makes PTX of it again: that is taken if several modules were linked, else the one."""
+    """Here the driver recompiles it to PTX, which is used if several modules were linked, else the one module is."""
     monkeypatch.setenv("GPT_KEEP", str(tmp_path / "kept"))
     more = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry more() { ret; }\n"
     check_bytes(good(tmp_path, build(tmp_path, LINKED), "-p", "gmem_bytes", arguments=(PTX, way, more)), 1)
@@ -309,7 +309,7 @@ def test_what_was_linked(tmp_path, way, monkeypatch):
 
 @pytest.mark.full
 def test_the_end_says_what_was_covered(tmp_path):
-    """Launches and time of the simulated GPU, the reason, and what helps."""
+    """It prints launches and time of the simulated GPU, the reason, and a remedy."""
     source = CLIENT + (
         "int main(int argc, char **argv) { setup(argv[1]); void *params[] = {&items, &added, &count};"
         " run(), run();"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
+from gpt.probe.read.load import find_probe
 from gpt.sass.arch import ARCHS
 from gpt.stream.reasons import find_reason
 from tests import cuda
@@ -66,7 +67,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cubin(tmp_path_factory):
-    """The kernels of probing.ptx as machine code."""
+    """Return the kernels of probing.ptx as machine code."""
     made = tmp_path_factory.mktemp("cubin") / "scale.cubin"
     cuda.run("ptxas", "-arch=sm_90", PTX, "-o", made)
     return made
@@ -83,12 +84,12 @@ def run(folder, program, *files, options=(), more=None):
 
 
 def line(folder, stages):
-    """A pipeline that logs what it's asked."""
+    """Return a pipeline that logs its requests."""
     return "--jit", f"tee -a {shlex.quote(str(folder / 'log'))} | {stages}"
 
 
 def unprobed(trace):
-    """Launches without probes by name and code."""
+    """Return launches without probes by name and code."""
     names = {r["id"]: r["name"] for r in trace.of("function")}
     found = {}
     for record in trace.of("unprobed"):
@@ -98,7 +99,7 @@ def unprobed(trace):
 
 
 def probed(trace):
-    """The maps' names of launches with probes."""
+    """Return the maps' names of launches with probes."""
     maps = {r["id"]: r["name"] for r in trace.of("map")}
     return [maps[r["map"]] for r in trace.of("buffer")]
 
@@ -107,7 +108,7 @@ PLAIN = {("scale", "no_ptx"): 2, ("other", "no_ptx"): 2}
 
 
 def test_a_stage_for_machine_code_joins_the_line(tmp_path, program, cubin):
-    """A kernel without PTX is launched with the parameter that the toy adds; one with PTX goes to the next stage."""
+    """A kernel without PTX is launched with the toy stage's parameter; one with PTX goes to the next stage."""
     toy = f"gpt-extract --ptx --payload | {shlex.quote(sys.executable)} {shlex.quote(str(TOY))} | {WEAVE}"
     fatbin = tmp_path / "both.fatbin"
     images = [("cubin", "sm_80", b"no cubin" * 8), ("cubin", "sm_90", cubin.read_bytes())]
@@ -132,7 +133,7 @@ def test_kernels_without_ptx_get_probes(tmp_path, program, cubin):
 
 @pytest.fixture(scope="module")
 def default_line(tmp_path_factory, program):
-    """The pipeline of `gpt-hook run -p gmem_bytes`: a launcher beside a stage that tells what its shell was given."""
+    """Return the pipeline of `gpt-hook run -p gmem_bytes`: a launcher, and a stage that prints its arguments."""
     folder = tmp_path_factory.mktemp("launcher")
     launcher, stage = folder / "gpt-hook", folder / "gpt-extract"
     shutil.copy(hooked.runtime() / "gpt-hook", launcher)
@@ -161,6 +162,40 @@ def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, progr
         assert (unprobed(trace), asked) == (PLAIN, 1)
 
 
+def test_what_a_probe_says_is_read_once(tmp_path):
+    """Probes in the cache are used without starting Python, unless a file has changed or a callback is a file."""
+    launcher, reader, probe, log = (tmp_path / name for name in ("gpt-hook", "gpt-ptx-probe", "mine.toml", "log"))
+    shutil.copy(hooked.runtime() / "gpt-hook", launcher)
+    reader.write_text(f'#!/bin/sh\necho "$*" >>{log}\nexec {shlex.quote(shutil.which("gpt-ptx-probe"))} "$@"\n')
+    reader.chmod(0o755)
+    mine = find_probe("gmem_bytes").read_text()
+    probe.write_text(mine)
+    env = os.environ | {"GPT_RUNTIME": str(hooked.runtime()), "XDG_CACHE_HOME": str(tmp_path)}
+    words = [part for name in ("block_sched", probe) for part in ("-p", name)]
+
+    def read(asked, said=""):
+        log.write_text("")
+        command = [launcher, "run", "-qf", "--device", "sim", "-o", tmp_path / "t.mp", *words, "--", "true"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert (done.returncode != 0, said in done.stderr) == (bool(said), True), done.stderr
+        assert log.read_text().count("\n") == asked
+
+    read(1)
+    read(0)
+    probe.write_text(mine + "# changed\n")
+    read(1)
+    probe.write_text("nothing")
+    read(1, said="mine.toml")
+    probe.write_text(mine)
+    read(0)
+    probe.write_text(f'callback = "calls.py"\n{mine}'.replace('callback = "gmem_bytes"\n', ""))
+    read(1, said="calls.py: no such callback")
+    (tmp_path / "calls.py").write_text("")
+    read(1)
+    (tmp_path / "calls.py").unlink()
+    read(1, said="calls.py: no such callback")
+
+
 def test_the_launcher_knows_the_proven_architectures():
     text = (hooked.ROOT / "runtime" / "launcher" / "probe.c").read_text()
     found = re.search(r'#define SASS_ARCHS "(.*)"', text)
@@ -169,7 +204,7 @@ def test_the_launcher_knows_the_proven_architectures():
 
 
 def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
-    """It's the first kernel that is asked about, once for all processes: the cache has the answer."""
+    """The first kernel is asked about, once for all processes: the cache has the answer."""
     options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")
     for asked in (1, 0):
         trace, found = run(tmp_path, program, cubin, options=options)
@@ -182,7 +217,7 @@ def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
     ids=["gone before the load", "gone after the load", "written to after the load"],
 )
 def test_an_image_whose_file_changes(tmp_path, program, cubin, way, code):
-    """As long as it's mapped from the file that it was in, it can be handed over."""
+    """An image can be handed over while it's mapped from the file that it was in."""
     file = tmp_path / "scale.cubin"
     file.write_bytes(cubin.read_bytes())
     trace, _ = run(tmp_path, program, file, options=line(tmp_path, f"gpt-extract --ptx | {WEAVE}"), more={way: "1"})
@@ -190,7 +225,7 @@ def test_an_image_whose_file_changes(tmp_path, program, cubin, way, code):
 
 
 def test_a_closed_library_is_never_handed_over(tmp_path, program):
-    """Whatever is in it. Under another name it's an image like others."""
+    """This holds whatever is in it. Under another name it's an image like others."""
     ptx = [Payload("ptx", "sm_80", PTX.read_bytes())]
     files = [tmp_path / "libcublasLt.so.13", tmp_path / "mylibcublas.so"]
     for file in files:
@@ -201,7 +236,7 @@ def test_a_closed_library_is_never_handed_over(tmp_path, program):
 
 
 def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
-    """Without a stage for machine code, its bytes come back, which is nothing for the hook."""
+    """Without a stage for machine code, its bytes come back, which the hook ignores."""
     stages = f"gpt-extract --ptx --payload | {WEAVE}"
     trace, _ = run(tmp_path, program, cubin, options=line(tmp_path, stages))
     assert unprobed(trace) == {("scale", "pipeline_empty"): 2, ("other", "pipeline_empty"): 2}
@@ -209,7 +244,7 @@ def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
 
 @pytest.mark.full
 def test_odd_images(tmp_path, program, cubin):
-    """Images that the driver loads although they're damaged, or contain other things too."""
+    """The driver loads these images although they're damaged, or contain other things too."""
     good = pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes()), Payload("ltoir", "sm_90", b"LTO" * 99)], "none")
     torn = bytearray(pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes())] * 2, "none"))
     torn[-len(cubin.read_bytes()) - 60] = 1  # the second one's header is 1 byte long

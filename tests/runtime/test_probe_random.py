@@ -1,4 +1,4 @@
-"""gpt-hook -p: random programs say the same with probes as without, and each launch is accounted for.
+"""gpt-hook -p: random programs print the same with probes and without, and each launch is accounted for.
 
 `python -m tests.runtime.random_programs SEED` prints the script of one."""
 
@@ -23,7 +23,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The program, and its kernels."""
+    """Return the program and its kernels."""
     folder, here = tmp_path_factory.mktemp("random"), hooked.ROOT / "tests" / "runtime"
     ptx = folder / "kernels.ptx"
     ptx.write_bytes(cuda.nvrtc_compile((here / "random_kernels.cu").read_text(), "compute_80", ["-default-device"]))
@@ -53,7 +53,7 @@ def check_values(trace, path, launches):
 
 
 def run(folder, built, program, *options):
-    """Without probes and with."""
+    """Run without probes and with them."""
     script, out = folder / "script", folder / "t.mp"
     script.write_text(program.script)
     env = {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}

@@ -8,7 +8,7 @@ import pytest
 from gpt.probe.ptx.weave import weave
 from gpt.probe.read.load import load_probes
 from gpt.stream.wire import read_records
-from tests.runtime import ends, hooked, probing, test_probe
+from tests.runtime import ends, hooked, probing
 from tests.stream.totals_reader import read_maps
 
 SHAPES = [(1, 1, 0), (6, 70, 0), (6, 70, 3), (2, 1000, 7), (3, 33, 2)]
@@ -91,7 +91,7 @@ SAVE [all] {%value};'''
 
 @pytest.mark.parametrize("form", ["launches", "graph"])
 def test_every_form_of_a_launch_gets_room(tmp_path, form):
-    source = test_probe.FORMS if form == "launches" else probing.CLIENT + UPDATE
+    source = probing.FORMS if form == "launches" else probing.CLIENT + UPDATE
     (tmp_path / "h.toml").write_text(FORMS)
     trace = probing.good(tmp_path, probing.build(tmp_path, source), "-p", tmp_path / "h.toml")
     assert not trace.of("unprobed")

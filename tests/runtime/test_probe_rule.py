@@ -48,7 +48,7 @@ def lost(trace):
 
 
 def test_a_child_in_our_memory_ends(tmp_path):
-    """A vfork child that cannot run its program calls _exit."""
+    """A vfork child that can't run its program calls _exit."""
     before = (
         CLIENT
         + r"""
@@ -64,7 +64,7 @@ def test_a_child_in_our_memory_ends(tmp_path):
 
 
 def test_a_child_that_was_forked_before_all(tmp_path):
-    """It is a process as any other."""
+    """It's a process like any other."""
     source = (
         "#include <sys/wait.h>\n"
         + CLIENT
@@ -137,7 +137,7 @@ def test_a_kernel_that_faults(tmp_path):
 
 
 def test_numbers_of_descriptors_that_the_program_takes(tmp_path):
-    """It closes all of them: no buffer gets into a file of its own."""
+    """It closes all of them; no buffer is written to one of the program's files."""
     body = r"""
         large();
         for (int i = 3; i < 1100; i++)
@@ -160,7 +160,7 @@ def test_numbers_of_descriptors_that_the_program_takes(tmp_path):
 
 
 def test_a_file_that_has_the_name_of_the_buffers(tmp_path):
-    """It is not a run's, or is one's whose trace was moved: it stays."""
+    """The file belongs to no run, or to a run whose trace was moved, so it's kept."""
     beside = tmp_path / "t.mp.buffers"
     beside.write_text("mine")
     trace = run_main(tmp_path, "large(); check();", before=LARGE)
@@ -172,7 +172,7 @@ def test_a_file_that_has_the_name_of_the_buffers(tmp_path):
 
 
 def test_a_stream_of_another_context(tmp_path):
-    """It is destroyed from within another one."""
+    """The stream is destroyed from within another context."""
     body = r"""
         void *own, *other, *stream, *params[] = {&items, &added, &count};
         OK(D(cuCtxGetCurrent)(&own));
@@ -219,7 +219,7 @@ def test_the_default_stream_of_a_thread_that_is_gone(tmp_path):
 
 
 def test_launches_before_cuda_4(tmp_path):
-    """They are as without probes, and counted."""
+    """They run without probes, and are counted."""
     body = r"""
         void *stream;
         OK(D(cuStreamCreate)(&stream, 0));
@@ -250,7 +250,7 @@ def test_launches_before_cuda_4(tmp_path):
 
 
 def test_pools_of_memory_are_the_programs(tmp_path):
-    """The device's own pool, and a small one that the program made current."""
+    """One is the device's own pool, the other a small pool that the program made current."""
     body = r"""
         CUmemPoolProps props = {.allocType = 1, .location = {1, 0}, .maxSize = 1 << 20};
         void *pool, *own;
@@ -300,7 +300,7 @@ def test_a_pipeline_that_lies(tmp_path, lie):
 
 
 def test_a_grid_that_counts_clusters(tmp_path):
-    """There are as many blocks as buffers are for; a device of clusters is not at hand, so the pipeline says so."""
+    """Buffers have room for every block. There's no device with clusters here, so a stage reports them."""
     stage = tmp_path / "lie.py"
     stage.write_text(LIE.replace("{lie}", "record['cluster'] = [2, 3]"))
     pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch host | {sys.executable} '{stage}'"
@@ -331,7 +331,7 @@ def test_a_pipeline_that_makes_no_sense(tmp_path, pipeline):
 
 
 def test_modules_go_with_their_probes(tmp_path):
-    """Our code is unloaded with the program's: no more is mapped than after the first ones."""
+    """Our code is unloaded with the program's: no more is mapped than after the first modules."""
     source = (
         CLIENT
         + r"""
@@ -363,7 +363,7 @@ def test_modules_go_with_their_probes(tmp_path):
 
 
 def test_contexts_that_come_and_go(tmp_path):
-    """Each has its buffers; their pinned memory goes with it."""
+    """Each has its own buffers; their pinned memory is freed with the context."""
     source = (
         LARGE
         + r"""
@@ -395,7 +395,7 @@ def test_contexts_that_come_and_go(tmp_path):
 @needs_cxx
 @pytest.mark.parametrize("options", [("--wait", "0"), ("--calls", "none", "--gpu-time"), ("-p", "gmem_bytes")])
 def test_a_program_of_the_cuda_runtime(tmp_path, options):
-    """Its kernels belong to libraries, which outlive a reset, though their variables don't."""
+    """Its kernels belong to libraries, which outlive a reset, although their variables don't."""
     program = compile_cuda(tmp_path, PTX.with_name("cudart.cu"))
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     out = tmp_path / "t.mp"
@@ -409,7 +409,7 @@ def test_a_program_of_the_cuda_runtime(tmp_path, options):
 
 
 def test_streams_that_launch_once(tmp_path):
-    """A context's unused memory goes to others when there's no more."""
+    """A context's unused memory is given to others when none is left."""
     body = r"""
         void *stream, *params[] = {&items, &added, &count};
         for (int i = 0; i < 200; i++) {
@@ -425,7 +425,7 @@ def test_streams_that_launch_once(tmp_path):
 
 
 def run_short_of_memory(tmp_path, body):
-    """On a device of 100 MiB that is slow: two launches, both with probes."""
+    """Make two launches with probes on a slow device of 100 MiB."""
     program = build(tmp_path, f"{CLIENT}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "GPT_SIM_MEMORY": str(100 << 20)}
     env["GPT_SIM_DELAY"] = "100000"
@@ -436,7 +436,7 @@ def run_short_of_memory(tmp_path, body):
 
 
 def test_memory_that_the_program_needs(tmp_path):
-    """Buffers of launches that have not ended are given back, too: an allocation works as it does without probes."""
+    """Buffers of running launches are also given back: an allocation works as it does without probes."""
     body = r"""
         void *params[] = {&items, &added, &count};
         CUdeviceptr all;
@@ -451,7 +451,7 @@ def test_memory_that_the_program_needs(tmp_path):
 
 
 def test_memory_that_code_needs(tmp_path):
-    """So do calls that need it for something else, as for the variables of a module."""
+    """Calls that need memory for something else, such as a module's variables, succeed."""
     body = r"""
         void *params[] = {&items, &added, &count}, *module, *library;
         const char *large = ".version 7.0\n.target sm_50\n.address_size 64\n.visible .global .b8 all[103809024];\n";

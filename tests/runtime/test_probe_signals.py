@@ -1,4 +1,4 @@
-"""gpt-hook -p: a signal handler that launches, or leaves, at any moment of another launch.
+"""gpt-hook -p: a signal handler that launches, or exits, at any moment of another launch.
 
 The simulated device doesn't bear that, so the handler does it where a signal meets code of the hook.
 """
@@ -86,7 +86,7 @@ def program(tmp_path_factory):
 
 
 def play(folder, program, how):
-    """The trace, and how many launches the program counted: made, by the handler, and run by the device."""
+    """Return the trace, and the program's counts of launches: made, made by the handler, and run by the device."""
     done, trace = probed(folder, program, "-p", "gmem_bytes", arguments=(PTX, how))
     assert (done.returncode, done.stderr) == (0, "")
     assert not unprobed(trace)

@@ -73,7 +73,7 @@ def run(folder, program, how, *options):
 
 
 def wanted(shape):
-    """The rows of the tables `one` and `two`, by their keys."""
+    """Return the rows of the tables `one` and `two`, by their keys."""
     blocks, threads, _ = shape
     values = [1000 * block + thread for block in range(blocks) for thread in range(threads)]
     zones, pairs = defaultdict(list), defaultdict(list)

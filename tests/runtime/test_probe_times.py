@@ -86,7 +86,7 @@ def test_what_a_launch_took(tmp_path, program, ptx):
 
 @pytest.mark.full
 def test_benchmark(tmp_path, program, ptx):
-    """Results are the program's, although each kernel runs twice: `total` too, of which the first has a copy."""
+    """Results are the program's, although each kernel runs twice: so is `total`, of which the first run gets a copy."""
     trace = good(tmp_path, program, "-p", "gmem_bytes", "--benchmark", arguments=(ptx,))
     assert unprobed(trace) == {
         "--benchmark cannot measure it: it depends on its predecessor, so nothing may come between them": 1
@@ -163,7 +163,7 @@ def test_a_kernel_that_works_in_place_is_warned_of(tmp_path):
 
 @pytest.mark.full
 def test_benchmark_of_every_form(tmp_path, ptx):
-    """Kernels of a library and their functions, packed parameters, cooperative grids, a context after a reset."""
+    """Kernels of a library and their functions, packed parameters, cooperative grids, and a context after a reset."""
     source = (
         CLIENT
         + r"""

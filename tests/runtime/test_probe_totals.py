@@ -56,7 +56,7 @@ def program(tmp_path_factory):
 
 
 def write_probe(path, levels):
-    """A probe file with a total of each level, with and without a count, and with one lane that saves for others."""
+    """Write a probe file with a total per level, with and without a count, and one lane that saves for others."""
     maps, probes = "", ""
     for level in levels:
         names = [f"{level}_counted", f"{level}_plain", *([] if level == "thread" else [f"{level}_led"])]
@@ -79,7 +79,7 @@ def run(folder, program, how, shapes, levels=LEVELS):
 
 
 def units_of(level, blocks, threads):
-    """The values that the threads of each unit save."""
+    """Yield the values that the threads of each unit save."""
     for block in range(blocks):
         values = 1000 * block + np.arange(threads) + 5
         size = {"thread": 1, "warp": 32, "block": threads}[level]
@@ -233,7 +233,7 @@ SAVE [large] {%value};'''
 
 
 def find_bins(values, starts):
-    """The bins that hold some of these values, by the numbers that they begin with."""
+    """Return the bins that hold some of these values, by their least values."""
     counts = Counter(max(start for start in starts if start <= value) for value in values)
     after = dict(zip(starts, [*starts[1:], None], strict=True))
     return [(start, after[start], counts[start]) for start in starts if counts[start]]

@@ -64,7 +64,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_module_goes_after_what_is_asked_of_its_kernel(tmp_path, way):
-    """A real driver crashes where it is asked for a function that is gone."""
+    """A real driver crashes if it's asked for a function that's gone."""
     source = SOURCE
     for name, text in WAYS[way].items():
         source = source.replace(f"%({name})s", text)

@@ -1,4 +1,4 @@
-"""Traces of several processes: children, exec, names with %p, and what processes add to each other's traces."""
+"""Traces of several processes: children, exec, names with %p, and records added to each other's traces."""
 
 import os
 import subprocess
@@ -93,7 +93,7 @@ int main(void) {
 
 
 def test_what_the_driver_refuses_a_forked_child(tmp_path):
-    """A child of a process that had initialized the driver can't use it, but has a trace of what it tried."""
+    """If its parent initialized the driver, a child can't use it, but has a trace of its attempts."""
     trace = hooked.traced(tmp_path, REFUSED)
     assert trace.launches == {"foo": 2} and len(trace.of("child")) == 2
     for child in trace.of("child"):
@@ -201,7 +201,7 @@ def test_exec_that_fails_leaves_the_trace_as_it_is(tmp_path):
 
 
 def test_a_pid_that_comes_again_ends_nothing(tmp_path):
-    """A killed process's trace stays without end, also when another process has its pid."""
+    """A killed process's trace stays without an end, even when another process has its pid."""
     source = 'int main(void) { begin(); launch(kernel("foo")); kill(getpid(), 9); }'
     program = hooked.compile_c(tmp_path / "client", source, "-includesignal.h")
     hooked.run(tmp_path / "t.mp", program)

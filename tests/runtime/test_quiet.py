@@ -1,4 +1,4 @@
-"""Calls while nothing is recorded and nothing is probed: the program's frame is all that the driver sees."""
+"""Calls while nothing is recorded or probed: the driver sees only the program's frame."""
 
 import pytest
 

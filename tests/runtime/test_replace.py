@@ -1,4 +1,4 @@
-"""`gpt-hook run --replace`: which libraries are loaded instead, and what the program sees of it."""
+"""`gpt-hook run --replace`: which libraries are loaded instead, and what the program notices."""
 
 import os
 import shutil
@@ -70,7 +70,7 @@ def compile_library(path, source, *flags, which=None, build_id=BUILD_ID):
 
 @pytest.fixture(scope="module", params=["RUNPATH", "RPATH"])
 def built(request, tmp_path_factory):
-    """Libraries laid out as in wheels: each finds its neighbours, and another package's libraries, by $ORIGIN."""
+    """Return libraries laid out as in wheels: each finds its neighbours, and other packages' libraries, by $ORIGIN."""
     folder = tmp_path_factory.mktemp("built")
     site = folder / "site"
     compile_library(site / "other" / "lib" / "libneighbour.so", SMALL)
@@ -92,13 +92,13 @@ def built(request, tmp_path_factory):
 
 @pytest.fixture
 def layout(built, tmp_path):
-    """A copy of these libraries for one test."""
+    """Return a copy of these libraries for one test."""
     shutil.copytree(built, tmp_path, symlinks=True, dirs_exist_ok=True)
     return tmp_path
 
 
 def program(path):
-    """Loads the libraries that it is given: `new:NAME` into a new namespace. With CLOSE set it closes each."""
+    """Build a program that loads its arguments: `new:NAME` into a new namespace. With CLOSE set it closes each."""
     text = LOAD.replace("getenv_close()", 'getenv("CLOSE")').replace(
         "#include <stdio.h>", "#include <stdio.h>\n#include <stdlib.h>"
     )
@@ -143,7 +143,7 @@ def test_one_library_under_many_names(layout):
 
 
 def test_a_folder_with_a_file_for_each_name(layout):
-    """Two files of the folder that fit one library: the first that was taken stays."""
+    """If two files of the folder fit one library, the first one is kept."""
     folder = layout / "site" / "app" / "lib"
     data = (layout / "slim" / "libfoo.so.1").read_bytes()
     (layout / "slim" / "libfoo.so").write_bytes(data.replace(b"replaced", b"REPLACED"))
@@ -293,7 +293,7 @@ def test_mutated_headers_are_refused_or_harmless(layout):
 
 
 def test_copies_stay_apart(layout):
-    """Two files of one name and build id are two objects with their own variables."""
+    """Two files with one name and build ID are two objects with their own variables."""
     first, second = layout / "site" / "app" / "lib" / "libfoo.so.1", layout / "site" / "copy" / "lib" / "libfoo.so.1"
     second.parent.mkdir(parents=True)
     second.write_bytes(first.read_bytes())
@@ -332,7 +332,7 @@ def test_programs_of_musl_are_refused(tmp_path):
     (tmp_path / "musl").write_bytes(data.replace(b"/lib64/ld-linux-x86-64.so.2", b"/lib/ld-musl-x86_64.so.1\0\0\0"))
     (tmp_path / "musl").chmod(0o755)
     done = run(tmp_path, tmp_path / "musl")
-    fact = "a program of musl: it cannot be watched"
+    fact = "a program linked to musl: it cannot be watched"
     assert (done.returncode, done.stderr) == (4, f"gpt-hook: error: {tmp_path}/musl: {fact}\n")
 
 
@@ -424,7 +424,7 @@ def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
 
 
 def test_a_library_in_many_pieces(sample, tmp_path):
-    """Kernels, of which gpt-patch has left as many as it may."""
+    """gpt-patch has left as many kernels in it as it may."""
     library = shutil.copy(sample("pieces"), tmp_path / "libpieces.so")
     (tmp_path / "names").touch()
     found = tool("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("--scan", library).out)

@@ -1,4 +1,4 @@
-"""The line that gpt-hook's process says at its end."""
+"""The last line that gpt-hook prints."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ def ends(how: str) -> str:
 
 
 def counted(paths) -> list[int]:
-    """Calls, those included that are only counted, launches, traces and their bytes."""
+    """Return the numbers of calls, including calls that are only counted, launches, traces, and their bytes."""
     traces = [Trace(path) for path in paths]
     counts = [row["count"] for trace in traces for record in trace.of("counts") for row in hooked.rows(record)]
     calls = sum(len(trace.calls) for trace in traces) + sum(counts)
@@ -74,7 +74,7 @@ def test_processes_of_a_shell_that_has_no_trace_itself(tmp_path, loop):
 
 
 def test_a_program_that_closes_its_standard_error(tmp_path):
-    """coreutils do that at their end. A file is opened again, its replacement isn't, and a pipe can't be."""
+    """coreutils close it at their end. A file is reopened; its replacement can't be, and neither can a pipe."""
     command = [*hooked.command("run", "-fo", tmp_path / "t.mp", quiet=False), "--"]
     with open(tmp_path / "e", "w") as error:
         subprocess.run([*command, "ls", "/nosuch"], stderr=error, stdout=subprocess.DEVNULL)
@@ -121,7 +121,7 @@ def test_quiet_streams_and_outer_hooks(tmp_path, loop):
 
 
 def test_children_that_a_forged_trace_names(tmp_path, loop):
-    """Only what lies beside it, each file once: two names of itself in each would double at each step."""
+    """Only files next to the trace are read, each once: two names of itself in each would double at each step."""
     for folder in (tmp_path, tmp_path / "other"):
         folder.mkdir(exist_ok=True)
         child = forge.chunk(forge.pack(forge.trace(forge.api(1, "x"), forge.calls([(1, 1, 1, 0)]))))
@@ -135,7 +135,7 @@ def test_children_that_a_forged_trace_names(tmp_path, loop):
 
 
 def test_who_does_not_listen_ends_nothing(tmp_path, loop):
-    """A line of ours that cannot be written: to a pipe without a reader, to a file that may not grow."""
+    """A line of ours can't be written, to a pipe without a reader or to a file that may not grow."""
     line = hooked.command("run", "-fo", tmp_path / "t.mp", "--device", "sim", "--", loop, "9", quiet=False)
     ours, theirs = os.pipe()
     os.close(ours)

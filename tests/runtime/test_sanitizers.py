@@ -1,4 +1,4 @@
-"""The library built with sanitizers, and as it is under valgrind, with clients that use most of it."""
+"""The library, built with sanitizers and under valgrind, with clients that use most of it."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ CLIENTS = {
 
 
 def build(folder, sanitizer):
-    """The library built with it, and the runtime of the sanitizer."""
+    """Return the library built with a sanitizer, and the sanitizer's runtime."""
     name = {"address": "asan", "thread": "tsan", "undefined": "ubsan"}[sanitizer]
     found = subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=False)
     if not found.stdout.startswith("/"):
@@ -54,7 +54,7 @@ def build(folder, sanitizer):
 
 
 def memcheck(folder):
-    """The library as it is, for valgrind."""
+    """Return the library as it is, for valgrind."""
     if not shutil.which("valgrind"):
         pytest.skip("no valgrind (Debian: apt-get install valgrind libc6-dbg)")
     return str(shutil.copy(hooked.runtime() / "libgpthook.so", folder))
@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
 @pytest.mark.full
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
-    """The program is run under gpt-hook, and begins anew with the library that is built with the sanitizer."""
+    """The program runs under gpt-hook with the library built with the sanitizer."""
     preload = build(tmp_path, sanitizer).replace(" ", ":")
     program = simulated.build(tmp_path / "client", PROBED)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "ASAN_OPTIONS": "detect_leaks=0"}
@@ -181,8 +181,9 @@ def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
     ("source", "wrong"), [(STRESS, check), (graphing.STRESS, check_graphs)], ids=["launches", "graphs"]
 )
 def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
-    """Recording and probes are turned on and off, the first time too, while threads launch. Kernels with probes are
-    made for the first program; the second finds them made, before anything else was asked of the driver."""
+    """Recording and probes are turned on and off while threads launch, the first time too. Kernels with probes are made
+    for the first program; the second finds them in the cache, before any other driver call.
+    """
     preload = build(tmp_path, "thread").replace(" ", ":")
     program = simulated.build(tmp_path / "client", source)
     line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")
@@ -246,7 +247,7 @@ int main(int argc, char **argv) {
 
 @pytest.mark.full
 def test_thread_sanitizer_finds_nothing_where_threads_begin_at_once(tmp_path):
-    """Other probes are named meanwhile, and the program ends while they launch."""
+    """Other probes are named at the same time, and the program ends while they launch."""
     preload = build(tmp_path, "thread").replace(" ", ":")
     program = simulated.build(tmp_path / "client", AT_ONCE)
     line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")

@@ -1,4 +1,4 @@
-"""Messages of the C code: no name that others chose controls a terminal."""
+"""Messages from C code: untrusted names can't control a terminal."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def say(folder, *texts):
 
 @pytest.mark.parametrize("step", [7, full(1)])
 def test_every_character(tmp_path, step):
-    """The same as gpt/base/printable.py, except characters of a newer Unicode, and a few signs of scripts."""
+    """The result is as in gpt/base/printable.py, except for characters of a newer Unicode, and a few signs."""
     characters = [chr(code) for code in range(1, sys.maxunicode + 1, step) if not 0xD800 <= code < 0xE000]
     lines = say(tmp_path, *(c.encode() for c in characters))
     assert len(lines) == len(characters)

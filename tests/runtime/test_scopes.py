@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
 
 
 def build(tmp_path, source, *flags):
-    """A plugin, as what it is built for finds it: linked to the simulated driver if it does not ask for it."""
+    """Build a plugin as its target finds it: linked to the simulated driver if it doesn't ask for it."""
     driver = () if "dlopen" in source else (hooked.runtime() / "sim" / "libcuda.so.1",)
     return hooked.compile_c(tmp_path / "libplugin.so", source, *SHARED, *flags, *driver, prelude=False)
 

@@ -1,4 +1,4 @@
-"""Options that choose kernels and launches and leave nothing: what gpt-hook says there was instead."""
+"""Options that leave no kernels or launches: gpt-hook lists the available ones."""
 
 import os
 import subprocess
@@ -130,7 +130,7 @@ def test_a_list_is_short(tmp_path, program):
 
 
 def test_names_of_all_processes_count(tmp_path, program):
-    """An option is fine if it chooses a kernel of any process."""
+    """An option is fine if it selects a kernel in any process."""
     ptx = program.with_name("few.ptx")
     script = f"{program} {ptx} foo; {program} {ptx} bar; exit 3"
     assert said(tmp_path, "sh", "-c", script, options=("-k", "ba")) == ["1 launch with probes, 0 without"]
@@ -173,7 +173,7 @@ def test_nothing_is_blamed_for_a_process_that_was_killed(tmp_path, program):
 )
 @pytest.mark.parametrize("output", first("-", "|cat >/dev/null", "t.mp"))
 def test_live_streams_say_it_and_options_add_up(tmp_path, program, output, options, expected):
-    """The last of two -k won, and a stream had no word about any."""
+    """With two -k, only the last one counted, and a stream had no message about either."""
     words = ("run", "-o", output, "--device", "sim", "-p", "block_sched", *options, "--")
     env = os.environ | {"XDG_CACHE_HOME": probing.kept(), "GPT_SIM_RUN": "all"}
     line = [*hooked.command(*words, quiet=False), program, program.with_name("few.ptx"), "foo", "bar"]
@@ -188,7 +188,7 @@ def test_live_streams_say_it_and_options_add_up(tmp_path, program, output, optio
 @pytest.mark.parametrize("value", ["", ":", "::"])
 @pytest.mark.parametrize("before", [[], ["-k", "foo"]])
 def test_an_empty_filter_is_wrong_usage(tmp_path, option, value, before):
-    """As a script's variable that is empty: it meant every kernel."""
+    """A script's empty variable used to select every kernel."""
     for words in (("run", "-p", "block_sched", *before, option, value, "true"), ("ctl", option, value, "1", "probe")):
         done = subprocess.run(hooked.command(*words), stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
         fact = f"gpt-hook: error: {option}: '{value}' names no part of a kernel's name\n"

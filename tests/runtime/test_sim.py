@@ -1,4 +1,4 @@
-"""The simulated device: what handles stand for, and for how long."""
+"""The simulated device: handles and their lifetimes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The simulated device: what of the driver API there is."""
+"""The simulated device: the implemented part of the driver API."""
 
 from __future__ import annotations
 

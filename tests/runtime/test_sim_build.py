@@ -1,4 +1,4 @@
-"""The simulated device runs PTX: what a pipeline of stages makes of it, and keeps."""
+"""The simulated device compiles PTX through a pipeline of stages, and caches the results."""
 
 import os
 import struct
@@ -98,7 +98,7 @@ def test_cubins_are_refused(sim_play, tmp_path):
 
 
 def test_what_an_image_lacks_is_said(sim_play, tmp_path):
-    """Fatbins of CUDA's format: an element is its kind, version, sizes and architecture."""
+    """The fatbins have CUDA's format: an element has a kind, version, sizes and an architecture."""
     script = """
     import struct
 
@@ -161,7 +161,7 @@ def test_the_hook_watches_what_runs(sim_play, tmp_path):
 
 
 def test_relocatable_code_is_linked(sim_play, tmp_path):
-    """Fatbins that are compressed, as nvcc's: in the wrapper that nvlink's cubins are in, and with cuLink."""
+    """Compressed fatbins, as nvcc makes them, are linked in the wrapper of nvlink's cubins, and by cuLink."""
     head = ".version 7.0\n.target sm_70\n.address_size 64\n"
     texts = [
         ".extern .global .b32 value;\n.visible .entry get(.param .u64 to) { .reg .b64 %d; .reg .b32 %r;\n"
@@ -218,7 +218,7 @@ extern "C" __global__ void use(int *areas) { areas[threadIdx.x] = shapes[threadI
 
 @pytest.mark.full
 def test_functions_that_another_kernel_stored_are_called(sim_play, tmp_path):
-    """`use` names none of them."""
+    """`use` doesn't name any of them."""
     (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(CLASSES, "compute_80") + b"\0")
     script = """
     module, areas, size = load(sys.argv[1]), Memory(32), c_int()
@@ -254,7 +254,7 @@ def test_clusters_of_several_blocks_are_refused(sim_play, tmp_path):
 
 
 def test_grids_synchronize_by_the_device_runtime(sim_play, tmp_path):
-    """Each block counts one up in each round, and sees what all others counted in the last one."""
+    """In each round every block adds one, and sees the sum of all others from the round before."""
     text = """.version 7.0\n.target sm_70\n.address_size 64
     .extern .func (.param .b64 z) cudaCGGetIntrinsicHandle(.param .b32 scope);
     .extern .func (.param .b32 z) cudaCGSynchronize(.param .b64 handle, .param .b32 flags);

@@ -1,4 +1,4 @@
-"""Programs that others wrote, on the simulated device: cuda.core, tinygrad, numba-cuda and Triton from PyPI."""
+"""Other people's programs on the simulated device: cuda.core, tinygrad, numba-cuda and Triton from PyPI."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ with_probes = pytest.mark.parametrize("probes", [False, True], ids=["bare", "pro
 
 
 def install(packages: tuple[str, ...]) -> Path:
-    """A folder with the packages, for PYTHONPATH; NVIDIA's compiler is the tests' own."""
+    """Return a folder with the packages, for PYTHONPATH; NVIDIA's compiler is the tests' own."""
     folder = CACHE / "-".join(package.replace("==", "-") for package in packages)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
@@ -52,7 +52,7 @@ def install(packages: tuple[str, ...]) -> Path:
 
 @pytest.fixture
 def play(tmp_path):
-    """Runs a script with packages: it must end with 0. With probes it runs once more, and must compute the same."""
+    """Run a script with packages, which must exit with 0. With probes it runs once more, and must compute the same."""
 
     def run(packages: tuple[str, ...], script: str, probes: bool = False, **env: str) -> None:
         folder = install(packages)
@@ -218,7 +218,7 @@ def test_numba_cuda(play, probes):
 
 @pytest.mark.full
 def test_numba_cuda_as_pypi_has_it_says_what_to_do(tmp_path):
-    """In an environment of its own: there nvjitlink is found."""
+    """It runs in an environment of its own, where nvjitlink is found."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [python, "-m", "pip"]

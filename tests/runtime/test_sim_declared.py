@@ -1,4 +1,4 @@
-"""Variables of PTX: what the simulated device, and gpt-asm --arch host, read of their initial values."""
+"""Initial values of PTX variables, as read by the simulated device and by gpt-asm --arch host."""
 
 from __future__ import annotations
 

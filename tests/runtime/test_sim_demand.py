@@ -89,7 +89,7 @@ def play(tmp_path, script, *args, **env):
 
 
 def write(path, ptx):
-    """A fatbin: PTX alone is checked when it is loaded."""
+    """Write a fatbin, as PTX alone is checked when it's loaded."""
     path.write_bytes(cuda.fatbin([("sm_70", "ptx", (HEAD + ptx).encode())], "none"))
 
 
@@ -112,7 +112,7 @@ def test_attributes_need_no_compiler(tmp_path):
 
 
 def test_a_thousand_kernels_are_asked_about_at_once(tmp_path):
-    """By a program that compiles none of them: that would take half an hour."""
+    """The program compiles none of them, which would take half an hour."""
     one = ".visible .entry kernel{}() {{ .shared .b8 own[{}]; .reg .u64 %r; mov.u64 %r, own; ret; }}\n"
     write(tmp_path / "code.fatbin", "".join(one.format(n, n + 1) for n in range(1000)))
     script = """

@@ -1,4 +1,4 @@
-"""Kernels that go wrong on the simulated device: the message, the error of the context; launches beyond limits."""
+"""Faulty kernels on the simulated device: the message, the context's error, and launches beyond limits."""
 
 import os
 
@@ -144,7 +144,7 @@ def test_faults_end_the_launch_and_break_the_context(play_kernels):
     )
     stuck = "'11: shfl.sync.bfly.b32;': deadlock: of 32 threads 20 wait here, 12 elsewhere, 0 have exited"
     assert said[14] == f"kernel 'stuck': block (0,0,0), thread (0,0,0): {stuck}"
-    assert said[15].endswith("'12: bra L;': no thread has got on for 1 seconds (GPT_SIM_TIMEOUT)")
+    assert said[15].endswith("'12: bra L;': no thread has made progress for 1 seconds (GPT_SIM_TIMEOUT)")
     assert said[16] == "file.cu:42: f(): block: [0,0,0], thread: [1,0,0] Assertion `i < n` failed."
     assert "free of 0x" in said[18] and len(said) == 19
 
@@ -187,7 +187,7 @@ def test_launches_beyond_the_limits(play_kernels):
 
 
 def test_asynchronous_stores_need_clusters(play_kernels):
-    """As on an H200, for a launch without dimensions of clusters."""
+    """An H200 gives the same result for a launch without cluster dimensions."""
     kernels = r"""
     VARIABLES()
     KERNEL(plain) { if (!t->cluster) t->services->fault(t, 11, HOST_FAULT_CLUSTER, 0); }
@@ -212,7 +212,7 @@ def test_asynchronous_stores_need_clusters(play_kernels):
 
 
 def test_memory_that_runs_out_before_the_first_thread():
-    """Too little for a stack: the launch fails, and the process does not."""
+    """There is too little for a stack: the launch fails, and the process doesn't."""
     code = """
     import resource
     context, module, kernel, memory, size = c.c_void_p(), c.c_void_p(), c.c_void_p(), c.c_uint64(), c.c_size_t(64)

@@ -1,4 +1,4 @@
-"""Memory that graphs allocate, and what counts as memory of the simulated device: as an H200 answers (driver 580)."""
+"""Memory allocated by graphs, and the simulated device's memory counts, equal to an H200's answers (driver 580)."""
 
 from textwrap import dedent
 
@@ -20,7 +20,7 @@ def test_what_may_not_be_done_with_such_a_graph(play):
 
 
 def test_answers_depend_on_the_order_of_calls(play):
-    """Whatever runs first: work may use memory that is freed by a later call, and none that was by an earlier one."""
+    """Execution order doesn't matter: work may use memory that a later call frees, not what an earlier one freed."""
     play(PROGRAMS / "answers_depend_on_the_order_of_calls.c", GPT_SIM_MEMORY=str(1 << 30))
 
 

@@ -119,12 +119,12 @@ def test_a_graph_runs_once_at_a_time(play):
 
 
 def test_what_an_active_and_an_invalid_capture_refuse(play):
-    """As an H200 answers (driver 580)."""
+    """The results are an H200's (driver 580)."""
     play(PROGRAMS / "what_an_active_and_an_invalid_capture_refuse.c")
 
 
 def test_what_waits_for_a_captured_stream(play):
-    """As an H200 answers (driver 580)."""
+    """The results are an H200's (driver 580)."""
     play(PROGRAMS / "what_waits_for_a_captured_stream.c")
 
 

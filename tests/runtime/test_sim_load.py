@@ -54,7 +54,7 @@ def check(text, status, log):
 
 @pytest.fixture
 def check(sim_play, tmp_path):
-    """Loads a text in every way: the status and the log of errors must be these."""
+    """Load a text in every way; the status and the log of errors must be these."""
 
     def run(text, status, log, **env):
         done = sim_play(f"{LOADS}\ncheck({text.encode()!r} + bytes(1), {status}, {log!r})", tmp_path / "x.ptx", **env)
@@ -94,7 +94,7 @@ def test_a_target_that_the_device_has_not(check, target, arch, runs):
 
 @pytest.mark.full
 def test_a_function_that_is_not_there(check):
-    """As cudaGraphSetConditional, which CUDA has in a library."""
+    """An example is cudaGraphSetConditional, which CUDA has in a library."""
     text = ".extern .func set(.param .b64 handle);\n.visible .entry k()\n{\n    .param .b64 a;\n    call set, (a);\n}\n"
     check(
         HEAD.format("7.0", "sm_70") + text,

@@ -1,4 +1,4 @@
-"""The simulated device believes nothing in an `outline` record that's missing or makes no sense."""
+"""The simulated device checks `outline` records: missing or impossible values are rejected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPECTED = {"good": b"\1\0\0\0"}
 
 @pytest.fixture
 def load(tmp_path):
-    """Loads PTX on a copy of the device whose gpt-asm gives this answer: the status, number of kernels, variables."""
+    """Load PTX on a device whose gpt-asm gives this answer; return status, and numbers of kernels and variables."""
 
     def run(answer: bytes) -> tuple[int, int, dict[str, bytes]]:
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
@@ -101,6 +101,6 @@ def test_a_module_that_makes_no_sense(load, key, value, kernels, variables):
 
 
 def test_a_record_that_says_more_than_there_is(load):
-    """An array of four billion kernels, and none of them."""
+    """It claims an array of four billion kernels, and has none."""
     whole = msgpack.packb({"kind": "outline", "kernels": []})
     assert load(whole[:-1] + b"\xdd\xff\xff\xff\xff")[0] != 0

@@ -247,7 +247,7 @@ def test_streams_contexts_forks_and_unloading(play_kernels):
 
 
 def test_a_library_that_goes_while_its_kernel_waits(play_kernels):
-    """The context gets a module of the library only when the first of its kernels runs."""
+    """The context gets a module from the library only when the first of its kernels runs."""
     kernels = r"""
     VARIABLES()
     KERNEL(fill) { ARGUMENT(uint64_t, to, 0); ARGUMENT(uint64_t, value, 8); GLOBAL(to) = value; }
@@ -295,7 +295,7 @@ def test_a_graph_that_goes_while_it_is_launched(play_kernels):
 
 
 def test_a_capture_that_begins_while_a_graph_waits_for_room(play_kernels):
-    """The launch fails, as the stream's other work would, and leaves no node without a graph."""
+    """The launch fails, as other work in the stream would, and leaves no node without a graph."""
     script = """
     import threading, time
     memory, stream, graph, exec_, captured = Memory(1), c_void_p(), c_void_p(), c_void_p(), c_void_p()

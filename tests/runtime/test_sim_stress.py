@@ -1,4 +1,4 @@
-"""The simulated device under many threads that use most of it at once, and what launched graphs keep."""
+"""The simulated device under many threads that use most of it at once, and resources that launched graphs keep."""
 
 import pytest
 

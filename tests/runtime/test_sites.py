@@ -15,7 +15,7 @@ from tests.runtime.hooked import SHARED, Trace
 
 
 def stacks(path):
-    """The functions of each call's stack, by the call's name."""
+    """Return the functions on each call's stack, by the call's name."""
     with path.open("rb") as file:
         (process,) = iter_processes(wire.read_records(file, str(path)), CALLS | SITES)
     found = []
@@ -46,7 +46,7 @@ static void setup(void) { begin(); allocate = dlsym(driver, "cuMemAlloc_v2"); }
 
 @pytest.mark.parametrize("flags", [("-O2", "-fomit-frame-pointer"), ("-O0",), ("-O3", "-fno-omit-frame-pointer")])
 def test_stacks_of_compiled_code(tmp_path, flags):
-    """With frames that have no frame pointer, a variable size, or another alignment."""
+    """Some frames have no frame pointer, a variable size, or another alignment."""
     source = ALLOC + "int main(void) { setup(); for (int i = 0; i < 3; i++) assert(outer(64 * i + 64) == 4); }"
     found = walked(tmp_path, source, *flags, "-rdynamic")
     assert [name for name, _ in found] == ["cuMemAlloc"] * 3
@@ -146,7 +146,7 @@ int main(void) {
 
 
 def test_odd_stacks_do_no_harm(tmp_path):
-    """Stacks of threads, fibers and signals, of code without tables, and with tables that lie."""
+    """There are stacks of threads, fibers and signals, of code without tables, and with wrong tables."""
     found = walked(tmp_path, ODD, "-O1", "-rdynamic", "-Wl,-z,execstack")
     functions = [functions for _, functions in found]
     assert len(functions) == 8 + 3 + 8
@@ -160,7 +160,7 @@ def test_odd_stacks_do_no_harm(tmp_path):
 
 
 def test_a_library_that_is_replaced_by_another(tmp_path):
-    """dlclose and dlopen may bring another library to the same place."""
+    """dlclose and dlopen may put another library in the same place."""
     for name in ("one", "two"):
         code = f"int {name}(int (*f)(unsigned long)) {{ return f(64) + {len(name)}; }}"
         filler = "" if name == "one" else "int filler(int (*f)(unsigned long)) { return f(1) * 3; }\n"

@@ -1,4 +1,4 @@
-"""When one allocation fails, nothing crashes, no result is wrong, and nothing is lost without a word."""
+"""When one allocation fails, nothing crashes, no result is wrong, and every loss is reported."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Calls go through stubs: functions that the hook has never heard of, and what unwinds through one."""
+"""Stubs: calls to functions unknown to the hook, and unwinding through a stub."""
 
 import shutil
 import subprocess
@@ -76,7 +76,7 @@ int main(void) {
 
 @pytest.fixture
 def odd(tmp_path, monkeypatch):
-    """The folder of the odd driver, in LD_LIBRARY_PATH."""
+    """Return the folder of the odd driver, in LD_LIBRARY_PATH."""
     folder = tmp_path / "odd"
     folder.mkdir()
     hooked.compile_c(folder / "libcuda.so.1", ODD_DRIVER, *SHARED, "-Wl,-soname,libcuda.so.1", prelude=False)

@@ -1,4 +1,4 @@
-"""Tensors that a program names by gpt.tensors, in its trace; what it takes for one is in tests/test_tensors.py."""
+"""Tensors named through gpt.tensors, in the trace; tests/test_tensors.py tests which objects are tensors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ print("done")
 
 
 def test_calls_find_the_tensors_that_they_used(tmp_path):
-    """Tensors in reused memory. Calls of ctypes are not seen: `made` gets its name when the function returns."""
+    """Tensors are in reused memory. Calls by ctypes aren't seen: `made` gets its name when the function returns."""
     source = """
 begin()
 def make(n):

@@ -1,4 +1,4 @@
-"""gpt-hook run --tensors: gpt.tensors in the environment of a program that has no GPT, whatever Python that is."""
+"""gpt-hook run --tensors: gpt.tensors in a program's environment without GPT, with any Python."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def find_pythons():
 
 
 def play(folder, source, *words, python=None, options=("--tensors",), env=()):
-    """Runs a program in a Python that has no GPT; the tests' own is taken without its site-packages."""
+    """Run a program in a Python without GPT; the tests' own Python is used without its site-packages."""
     (folder / "program").mkdir(exist_ok=True)
     (folder / "program" / "main.py").write_text(source)
     plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
@@ -81,7 +81,7 @@ def test_only_if_asked_for(tmp_path):
 
 
 def test_what_was_on_the_path_stays(tmp_path):
-    """And sitecustomize, of which a program has one, runs as before."""
+    """sitecustomize, of which a program has one, runs as before, too."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("import sys; sys.mine = True")
     source = "import os, sys, gpt.tensors; assert sys.mine; print(os.environ['PYTHONPATH'])"

@@ -33,7 +33,7 @@ def test_a_whole_trace(tmp_path):
 
 
 def test_time_stamps_are_those_of_the_clock(tmp_path):
-    """Against the program's own reading of CLOCK_MONOTONIC, however long it was kept waiting between two calls."""
+    """They are compared with the program's own reading of CLOCK_MONOTONIC, however long it waited between two calls."""
     source = r"""
     #include <time.h>
     static double now(void) {
@@ -235,6 +235,6 @@ def test_file_that_is_exchanged_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--jit", "cat")])
 def test_a_program_without_driver_leaves_no_trace(tmp_path, options):
-    """Neither do the processes that it starts."""
+    """The processes that it starts don't leave any either."""
     assert hooked.run(tmp_path / "t.mp", "sh", "-c", "/bin/true; /bin/true", options=options).returncode == 0
     assert not os.listdir(tmp_path)

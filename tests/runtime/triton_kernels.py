@@ -17,7 +17,7 @@ random = np.random.default_rng(1)
 
 @triton.jit
 def product(a, b, c, m, n, k, size_m: tl.constexpr, size_n: tl.constexpr, size_k: tl.constexpr):
-    """c = a b, of whole tiles but for the last ones."""
+    """Compute c = a b in complete tiles, except for the last ones."""
     rows = tl.program_id(0) * size_m + tl.arange(0, size_m)
     columns = tl.program_id(1) * size_n + tl.arange(0, size_n)
     inner = tl.arange(0, size_k)
@@ -33,7 +33,7 @@ def product(a, b, c, m, n, k, size_m: tl.constexpr, size_n: tl.constexpr, size_k
 
 @triton.jit
 def softmax(to, of, count, size: tl.constexpr):
-    """Normalize each row."""
+    """Compute the softmax of each row."""
     row, at = tl.program_id(0), tl.arange(0, size)
     x = tl.load(of + row * count + at, mask=at < count, other=-float("inf"))
     x = tl.exp(x - tl.max(x, 0))
@@ -42,7 +42,7 @@ def softmax(to, of, count, size: tl.constexpr):
 
 @triton.jit
 def normalize(to, of, weights, biases, count, size: tl.constexpr):
-    """A layer norm of each row."""
+    """Compute the layer norm of each row."""
     row, at = tl.program_id(0), tl.arange(0, size)
     mask = at < count
     x = tl.load(of + row * count + at, mask=mask, other=0.0).to(tl.float32)
@@ -92,7 +92,7 @@ class Buffer(c_uint64):
 
 
 def run(kernel, grid: tuple[int, ...], arguments: list, **constants: int) -> None:
-    """Compiles a kernel for these arguments, and runs it."""
+    """Compile a kernel for these arguments, and run it."""
     words = {Buffer: lambda value: TYPES[value.array.dtype.name], float: lambda _: "fp32", int: lambda _: "i32"}
     kinds = [words[type(value)](value) for value in arguments]
     signature = dict(zip(kernel.arg_names, [*kinds, *["constexpr"] * len(constants)], strict=True))
@@ -109,17 +109,17 @@ def run(kernel, grid: tuple[int, ...], arguments: list, **constants: int) -> Non
 
 
 def same(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
-    """Within what the type rounds."""
+    """Check that arrays are the same to the precision of the type."""
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def normal(*shape: int, dtype: type = np.float16) -> np.ndarray:
-    """Random numbers."""
+    """Return random numbers."""
     return random.standard_normal(shape).astype(dtype)
 
 
 def main() -> None:
-    """Runs them all."""
+    """Run all kernels."""
     begin()
     for m, n, k, sizes in (100, 72, 50, (64, 64, 32)), (130, 128, 96, (128, 128, 32)):
         a, b, c = Buffer(normal(m, k)), Buffer(normal(k, n)), Buffer(np.zeros((m, n), np.float32))

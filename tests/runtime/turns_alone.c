@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
-#include "hook/probe/probe.h"
+#include "hook/probe/graphs.h"
 
 static struct turn first, second, third;
 static _Atomic int state;

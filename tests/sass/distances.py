@@ -1,4 +1,4 @@
-"""The shortest distances that ptxas leaves between an instruction of fixed latency and who reads its result."""
+"""The shortest distances that ptxas leaves between a fixed-latency instruction and the reader of its result."""
 
 from __future__ import annotations
 

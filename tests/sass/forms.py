@@ -208,7 +208,7 @@ def _group_forms(types: str, depth: int, all_columns: Iterable[int], kinds: Iter
 
 
 def _bulk() -> Iterator[Form]:
-    """Bulk copies: `%s` is a place in shared memory, `%r1` a barrier."""
+    """Yield bulk copies: `%s` is a place in shared memory, `%r1` a barrier."""
     hint = ".L2::cache_hint"
     into = "cp.async.bulk.shared::cluster.{}.mbarrier::complete_tx::bytes"
     back = "global.shared::cta.bulk_group"
@@ -244,7 +244,7 @@ def _bulk() -> Iterator[Form]:
 
 
 def _barriers() -> Iterator[Form]:
-    """mbarriers in shared memory. `old` is the state that an arrival returns."""
+    """Yield operations on mbarriers in shared memory. `old` is the state that an arrival returns."""
     cluster = "relaxed.cluster.shared::cluster.b64"
     for face, operands, written in (
         ("mbarrier.arrive.expect_tx.shared.b64", "%rd3, [%s], %r1", ""),

@@ -1,12 +1,12 @@
-"""The checker's rules of time, applied to what ptxas itself wrote.
+"""The checker's timing rules, applied to ptxas's own code.
 
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
         python -m tests.sass.hazards [--every N] [--jobs N] [--most WORDS] [--json FILE]
 
-The checker asks of inserted code: nothing is read that's in flight, nothing is written that's in flight or still being
-read, and results of fixed latency have some cycles to arrive (stalls.py). ptxas knows the hardware better, so its own
-code breaks these rules. RULES names the exceptions that are allowed for here. What's left over is a mistake in our
-tables, in control flow, or in what we believe scoreboards to be, or a rule that isn't known yet.
+Inserted code must not read a value in flight, must not write a value that's in flight or still being read, and must
+give fixed-latency results some cycles to arrive (stalls.py). ptxas knows the hardware better, so its own code breaks
+these rules. RULES names the allowed exceptions. Any other finding is a mistake in our tables, in control flow, or in
+our model of scoreboards, or a rule that isn't known yet.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def list_cubin(nvdisasm: str, cubin: Path) -> dict[str, list[Row]]:
 
 def iter_rows(lines: list[str]) -> Iterator[Row]:
     names: list[str] = []
-    columns: list[tuple[str, int]] = []  # a register file, and where its register 0 stands
+    columns: list[tuple[str, int]] = []  # a register file, and the column of its register 0
     instruction: tuple[int, str] | None = None
     for line in lines:
         at = line.find("// |")
@@ -83,7 +83,7 @@ def _read_marks(line: str, columns: list[tuple[str, int]]) -> tuple[Registers, R
 
 
 def listed_code(words: list[int], rows: list[Row]) -> Code:
-    """Return code whose instructions do what nvdisasm says, so that only control flow and liveness are tested."""
+    """Return code whose instructions have nvdisasm's effects, so that only control flow and liveness are tested."""
     table = Table(arch_of("sm_90"), "nvdisasm", {})
     for word, row in zip(words, rows, strict=True):
         name = re.split(r"[. ]", re.sub(r"^@!?U?P\w+ ", "", row.text))[0]

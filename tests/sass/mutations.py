@@ -42,7 +42,7 @@ class Mutation:
         return not same or any(getattr(now, name) != value for name, value in self.facts.items())
 
     def find(self) -> list[Finding]:
-        """Return what the checker says."""
+        """Return the checker's findings."""
         old = self.woven.new
         table = old.kernel.code.table
         try:
@@ -192,7 +192,7 @@ def _set(kind: str, name: str) -> tuple[str, Maker]:
 
 
 def _names(rnd: random.Random, woven: Woven) -> Mutation:
-    """Map a snippet's register to another one, in the declaration alone; often to one that's taken."""
+    """Map a snippet's register to another one, in the declaration alone; often to a register in use."""
     one = _start("a name", woven)
     old = _trampoline(rnd, woven)
     number, part = rnd.choice([(n, part) for n, part in enumerate(old.parts) if isinstance(part, Inserted)])
@@ -242,7 +242,7 @@ def _renamed(rnd: random.Random, woven: Woven) -> Mutation | None:
 
 
 def _with_given(one: Mutation, at: int, word: int) -> Mutation:
-    """Change a word of a snippet in the kernel and in the declaration: what ptxas or the weaver made is bad itself."""
+    """Change a word of a snippet in the kernel and in the declaration, as if ptxas or the weaver had made a bad one."""
     one.at = at
     one.words[at] = word
     for old in one.declaration.trampolines:
@@ -278,7 +278,7 @@ def _instead(kind: str, names: tuple[str, ...], words: tuple[int, ...]) -> tuple
 
 
 def _other_slot(rnd: random.Random, woven: Woven) -> Mutation | None:
-    """Save to another place than the one that's loaded again, or beyond the space."""
+    """Save to a place that isn't loaded again, or beyond the space."""
     at = _inserted_named(rnd, woven, "STL", "LDL")
     if at is None:
         return None

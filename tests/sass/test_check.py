@@ -1,4 +1,4 @@
-"""The checker: it proves what the tests' weaver makes, and finds what's wrong with anything else."""
+"""The checker: it proves the code of the tests' weaver, and finds the faults in anything else."""
 
 from dataclasses import replace
 
@@ -178,7 +178,7 @@ def test_a_yield_must_become_a_nop(image, snippets):
 
 
 def test_a_snippet_that_splits_lanes(image, snippets):
-    """Also with the BSSY and BSYNC taken out of the compiled snippet."""
+    """The BSSY and BSYNC are also taken out of the compiled snippet."""
     _, source = site(image, "saxpy", "LDG")
     nop = 0x918 | PLAIN
     words = tuple(nop if TABLE.opcode(w).name in ("BSSY", "BSYNC") else w for w in snippets["leader"].words)

@@ -39,7 +39,7 @@ def snippets():
 
 @pytest.fixture(scope="module")
 def leader(image, snippets):
-    """A kernel with one snippet in front of a load, which uses uniform registers, R0 and up."""
+    """Return a kernel with one snippet before a load, which uses uniform registers, R0 and up."""
     _, source = site(image, "saxpy", "LDG")
     return weave(image, "saxpy", [Place(source, (Use("leader"),))], snippets)
 
@@ -90,7 +90,7 @@ def named(woven, part, *names):
 
 
 def test_a_kernel_that_gives_registers_back(leader):
-    """A dead register isn't there for a warp that has given it back."""
+    """A warp can't use a dead register that it has given back."""
     trampoline, number = inserted(leader)
     names = trampoline.parts[number].names["R"].values()
     at = padding(leader)
@@ -100,7 +100,7 @@ def test_a_kernel_that_gives_registers_back(leader):
 
 
 def test_code_that_is_not_here_may_use_any_uniform_register(leader):
-    """Unless it's known: __assertfail alone, or the file's own functions."""
+    """The exceptions are __assertfail alone, and the file's own functions."""
     calling = with_kernel_word(leader, padding(leader), CALL)
     assert rules(calling) == {"shared"}
     kernel = replace(calling.original.kernel, elsewhere=0)
@@ -265,7 +265,7 @@ def test_a_uniform_register_across_a_barrier(image, snippets, opcode, expected):
 
 
 def test_functions_that_are_called_by_address():
-    """CALL.REL adds a register to the place that it names, so it may lead anywhere. What printf does isn't known."""
+    """CALL.REL adds a register to its target, so it may lead anywhere. printf's code isn't known."""
     source = "__device__ __noinline__ int f{0}(int x) {{ return x * {0}; }}"
     table = "__device__ int (*table[2])(int) = {f3, f5};"
     body = 'extern "C" __global__ void k(int *p) { p[1] = table[p[0] & 1](p[2]); SAY }'
@@ -279,7 +279,7 @@ def test_functions_that_are_called_by_address():
 
 
 def test_a_call_that_ends_the_kernel_and_one_that_returns():
-    """__assertfail's address comes from constant bank 4, in front of the call; a pointer's may lead to any function."""
+    """__assertfail's address comes from constant bank 4, before the call; a pointer's may lead to any function."""
     check = '__assertfail("x", "f", 1, "k", 1);'
     head = """extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, size_t);
     typedef int (*F)(int); extern "C" __global__ void k(F *f, int *p) { if (p[0] > p[2]) """

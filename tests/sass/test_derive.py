@@ -1,4 +1,4 @@
-"""The tables and facts in the checkout are what the installed ptxas and nvdisasm say."""
+"""The committed tables and facts match the installed ptxas and nvdisasm."""
 
 import random
 import re
@@ -23,14 +23,14 @@ SIZES = {"R": 8, "UR": 6, "P": 3, "UP": 3, "B": 4}
 
 @cache
 def compiled(arch):
-    """The oracle of an architecture, and the words that ptxas makes of the test kernels."""
+    """Return the oracle of an architecture, and the words that ptxas makes of the test kernels."""
     target = COMPILED_AS.get(arch, arch)
     ptxas, nvdisasm, _ = find_tools(target)
     cubin = compile_ptx(ptxas, target, "".join(text for _, text in iter_modules(target)))
     return Oracle(nvdisasm, target, cubin[:64]), list(iter_code(cubin))
 
 
-# What `make test` has of it: facts, single words and fields, below, and what test_tables.py holds of each table.
+# The part that `make test` runs: facts, single words and fields, below, and test_tables.py's tests of each table.
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.timeout(600)
@@ -49,7 +49,7 @@ def test_facts_are_what_ptxas_does(arch):
 
 @pytest.mark.parametrize("arch", FIRST)
 def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
-    """Each word by itself, even if its text equals another's."""
+    """Each word is compared separately, even if its text equals another's."""
     oracle, words = compiled(arch)
     words = random.Random(46).sample(words, 1500)
     table = table_of(arch)
@@ -90,7 +90,7 @@ def test_jumps_lead_where_nvdisasm_says(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_line_compiles(arch):
-    """ptxas says nothing of lines that it leaves out: it takes all of them."""
+    """ptxas doesn't report lines that it leaves out, but it takes all of these."""
     assert len(list(iter_variations(arch))) > 700
     assert compiled(arch)[1]
 

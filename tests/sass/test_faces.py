@@ -1,4 +1,4 @@
-"""The face of a machine instruction is the PTX instruction that ptxas made it of, and what nvdisasm says it is."""
+"""The face of a machine instruction matches the PTX instruction that ptxas compiled and nvdisasm's output."""
 
 import re
 import subprocess
@@ -43,7 +43,7 @@ def listing(cubin):
 
 @pytest.fixture(scope="module")
 def kernels(cubin, listing):
-    """The code of each kernel; its instructions have the names that nvdisasm prints."""
+    """Return the code of each kernel; its instructions have the names that nvdisasm prints."""
     editor = CubinEditor(cubin.read_bytes())
     words = {name: parse_words(KernelEditor(editor, name).code) for name in listing}
     return {name: listed_code(words[name][: len(rows)], rows) for name, rows in listing.items()}

@@ -1,4 +1,4 @@
-"""Live registers and registers in flight: small programs, and nvdisasm's word on kernels of ours."""
+"""Live registers and registers in flight, in small programs and in kernels of ours compared with nvdisasm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_function_reads_for_its_caller():
 
 
 def test_all_that_is_named_is_live_where_unknown_code_is_called():
-    """Registers that the code never names hold nothing that the callee could expect."""
+    """The callee can't expect anything in registers that the code never names."""
     code = program("MOV 4 255", "CALLR 4", "EXIT", "MOV 9 255", "EXIT")
     found = live_before(code, make_graph(code))
     named = 0
@@ -88,7 +88,7 @@ def test_a_block_that_nothing_leads_to_is_never_reached():
 
 
 def test_other_control_parts_change_what_is_in_flight_and_nothing_else():
-    """Nothing else of a word may change, for the instructions are shared."""
+    """The rest of a word must not change, because instructions are shared."""
     code = program("LDG 4 8, w2", "MOV 5 255", "EXIT")
     waiting = with_control(code.words[1], control_of(code.words[1])._replace(wait=1 << 2))
     other = code.with_controls({1: waiting})
@@ -122,7 +122,7 @@ def test_a_later_memory_instruction_covers_a_store_without_a_barrier():
 
 
 def test_what_nothing_announces_stays_in_flight():
-    """A load without a barrier for its result; HGMMA, whose scoreboard isn't followed."""
+    """An example is a load without a barrier for its result, or HGMMA, whose scoreboard isn't followed."""
     found = flight("LDG 6 12, r1", "HGMMA 20 30", "LDG 4 8, w0", "MOV 5 255, b01", "EXIT")
     assert general(found[4].unawaited) == {6, 20, 21, 30}
 
@@ -153,8 +153,8 @@ def cubin(tmp_path_factory):
 
 
 def test_liveness_is_what_nvdisasm_says(cubin):
-    """Nothing is live in the listing that isn't here, in kernels without calls. The other way round, nvdisasm takes a
-    write under a guard for the end of a life, which it isn't.
+    """In kernels without calls, everything that's live in the listing is live here. The converse fails: nvdisasm ends a
+    live range at a guarded write.
     """
     try:
         listing = list_cubin(str(cuda.tool("nvdisasm")), cubin)
@@ -182,7 +182,7 @@ def test_liveness_is_what_nvdisasm_says(cubin):
 
 
 def test_barriers_of_the_listing_are_awaited(cubin):
-    """Whatever ptxas reads or writes, nothing that's in flight is in its way."""
+    """No register that ptxas's code reads or writes is still in flight."""
     try:
         listing = list_cubin(str(cuda.tool("nvdisasm")), cubin)
     except FileNotFoundError as error:

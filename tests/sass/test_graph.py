@@ -45,7 +45,7 @@ def test_jumps_to_where_no_instruction_is():
 
 
 def test_a_bsync_goes_on_behind_itself():
-    """Whatever label the BSSY names (docs/sass-rules.md)."""
+    """The BSSY's label doesn't matter (docs/sass-rules.md)."""
     found = edges("BSSY 0 far", "@0 BRA other", "MOV 4", "other: BSYNC 0", "MOV 5", "EXIT", "far: MOV 6", "EXIT")
     assert found == {0: [2, 3], 2: [3], 3: [], 6: []}
 

@@ -157,7 +157,7 @@ def test_a_jump_table_that_leads_elsewhere(image):
 
 
 def test_cut_and_damaged_cubins_are_refused_or_read(image):
-    """At any length, and with any byte of the tables at the end turned over."""
+    """They are cut at any length, or any byte of the tables at the end is inverted."""
     for size in range(0, len(image), 997):
         with pytest.raises(GptError):
             read(image[:size], "jump")
@@ -171,7 +171,7 @@ def test_cut_and_damaged_cubins_are_refused_or_read(image):
 
 
 def test_other_architectures_have_no_sites():
-    """Their atomics would be shown as others than they are."""
+    """Their atomics would be shown as different ones."""
     table = replace(TABLE, arch=arch_of("sm_80"))
     kernel = Kernel("k", Code(dump_words(program("EXIT").words), table), 16, {})
     with pytest.raises(GptError, match="sm_80's instructions"):

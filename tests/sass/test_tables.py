@@ -1,4 +1,4 @@
-"""Reading tables, and what they say of words that are easily checked by eye."""
+"""Read tables, and check some words that are easily verified by eye."""
 
 import numpy as np
 import pytest

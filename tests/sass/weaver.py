@@ -1,4 +1,4 @@
-"""A small weaver, to have kernels for the checker to prove. It isn't economical: each place gets a trampoline.
+"""A small weaver that makes kernels for the checker to prove. It isn't economical: each place gets a trampoline.
 
     woven = weave(image, "reduce", [Place(12, before=[Use("leader")])], compiled_snippets())
     woven.original, woven.new, woven.declaration         what check() takes
@@ -317,7 +317,7 @@ def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
 
 
 def weave(image: bytes, name: str, places: list[Place], snippets: dict[str, Snippet], ticks: bool = False) -> Woven:
-    """Weave. With `ticks`, a register counts in each lane; it's set to zero at the entry. Raises LookupError."""
+    """Weave. With `ticks`, a register counts per lane, from zero at the entry. Raises LookupError."""
     cubin = CubinEditor(image)
     table = table_of(ARCH)
     original = Version(read_kernel(CubinEditor(image), name, table), read_facts(CubinEditor(image), name))

@@ -13,7 +13,7 @@ from gpt.stream import packed, records
 
 
 def answer(columns, rows, name="things", top=None, verdict=()):
-    """Columns as (name, type, other keys)."""
+    """Return columns from (name, type, other keys)."""
     packer = packed.Packer({"name": n, "type": type_, "offset": 0, **more} for n, type_, more in columns)
     for row in rows:
         packer.add(row)

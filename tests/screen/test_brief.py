@@ -1,4 +1,4 @@
-"""Names of kernels for which there is little room."""
+"""Kernel names shortened to fit little room."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_paths_that_are_cut_stay_apart():
 
 
 def test_names_of_numba_fit():
-    """The hash of the compilation's options, as a tag of the ABI, is longer than a line."""
+    """The hash of the compilation options, in an ABI tag, is longer than a line."""
     tag = "[abi:v1][abi:cw51cXTLSUwv1sDUaKthqaNgoKmjgOR3W3CwAkMXLaJtQYkOIgxJU0gCqOkEJoHkbttqdVhoqlspQGNFHSgJ5BnXagIA]"
     names = [f"saxpy{tag}(double, Array<float, 1, C, mutable, aligned>)", f"a::total{tag}(float)"]
     assert fit_names(names, 30) == ["saxpy", "total"]

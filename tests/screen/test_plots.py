@@ -14,7 +14,7 @@ LONG = "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_{}<
 
 
 def drawn(folder, columns, rows, *told, name="kernels"):
-    """The texts of a picture."""
+    """Return the texts of a picture."""
     path = folder / "p.svg"
     plots.draw(path, [make_answer(name, columns, rows, ["so it is"], plots=told)])
     return [html.unescape(text.strip()) for text in re.findall(r"<!--(.*?)-->", path.read_text(), re.S)]
@@ -113,7 +113,7 @@ def test_colors_of_a_heat_map_stand_for_plain_numbers(most, ticks, tmp_path):
 
 
 def test_panels_of_the_same_time_have_it_at_the_same_places(tmp_path, monkeypatch):
-    """The upper one has a scale of colors beside it."""
+    """The upper one has a color scale beside it."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     figures = []
     monkeypatch.setattr(pyplot, "close", figures.append)

@@ -1,4 +1,4 @@
-"""Tables: whatever a record holds, a row is a line that fits, or the record is named as what cannot be shown."""
+"""Tables: every record, whatever it holds, becomes a line that fits or is reported as impossible to show."""
 
 import itertools
 import random
@@ -33,7 +33,7 @@ SAMPLES = {"str": HOSTILE, "u64": (1 << 64) - 1, "u32": (1 << 32) - 1, "bin": b"
 
 
 def sample(type_, name):
-    """A value of a type of gpt/stream/records.py, as wild as it may be."""
+    """Return a value of a type of gpt/stream/records.py, as wild as possible."""
     type_ = type_.rstrip("?")
     if type_.startswith("["):
         return [sample(type_[1:-1], name)] * 3
@@ -43,7 +43,7 @@ def sample(type_, name):
 
 
 def wild_answer(without):
-    """Every type, unit and way to show, as wild as they may be."""
+    """Return an answer with every type, unit and way to show, as wild as possible."""
     columns = [
         {
             "name": f"{HOSTILE}{n}",
@@ -153,7 +153,7 @@ def test_a_stage_says_which_records_are_in_no_table(stage, tmp_path):
 
 
 def test_names_of_real_length(monkeypatch):
-    """Paths keep their last part, kernels their beginning; what shares a folder says so once."""
+    """Paths keep their last part and kernels their beginning. A shared folder is printed once."""
     folder = "/home/somebody/.venv/lib/python3.11/site-packages/nvidia"
     sizes = {key: 435 << 20 for key, (type_, _) in records.KINDS["patched"].items() if type_ == "u64"}
     paths = [f"{folder}/cu13/lib/libcublasLt.so.13", f"{folder}/cudnn/lib/libcudnn_engines_precompiled.so.9"]

@@ -125,7 +125,7 @@ def test_the_cubin_is_that_of_ptxas(tmp_path):
 
 
 def test_a_module_says_how_many_registers_its_kernels_may_use():
-    """Also those with a block size, for which ptxas ignores --maxrregcount; a lower limit stays."""
+    """This includes kernels with a block size, for which ptxas ignores --maxrregcount; a lower limit is kept."""
     heads = ("", ".reqntid 256, 1, 1", ".maxntid 128, 1, 1 .minnctapersm 2", ".maxnreg 24", ".maxnreg 200")
     body = hungry(120).removeprefix(HEAD)
     text = HEAD + "".join(
@@ -238,7 +238,7 @@ def test_on_a_terminal_there_is_a_table(tmp_path):
 
 
 def test_a_module_for_one_gpu_alone_is_assembled_for_it():
-    """As Triton writes them: sm_90a is what the GPU that sm_90 names runs."""
+    """Triton writes such modules: sm_90a is what the GPU of sm_90 runs."""
     done = asm(segment(ptx(1, PLAIN.replace("sm_80", "sm_90a")), ptx(2, PLAIN)), "--fatbin", arch="sm_90,sm_90a")
     assert (done.status, done.err) == (0, "")
     assert [record["archs"] for record in done.kind("fatbin")] == [["sm_90a"], ["sm_90", "sm_90a"]]
@@ -370,7 +370,7 @@ def test_warnings_are_kept_and_name_the_module_that_has_them(tmp_path):
 
 
 def wait_for(pids, count):
-    """The path, once it holds as many lines."""
+    """Return the path, once the file has this many lines."""
     end = time.monotonic() + 30
     while (not pids.exists() or len(pids.read_text().split()) < count) and time.monotonic() < end:
         time.sleep(0.05)

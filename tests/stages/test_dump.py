@@ -1,4 +1,4 @@
-"""gpt-dump: launches of a stream become files, on which callbacks run, whatever these do."""
+"""gpt-dump: launches in a stream become files, on which callbacks run, however they behave."""
 
 import io
 import os
@@ -169,7 +169,7 @@ def test_a_signal_ends_the_callback_too(tmp_path):
 
 
 def test_what_is_not_whole_is_not_dumped(tmp_path):
-    """Launches of a killed process, and of a process whose device failed."""
+    """The launches are from a killed process, and from a process whose device failed."""
     segment = launches(2)
     lost = [r | {"lost": "the device failed"} if r["kind"] == "buffer" else r for r in segment]
     for record in lost:
@@ -222,7 +222,7 @@ def test_a_file_that_exists_stays(tmp_path):
 
 @pytest.mark.full
 def test_the_stream_is_not_held_up_by_callbacks(tmp_path):
-    """The reader gets all of it while they still run."""
+    """The reader gets the complete stream while callbacks still run."""
     data = forge.pack(launches(5, script(tmp_path, "#!/bin/sh\nsleep 1", "hook")))
     with subprocess.Popen(["gpt-dump"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(data)
@@ -233,7 +233,7 @@ def test_the_stream_is_not_held_up_by_callbacks(tmp_path):
 
 
 def test_processes_with_one_number_have_files_of_their_own(tmp_path):
-    """exec keeps the pid, and the launches of the new program are counted from 1 again."""
+    """exec keeps the pid, and the new program's launches count from 1 again."""
     done = dump(tmp_path, [launches(1), launches(1)], "--dumps", "d")
     assert (done.returncode, done.stderr) == (0, b"")
     assert sorted(os.listdir(tmp_path / "d")) == ["10-1.mp", "10.2-1.mp"]

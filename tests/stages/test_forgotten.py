@@ -15,7 +15,7 @@ TRACE = "a trace, in which no library is read: 'gpt-extract LIBRARY | gpt-locate
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """A library with a kernel for sm_90 and its PTX."""
+    """Return a library with a kernel for sm_90 and its PTX."""
     folder = tmp_path_factory.mktemp("forgotten")
     code = 'extern "C" __global__ void one(int *p) { *p = 1; }'
     elements = [("sm_90", "cubin"), ("compute_90", "ptx")]
@@ -75,7 +75,7 @@ def test_nothing_to_cut_is_no_fault(library, tmp_path):
 
 
 def test_a_stage_of_somebody_elses_may_find_none(library, tmp_path):
-    """It put its name into the header, and no span into the stream."""
+    """Another project's stage put its name into the header, and no span into the stream."""
     listed = run("gpt-extract", "--json", library).out.decode()
     data = listed.replace('"via": []', '"via": ["my-locate"]').encode()
     done = run("gpt-patch", "--from-json", "-o", tmp_path, data=data)

@@ -1,4 +1,4 @@
-"""Options that choose kernels by name: one rule for all tools that have them.
+"""Options that select kernels by name: the same rule in all tools.
 
 An empty one is wrong usage, as a script's variable may be empty; repeated ones add up; one of several that chooses
 nothing is named in a warning, and if nothing is left that is an error.
@@ -22,7 +22,7 @@ PART = "names no part of a kernel's name"
 
 @pytest.fixture
 def kernels(tmp_path):
-    """A file with two kernels, as PTX, as a stream, and a trace that has launched one."""
+    """Return a file with two kernels, as PTX, as a stream, and a trace that has launched one."""
     (tmp_path / "k.ptx").write_bytes(PTX)
     (tmp_path / "k.mp").write_bytes(run("gpt-extract", "--ptx", "k.ptx", cwd=tmp_path).out)
     launches = forge.calls([forge.launch(1000, 10, 1, 2)], forge.LAUNCH)

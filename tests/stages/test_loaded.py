@@ -15,7 +15,7 @@ from tests.stages.tools import extract, kept, located, run
 
 
 def trace(path, *libraries, module=None, child=None):
-    """A trace that saw `libraries` loaded: (path, bytes of GPU code or None), as gpt-hook writes them."""
+    """Return a trace in which `libraries` were loaded: (path, bytes of GPU code or None), as gpt-hook writes them."""
     made = [wire.header("gpt-hook", [])]
     for library, gpu in libraries:
         size = library.stat().st_size if library.exists() else 1

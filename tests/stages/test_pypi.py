@@ -96,7 +96,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
 
 @pytest.mark.parametrize("name", [*PACKAGES, *LARGE])
 def test_slimmed_inside_of_elements(name, tmp_path):
-    """Code of kernels that are not used is zeros, or gone; the code of the others is what it was."""
+    """Code of unused kernels is zero or removed; the code of the others is unchanged."""
     if name in LARGE and not os.environ.get("GPT_TEST_LARGE"):
         pytest.skip("large: set GPT_TEST_LARGE=1")
     package = {**PACKAGES, **LARGE}[name]
@@ -149,7 +149,7 @@ def test_slimmed_inside_of_elements(name, tmp_path):
 
 
 def sections_of(library, folder):
-    """The sections of each cubin that cuobjdump finds, by its file's name."""
+    """Return the sections of each cubin that cuobjdump finds, by its file's name."""
     found = oracle.extracted(library, folder)
     return {
         name: list(ELFFile(io.BytesIO(data)).iter_sections()) for name, data in found.items() if name.endswith(".cubin")
@@ -165,12 +165,12 @@ def spans_of(data):
 
 
 def sorted_names(names):
-    """cuobjdump numbers cubins and PTX apart."""
+    """Return sorted names; cuobjdump numbers cubins and PTX separately."""
     return [n for n in names if n.endswith(".cubin")], [n for n in names if not n.endswith(".cubin")]
 
 
 def compare(library: Path, patched: Path, kept: list[str], folder: Path) -> None:
-    """cuobjdump finds the same elements in the patched library as, under these names, in the original."""
+    """Check that cuobjdump finds the same elements in the patched library as, under these names, in the original."""
     after = oracle.extracted(patched, folder / "after")
     before: dict[str, bytes] = {}
     for arch in {name.split(".")[-2] for name in kept}:

@@ -107,7 +107,7 @@ def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
 
 
 def test_what_is_left_alone_follows_without_probes(image):
-    """tensorop_count has no place there; and what a hook asks for is refused by name."""
+    """tensorop_count has no place there; and requests from a hook are rejected by name."""
     done = weave("-p", "tensorop_count", data=segment(element(image)), status=1)
     assert [record["kind"] for record in done.records] == ["header", "cubin", "kernel", "kernel", "diag", "diag", "end"]
     assert [record["code"] for record in done.kind("kernel")] == ["no_place"] * 2
@@ -119,7 +119,7 @@ def test_what_is_left_alone_follows_without_probes(image):
 
 
 def test_a_kernel_has_no_more_registers_than_are_allowed(image):
-    """gpt-hook asks again with a limit where a block doesn't fit."""
+    """gpt-hook asks again with a limit if a block doesn't fit."""
     for limit, kinds in ((64, {"module", "cubin", "map", "kernel"}), (16, {"module", "refused"})):
         module = records.make("module", id=7, type="cubin", arch="sm_90", only=["copy"], registers=limit)
         done = weave("-p", "gmem_bytes", data=segment(module, element(image, only=["copy"])))
@@ -145,7 +145,7 @@ def test_other_architectures_are_refused_as_a_whole(arch):
 
 
 def test_kernels_of_cuda_tile_are_left_alone(image):
-    """Their attribute LANGUAGE, which nvcc 13.5 writes, is 7; it's 3 for C++."""
+    """Their attribute LANGUAGE, which nvcc 13.5 writes, is 7; for C++ it's 3."""
     for language, code in ((3, None), (7, "tile_kernel")):
         editor = CubinEditor(image)
         kernel = KernelEditor(editor, "copy")
@@ -158,7 +158,7 @@ def test_kernels_of_cuda_tile_are_left_alone(image):
 
 
 def test_code_for_one_gpu_only_is_woven():
-    """Code for sm_90a, as XLA and CUTLASS make it, has the attribute 9 in `.nv.compat`, and so has CUDA Tile's."""
+    """Code for sm_90a, as XLA and CUTLASS make it, has attribute 9 in `.nv.compat`, as CUDA Tile code does."""
     data = segment(element(compiled("sm_90a"), arch="sm_90a"))
     answers = weave("-p", "block_sched", "-k", "copy", data=data).kind("kernel")
     assert {record.get("code") for record in answers} == {None}
@@ -297,7 +297,7 @@ def test_a_list_without_bytes(image):
 
 
 def test_names_are_safe_on_a_terminal(image):
-    """A kernel's name is whatever somebody put into the file."""
+    """Anybody can choose a kernel's name in a file."""
     changed = image.replace(b"copy", b"c\x1b[y")
     done = explain("--table", data=segment(element(changed)))
     assert "\x1b" not in done.out.decode() and "c\\x1b[y" in done.out.decode()

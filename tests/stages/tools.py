@@ -1,4 +1,4 @@
-"""Running the executables as a user does, and reading what they write."""
+"""Run the executables as a user does, and read their output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import loaded
 
 MIB = 1 << 20
 
-# Starts the command from a small process: what a child has resident is counted from its parent's on.
+# Starts the command from a small process, because a child's resident size includes its parent's.
 LAUNCH = """
 import os, sys
 pid = os.fork()
@@ -54,7 +54,7 @@ class Run:
 def run(
     *command: str | Path, data: bytes = b"", cwd: Path | None = None, timeout: float = 300, measured: bool = False
 ) -> Run:
-    """Runs a command with `data` as its standard input."""
+    """Run a command with `data` as its standard input."""
     with (
         tempfile.TemporaryFile() as stdin,
         tempfile.TemporaryFile() as out,
@@ -88,7 +88,7 @@ def run(
 
 
 def wait(process: subprocess.Popen[bytes], timeout: float) -> None:
-    """Waits for its end. Popen.wait with a timeout looks every 50 ms, which is most of the time that a stage takes."""
+    """Wait for the end. Popen.wait with a timeout looks every 50 ms, which is most of a stage's time."""
     number = os.pidfd_open(process.pid)
     try:
         if not select.select([number], [], [], timeout)[0]:
@@ -103,7 +103,7 @@ def extract(*args: str | Path, data: bytes = b"", cwd: Path | None = None, measu
 
 
 def located(libraries: Path | list[Path], used: str, *options: str, arch: str = "sm_90") -> bytes:
-    """extract | locate with the kernel names of `used`, whether or not a library has them; both must succeed."""
+    """Run extract | locate with the kernel names in `used`, whether or not a library has them; both must succeed."""
     found = extract(*libraries) if isinstance(libraries, list) else extract(libraries)
     assert found.status == 0, found.err
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:
@@ -123,7 +123,7 @@ def kept(found: bytes) -> bytes:
 
 
 def patch(stream: bytes, *options: str | Path) -> dict[str, Any]:
-    """gpt-patch on what `located` gave for one library: its `patched` record."""
+    """Run gpt-patch on `located` for one library; return its `patched` record."""
     done = run("gpt-patch", *options, data=stream)
     assert done.status == 0, done.err
     (record,) = done.kind("patched")

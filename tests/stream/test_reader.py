@@ -1,4 +1,4 @@
-"""A short reader that was written from gpt-stream(5) alone (summary_reader.py) finds what gpt-analyze finds."""
+"""A short reader written from gpt-stream(5) alone (summary_reader.py) finds the same as gpt-analyze."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ def program(tmp_path_factory):
 
 
 def analyze(path):
-    """The rows of each answer of a summary, and all verdicts."""
+    """Return the rows of each answer of a summary, and all verdicts."""
     line = [Path(sys.executable).with_name("gpt-analyze"), "summary", "--json", path]
     answers, verdicts = {}, []
     for one in map(json.loads, subprocess.run(line, capture_output=True, text=True, check=True).stdout.splitlines()):

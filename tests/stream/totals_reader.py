@@ -26,12 +26,12 @@ def records(data):
 
 
 def unit_bytes(record):
-    """The bytes of a unit of an array or a total."""
+    """Return the bytes per unit of an array or a total."""
     return record.get("head", 8) + record["capacity"] * record["stride"] if record["capacity"] else 8
 
 
 def whole(parts, unit, folder):
-    """The bytes of a buffer, from the records that have its parts."""
+    """Return the bytes of a buffer, from the records that have its parts."""
     buffer = bytearray(parts[0]["size"])
     for part in parts:
         at, length = part.get("at", 0), part.get("length", part["size"])
@@ -55,7 +55,7 @@ def whole(parts, unit, folder):
 
 
 def read_unit(record, data):
-    """The count of a unit, None if it has none, and its fields by name; None for a unit that saved nothing."""
+    """Return a unit's count (None if it has no count) and its fields by name, or None if the unit saved nothing."""
     head = record.get("head", 8)
     count = struct.unpack_from("<Q", data)[0] if head else None
     if not any(data):
@@ -75,7 +75,7 @@ def read_unit(record, data):
 
 
 def read_bins(record, data):
-    """The values that a histogram counted: for each bin with some (least value, first value of the next bin, count)."""
+    """Return the nonempty bins of a histogram as (least value, first value of the next bin, count)."""
     counts = struct.unpack(f"<{len(data) // 8}Q", data)
     bins = record["stride"] // 8
     sums = [sum(counts[number::bins]) for number in range(bins)]
@@ -87,7 +87,9 @@ def read_bins(record, data):
 
 
 def read_table(record, data):
-    """The rows of a table, from all copies: by key, how often it was saved and its other fields; and what's dropped."""
+    """Return a table's rows from all copies: by key, the number of records and the other fields; and how many were
+    dropped.
+    """
     head, stride, capacity = record.get("head", 8), record["stride"], record["capacity"]
     unit = head + capacity * stride
     found, dropped = {}, 0
@@ -154,8 +156,8 @@ def read_reduced(path):
 
 
 def read_maps(path):
-    """By the map's name, for each launch: the units of a total, the bins of a histogram, or the rows of a table with
-    the number of values that didn't fit.
+    """Return, by map name and launch, the units of a total, the bins of a histogram, or the rows of a table with the
+    number of values that didn't fit.
     """
     path, found, maps, parts = Path(path), {}, {}, {}
     for record in records(path.read_bytes()):

@@ -1,4 +1,4 @@
-"""The checker of our English: which sentences it finds, and that its limits only go down."""
+"""The checker of our English: the sentences that it finds, and that its limits only go down."""
 
 import pytest
 

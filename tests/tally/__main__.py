@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 
 def kept() -> Path:
-    """The lines next to the sum: another machine goes on from them."""
+    """Return the lines next to the sum, from which another machine goes on."""
     return RESULTS.with_name(f"{LINES.name}.xz")
 
 
@@ -145,7 +145,7 @@ def sweep(pieces: list[Piece], jobs: int, end: float | None) -> None:
 
 
 def do(piece: Piece) -> None:
-    """One piece, in a process of its own: its lines are written as they come."""
+    """Do one piece in a process of its own; its lines are written as they come."""
     module = piece.module
     data = module.data()
     if piece.whole:
@@ -157,7 +157,7 @@ def do(piece: Piece) -> None:
 
 
 def write(piece: Piece, kernel: str, found: Line) -> None:
-    """Appends a line, in one write: several processes do."""
+    """Append a line in one write, as several processes do."""
     module = piece.module
     line = {"corpus": module.corpus, "module": module.digest, "name": module.name, "kernel": kernel, "code": code()}
     with open(LINES, "ab", buffering=0) as file:

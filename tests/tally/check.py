@@ -43,7 +43,7 @@ Result = dict[str, Any]
 
 @cache
 def probes() -> dict[str, Any]:
-    """The built-in probes, proved harmless."""
+    """Return the built-in probes, proved harmless."""
     found = {path.stem: load.load_probes(path) for path in sorted(load.BUILTIN.glob("*.toml"))}
     for file in found.values():
         verify.verify(file)
@@ -52,7 +52,7 @@ def probes() -> dict[str, Any]:
 
 @cache
 def assembler(relocatable: bool) -> Assembler:
-    """The ptxas of the extra `cuda`; CUDA_HOME may lead to a newer one for newer PTX."""
+    """Return the ptxas of the extra `cuda`; CUDA_HOME may lead to a newer one for newer PTX."""
     os.environ["GPT_PTXAS"] = str(cuda.tool("ptxas"))
     return Assembler([GpuTarget(9, 0, "")], Options(relocatable=relocatable, timeout=TIMEOUT), Cache(None))
 
@@ -65,7 +65,7 @@ def device_of(text: bytes) -> GpuTarget:
 
 
 def assemble(text: bytes, name: str, relocatable: bool = False) -> TargetCode:
-    """Assembles a module for its own target. Raises GptError."""
+    """Assemble a module for its own target. Raises GptError."""
     return assembler(relocatable).assemble(text, name, device_of(text))
 
 
@@ -102,7 +102,7 @@ def check_module(data: bytes, name: str) -> Result:
 
 
 def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, TargetCode | None]:
-    """Return whether ptxas makes the same code from a text and from the printed tree, and the code, relocatable or not.
+    """Return whether ptxas compiles a text and the printed tree to the same code, and the code, relocatable or not.
 
     Only "ok" or a text that begins with "differs" or "not parsed" say something of us.
     """
@@ -164,7 +164,7 @@ class Kernel:
         return found | self.each(name for name in BOUNDED if name in places)
 
     def weave(self, names: list[str]) -> Result:
-        """One weave. `status` is woven, nowhere (nothing to probe), left (with `why`), or failed (with `why`)."""
+        """Weave once. `status` is woven, nowhere (nothing to probe), left (with `why`), or failed (with `why`)."""
         try:
             woven = weave(
                 self.data, self.kernel, [probes()[name] for name in names], self.name, relocatable=self.relocatable

@@ -34,7 +34,7 @@ def nothing(*_: Any) -> None:
 
 
 def assign(place: int, index: int, value: Any) -> Callable[..., None]:
-    """A kernel that stores one value."""
+    """Return a kernel that stores one value."""
 
     def does(*values: Any) -> None:
         values[place][index] = value
@@ -43,7 +43,7 @@ def assign(place: int, index: int, value: Any) -> Callable[..., None]:
 
 
 def wrap(value: int) -> int:
-    """As an int of C."""
+    """Wrap a number as a C int does."""
     return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
@@ -143,7 +143,7 @@ def i8_(p: Array, u: Array, n: Any) -> None:
 
 
 def swapped(p: Array, n: int) -> list[int]:
-    """a[] of lm after its loop."""
+    """Return a[] of lm after its loop."""
     a = p.tolist()
     for i in range(n):
         k = int(p[i]) & 63
@@ -157,7 +157,7 @@ def lm(p: Array, n: Any) -> None:
 
 
 def lm_values(random: Random) -> list[Any]:
-    """Such that p[1] becomes n - 1, the one byte of alloca that is set."""
+    """Return values such that p[1] becomes n - 1, the one byte of alloca that's set."""
     while True:
         p = random.integers(0, 64, 64).astype(i32)
         if swapped(p, 40)[1] == 39:
@@ -284,7 +284,7 @@ def wp(p: Array, f: Array) -> None:
 
 
 def _wp_last(v: int, b: int) -> int:
-    """byte_perm, which is v; dp4a, vadd4, funnelshift_l, mulhi, sad, umul24."""
+    """Return the results of byte_perm, which is v; dp4a, vadd4, funnelshift_l, mulhi, sad, umul24."""
     signed, bytes_ = wrap(v), v.to_bytes(4, "little")
     dot = b + sum(((one ^ 128) - 128) ** 2 for one in bytes_)
     four = sum((x + y & 255) << 8 * i for i, (x, y) in enumerate(zip(bytes_, b.to_bytes(4, "little"), strict=True)))

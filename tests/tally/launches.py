@@ -1,4 +1,4 @@
-"""The kernels of tests/tally/corpus: how each is launched, and in Python what it does.
+"""The kernels of tests/tally/corpus: their launches, and their effect in Python.
 
 A launch has values for the parameters: arrays are buffers, numbers and bytes are given as they are. `does` gets copies
 of them and changes the arrays as the kernel does. `open_` says what of a buffer no reference and no two devices need
@@ -114,11 +114,11 @@ class Launch:
         return -(-self.threads // 32)
 
     def given(self) -> list[Any]:
-        """The values, the same each time."""
+        """Return the values, the same each time."""
         return self.values(np.random.default_rng(15))
 
     def job(self, image: bytes, kernel: str, maps: list[int] | None = None) -> Job:
-        """The launch of an image, with buffers of these sizes after the parameters."""
+        """Return the launch of an image, with buffers of these sizes after the parameters."""
         values: list[bytearray | bytes] = []
         for value in self.given():
             data = value if isinstance(value, bytes) else value.tobytes()
@@ -134,19 +134,19 @@ class Launch:
         return [value for value in self.given() if isinstance(value, np.ndarray)]
 
     def wanted(self) -> list[Array]:
-        """The buffers as the kernel should leave them."""
+        """Return the buffers as the kernel should leave them."""
         values = self.given()
         with np.errstate(all="ignore"):
             self.does(*values)
         return [value for value in values if isinstance(value, np.ndarray)]
 
     def found(self, answer: list[bytes]) -> list[Array]:
-        """The buffers of an answer."""
+        """Return the buffers of an answer."""
         before = self.buffers()
         return [np.frombuffer(data, one.dtype) for data, one in zip(answer, before, strict=False)]
 
     def differs(self, one: list[Array], other: list[Array]) -> str:
-        """In what two results differ; empty if in nothing."""
+        """Return the difference between two results; empty if they're equal."""
         for number, (a, b) in enumerate(zip(one, other, strict=True)):
             a, b = a.reshape(-1).copy(), b.reshape(-1).copy()
             if number in self.open_:
@@ -285,7 +285,7 @@ LEFT = {
 
 
 def images(source: str, ptx: bytes) -> Iterator[tuple[Launch, str, bytes]]:
-    """The launches of a source, each with its kernel and that kernel's PTX.
+    """Yield the launches of a source, each with its kernel and that kernel's PTX.
 
     Variables become visible: nvcc hides variables that no host code refers to.
     """

@@ -1,4 +1,4 @@
-"""The order of the work: whatever is done when the time is up is a sample of every kind of kernel.
+"""The order of the work, in which the pieces done so far are always a sample of every kind of kernel.
 
 Modules are in strata: of one corpus, one target, and sizes within a factor of four. In a stratum they're in the
 order of their digests, which is as good as none: the first piece of each, then the second pieces. A piece is the module
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 def plan(modules: Iterable[Module]) -> list[Piece]:
-    """All pieces in order."""
+    """Return all pieces in order."""
     strata: dict[tuple[str, str, int], list[Module]] = defaultdict(list)
     total: dict[str, int] = defaultdict(int)
     for module in modules:
@@ -73,5 +73,5 @@ def _cost(piece: Piece) -> int:
 
 
 def _number(kernel: str) -> int:
-    """A number that has nothing to do with what the kernel is."""
+    """Return a number that's independent of the kernel's contents."""
     return int.from_bytes(hashlib.sha256(kernel.encode("latin-1", "replace")).digest()[:8], "big")

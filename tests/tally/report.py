@@ -1,4 +1,4 @@
-"""Add up the lines of the tally: a summary to commit, and its tables."""
+"""Summarize the tally's lines: a summary to commit, and its tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Line = dict[str, Any]
 
 
 def summarise(modules: Iterable[Module], lines: Iterable[Line]) -> dict[str, Any]:
-    """Counts of each corpus, registers and spills that were added, and what failed. The last line of a thing counts."""
+    """Return the counts per corpus, added registers and spills, and failures. The last line about a kernel counts."""
     latest = {(line["module"], line["kernel"]): line for line in lines}
     everything = list(modules)
     corpora: dict[str, Line] = {}
@@ -83,7 +83,7 @@ def is_ours(same: str | None) -> bool:
 
 
 def _general(why: str) -> str:
-    """A reason without the names in it."""
+    """Return a reason without the names in it."""
     return QUOTED.sub("..", why)[:160]
 
 
@@ -110,7 +110,7 @@ def _added(name: str, lines: list[Line]) -> Line:
 
 
 def tables(summary: dict[str, Any]) -> list[Table]:
-    """The summary for a terminal, and for docs/measured.md (markdown)."""
+    """Return the summary for a terminal, and for docs/measured.md (Markdown)."""
     counts = Table(box=box.MARKDOWN)
     for title in ("corpus", "modules", "parsed", "kernels", "swept", "same code", "woven", "left alone", "failed"):
         counts.add_column(title, justify="left" if title == "corpus" else "right")
@@ -130,7 +130,7 @@ def tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def markdown(table: Table) -> Iterator[str]:
-    """The lines of a table of Markdown, without blanks that only a terminal needs."""
+    """Yield the lines of a Markdown table, without blanks that only a terminal needs."""
     cells = zip(*(column.cells for column in table.columns), strict=True)
     yield _line(str(column.header) for column in table.columns)
     yield _line("---:" if column.justify == "right" else "---" for column in table.columns)

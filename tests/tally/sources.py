@@ -1,4 +1,4 @@
-"""The tally's PTX: four kinds of corpus, each laid out once in the cache as files of PTX.
+"""Fetch or compile the tally's PTX: four kinds of corpus, each stored once in the cache as PTX files.
 
     XDG_CACHE_HOME/gpt-tests/tally/CORPUS/NAME.ptx      the modules
     XDG_CACHE_HOME/gpt-tests/tally/CORPUS/index.json    their contents, once the corpus is complete
@@ -70,7 +70,7 @@ class Module(NamedTuple):
 
 
 def iter_sources(folder: Path, jobs: int) -> Iterator[tuple[str, bytes]]:
-    """tests/tally/corpus for each target, by nvcc."""
+    """Compile tests/tally/corpus for each target, by nvcc."""
 
     def build(source: Path, arch: str) -> tuple[str, bytes]:
         return f"{source.stem}.sm_{arch}", compile_source(source, arch, folder / f"{source.stem}.sm_{arch}.nvcc")
@@ -87,7 +87,7 @@ def fits(source: Path, arch: str) -> bool:
 
 
 def compile_source(source: Path, arch: str, out: Path) -> bytes:
-    """The PTX of one source. Raises RuntimeError with what nvcc says."""
+    """Return the PTX of one source. Raises RuntimeError with nvcc's output."""
     options = ["-rdc=true"] if source.stem in RELOCATABLE else []
     options += ["-std=c++17", "--extended-lambda", f"-arch=compute_{arch}"]
     cuda.nvcc("-ptx", *options, source, "-o", out)
@@ -98,7 +98,7 @@ def compile_source(source: Path, arch: str, out: Path) -> bytes:
 
 
 def iter_wheel(wheel: str, folder: Path, jobs: int) -> Iterator[tuple[str, bytes]]:
-    """The PTX in the libraries of a wheel, by gpt-extract."""
+    """Yield the PTX in the libraries of a wheel, from gpt-extract."""
     options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", *PLATFORMS, "-d", str(folder)]
     subprocess.run([*PIP, "download", *options, wheel], check=True)
     (path,) = folder.glob("*.whl")
@@ -130,7 +130,7 @@ def _environment(*more: Path) -> dict[str, str]:
 
 
 def install(wheel: str) -> Path:
-    """The folder with a package of its own, installed when it is first needed."""
+    """Return the folder with a package of its own, installed when it's first needed."""
     folder = CACHE / wheel
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ CORPORA: dict[str, Callable[[Path, int], Iterator[tuple[str, bytes]]]] = {
 
 
 def load(corpus: str, jobs: int = 1) -> list[Module]:
-    """The modules of a corpus, each text once; made first where they are not there.
+    """Return the modules of a corpus, each text once; made first if they aren't there.
 
     Raises RuntimeError, CalledProcessError, OSError.
     """

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 
 
 def compiled(source, folder):
-    """The PTX of a source."""
+    """Return the PTX of a source."""
     corpus.compile_source(sources.HERE / "corpus" / f"{source}.cu", folder)
     return (folder / f"{source}.ptx").read_bytes()
 
@@ -43,7 +43,7 @@ def test_results(source, tmp_path):
 
 @pytest.mark.parametrize("source", [full(name) for name in SOURCES])
 def test_probes(source, tmp_path):
-    """Every built-in probe in every kernel."""
+    """Every built-in probe is in every kernel."""
     found = [
         (one, ptx, list(woven.cases(one, name, ptx))) for one, name, ptx in images(source, compiled(source, tmp_path))
     ]

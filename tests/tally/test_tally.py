@@ -113,7 +113,7 @@ def test_a_module_that_cannot_be_cut_is_a_failure():
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    """Two corpora of small modules in a cache of their own."""
+    """Return two corpora of small modules in a cache of their own."""
     monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(tally, "LINES", tmp_path / "cache" / "lines.jsonl")
     monkeypatch.setattr(tally, "RESULTS", tmp_path / "results" / "tally.json")

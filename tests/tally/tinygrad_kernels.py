@@ -23,7 +23,7 @@ def empty(*shape: int, dtype=dtypes.float32) -> Tensor:
 
 
 def iter_tensors() -> Iterator[Tensor]:
-    """Common computations: elementwise work, reductions, products, convolutions, indexing, layers."""
+    """Yield common computations: elementwise work, reductions, products, convolutions, indexing, layers."""
     for dtype in (dtypes.float32, dtypes.half):
         a, b = empty(512, 512, dtype=dtype), empty(512, 512, dtype=dtype)
         yield a + b * 3

@@ -16,13 +16,13 @@ Touched = dict[int, Array | None]  # rows of offset and bytes
 
 
 def each(count: int, width: int, repeats: int = 1) -> Array:
-    """Elements of this many bytes, one after the other, each this many times."""
+    """Return accesses to consecutive elements of `width` bytes, `repeats` times each."""
     offsets = np.repeat(np.arange(count) * width, repeats)
     return np.stack([offsets, np.full(len(offsets), width)], 1)
 
 
 def tiles(side: int, n: int) -> Touched:
-    """Each block of a product loads a row of a's tiles and a column of b's."""
+    """Return the accesses of a product whose blocks load a row of a's tiles and a column of b's."""
     return {0: each(n * n, 4, n // side), 1: each(n * n, 4, n // side), 2: each(n * n, 4)}
 
 

@@ -1,5 +1,4 @@
-"""Every built-in probe woven into the kernels of launches.py: results stay as they were, and what probes count is what
-the sources do.
+"""Every built-in probe woven into the kernels of launches.py: results don't change, and probe counts match the sources.
 
 The text of a kernel without branches shows what it executes, once per thread; for the others a launch has totals in
 `counts`: bytes `read` and `written`, `loads` and `accesses` of global memory by lanes, `waits` of each warp at
@@ -64,7 +63,7 @@ def cases(launch: Launch, kernel: str, ptx: bytes) -> Iterator[Case]:
 
 @cache
 def probe_file(name: str) -> ProbeFile:
-    """A built-in probe, with a small log."""
+    """Return a built-in probe, with a small log."""
     text = load.find_probe(name).read_text()
     file = load.parse_toml(re.sub(r"^budget = .*", f"budget = {BUDGET}", text, flags=re.M), f"{name}.toml")
     verify.verify(file)
@@ -118,7 +117,7 @@ def static(text: str, launch: Launch) -> dict[str, Any]:
 
 
 def jobs(launch: Launch, woven: list[Case], plain: bytes, images: Iterable[bytes]) -> list[Job]:
-    """The kernel as it was, then with each probe."""
+    """Return the jobs for the kernel as it was, then with each probe."""
     kernel = woven[0].kernel
     return [
         launch.job(plain, kernel),
@@ -151,7 +150,7 @@ def _check(case: Case, plain: Answer, answer: Answer) -> None:
 
 
 def equal(case: Case, what: str, found: Any) -> None:
-    """A total, where it is known."""
+    """Check that a total has its known value."""
     if what in case.totals:
         assert int(found) == case.totals[what], f"{what}: {int(found)}, not {case.totals[what]}"
 

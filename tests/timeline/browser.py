@@ -51,7 +51,7 @@ class Page:
         }})""")
 
     def ask(self, code):
-        """The value of an expression; a promise is awaited."""
+        """Return the value of an expression; a promise is awaited."""
         told = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
@@ -62,7 +62,7 @@ class Page:
 
 @contextmanager
 def opened(url, folder, ready=READY, size=(WIDTH, HEIGHT)):
-    """A page, once it is `ready`; `folder` is for the browser's own files."""
+    """Open a page, once it's `ready`; `folder` is for the browser's own files."""
     low = [*os.pipe(), *os.pipe()]
     theirs, ours, answers, back = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in low)  # none is 3 or 4
     for one in low:

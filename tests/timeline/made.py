@@ -1,4 +1,4 @@
-"""Traces with spans on threads and streams, made by hand; times are us."""
+"""Hand-made traces with spans on threads and streams; times are in us."""
 
 import io
 import tempfile
@@ -15,7 +15,7 @@ KERNELS = ["_Z3addPfi", 'odd"name\n\x1b[31m', "graphed"]
 
 
 def draw(form, *segments):
-    """The timeline of traces that are whole, as bytes, made in this process."""
+    """Draw the timeline of complete traces, as bytes, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "t")
         drawing = ANALYSIS.make(None, json=False, shape=TimelineFormat(form), output=path)

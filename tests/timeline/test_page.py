@@ -82,7 +82,7 @@ def test_times_that_a_double_rounds(tmp_path):
 
 
 def test_keys_wheel_hover_and_clicks(tmp_path):
-    """As a person uses it, by the events of the browser."""
+    """The browser gets the events of a person's input."""
     view = "[view.timeline.from, view.timeline.to, view.timeline.scroll]"
     with page(tmp_path, forge.pack(small())) as shown:
 

@@ -20,7 +20,7 @@ TOTALS = b"".join(struct.pack("<6Q", 32, 256, 0, 0, block, 0) for block in range
 
 
 def probed(id_, start, sched=None, total=TOTALS, kernel=1):
-    """A launch at a time, and what it saved."""
+    """Return a launch at a time, and its records."""
     told = forge.probed(id_, kernel, kernel, 4, 32) | {"start": ZERO + start * US, "stream": 0}
     saved = blocks.saved(BLOCKS) if sched is None else sched
     found = [(saved, 1), (total, 2)]
@@ -75,7 +75,7 @@ def test_without_its_time_they_are_of_the_call():
 
 
 def test_kernels_of_one_call_are_told_apart():
-    """Two nodes of a graph: which of the two GPU times is which is not known."""
+    """For two nodes of a graph, it isn't known which GPU time belongs to which node."""
     trace = traced(call("cuGraphLaunch", 10, 5), ran(16, 20, 1, 10, api=5), ran(40, 20, 1, 10, api=5),
                    *probed(7, 10), *probed(8, 10))  # fmt: skip
     (told,) = (event["args"] for event in chrome(trace)["traceEvents"] if event.get("cat") == "cuda_driver")
@@ -133,7 +133,7 @@ def test_bytes_a_second():
 
 
 def test_memory_of_several_gpus():
-    """A process with two GPUs: launches run on the one of the thread's context."""
+    """In a process with two GPUs, launches run on the GPU of the thread's context."""
     names = ["cuCtxSetCurrent", "cuMemAlloc", "cuLaunchKernel"]
     cards = [records.make("device", index=n, name="x", arch="sm_90", runs="sass") for n in (0, 1)]
     apis = [forge.api(number, name) for number, name in enumerate(names, 1)]

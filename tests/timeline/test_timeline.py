@@ -1,4 +1,4 @@
-"""gpt-analyze timeline: spans in rows, as text and as Chrome's JSON, of traces that were made by hand."""
+"""gpt-analyze timeline on hand-made traces: spans in rows, as text and as Chrome's JSON."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ def chrome(*segments):
 
 
 def rows_of(found):
-    """The spans of each row, by what it is called."""
+    """Return the spans of each row, by row name."""
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
     rows = defaultdict(list)
     for event in found["traceEvents"]:
@@ -267,7 +267,7 @@ def test_nothing():
 
 
 def perfetto(*segments):
-    """The packets."""
+    """Return the packets."""
     return schema.Trace.FromString(draw("perfetto", *segments)).packet
 
 
@@ -330,7 +330,7 @@ def test_perfetto_has_its_own_records_of_work():
 
 
 def test_perfetto_has_arrows():
-    """Calls name the records of work (TrackEvent's extension gpu_correlation, which the package does not know)."""
+    """Calls name the records of work (TrackEvent's extension gpu_correlation, which the package doesn't know)."""
     packets = perfetto(small())
     names = {one.iid: one.name for one in packets[0].interned_data.event_names}
     works = [p.gpu_render_stage_event for p in packets if p.HasField("gpu_render_stage_event")]
@@ -347,7 +347,7 @@ def test_perfetto_has_arrows():
 
 
 def varints(data):
-    """The numbers of fields 1, below 128."""
+    """Return the numbers of fields 1, below 128."""
     assert set(data[::2]) == {1 << 3}
     return list(data[1::2])
 
@@ -368,7 +368,7 @@ def test_perfetto_marks_what_is_incomplete():
 
 
 def test_perfetto_gets_texts_that_it_reads_whole():
-    """It takes NUL for their end."""
+    """Perfetto ends texts at NUL."""
     packets = perfetto(segment(*pushed(1, "a\0b", 0, 9), argv=["c\0d"]))
     assert [span[2] for span in spans_of(packets)["thread 1"]] == ["a\ufffdb"]
     assert any(p.track_descriptor.process.process_name.startswith("c\ufffdd, ") for p in packets)

@@ -1,4 +1,4 @@
-"""Protobuf by columns is what Protobuf's own encoder makes."""
+"""Protobuf encoded by columns equals the output of Protobuf's own encoder."""
 
 import numpy as np
 from hypothesis import given

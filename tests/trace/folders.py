@@ -47,7 +47,7 @@ position = "ld.global:st.global"
 datamodel = "thread:16:count"
 before = "SAVE.u64 {CLOCK, ADDR};"
 """
-# As the compiler of the second generation writes what it makes of Python: SAVE has no semicolon, types a first value.
+# As written by the second generation's compiler of Python: SAVE has no semicolon, types have a first value.
 COMPILED = """regs = 5
 CALLBACK = "block_sched_callback.py"
 dynamic = true
@@ -92,8 +92,8 @@ SAVE [block_sched] {%start, %cycles, SMID};"""
 
 
 def result(grid, block, *sections, total=False, second=None):
-    """A `.bin`: sections are (bytes of a unit, all records); `total`: as early versions say it, `second` the threads of
-    a unit."""
+    """Return a `.bin` of sections (bytes per unit, all records). With `total` it has the size of all records, as early
+    versions do; `second` is the threads per unit."""
     head = struct.pack("<8I", *grid, *block, 0, len(sections))
     at, table = 32 + 16 * len(sections), b""
     for unit, data in sections:
@@ -104,7 +104,7 @@ def result(grid, block, *sections, total=False, second=None):
 
 
 def neutrino(folder, probe, *results, log=True, name=NAME):
-    """A folder with these results, and what the log of Neutrino says of them."""
+    """Return a folder with these results and Neutrino's log."""
     lines = ["[pid] 77", "[cmd] 12 python app.py ", "[info] dl 0x26aa350", "[info] init success",
              "[mem] cuMemAlloc_v2 0 dptr 0x7fdf78000000 bytesize 4096", "[exec] funcmap-not-find 0x55",
              f"[jit] find 0x55 name {name} bin 0x5 size 4096", f"[jit] rename {name} 0_ab"]  # fmt: skip
@@ -126,7 +126,7 @@ def neutrino(folder, probe, *results, log=True, name=NAME):
 
 
 def write(folder, segment, probe=TOOLS / "block_sched.toml", second=False, **sizes):
-    """The folder that gpt-neutrino makes of a stream."""
+    """Return the folder that gpt-neutrino makes of a stream."""
     asked = {"kernels": "", "filter": "", "hook": "", "hook_path": "", "python": sys.executable, "benchmark": False}
     asked["second"] = second
     (folder / "trace").mkdir()
@@ -137,7 +137,7 @@ def write(folder, segment, probe=TOOLS / "block_sched.toml", second=False, **siz
 
 
 def answer(analysis, *paths, **options):
-    """Rows by name of the answers of an analysis of a map, in process, and their verdicts."""
+    """Return the rows, by name, of the answers of an analysis of a map, in process, and their verdicts."""
     fold, rows, verdicts = analysis(**options), {}, {}
     for path in map(Path, paths):
         for process in iter_processes(read_input(path, lambda one: iter(())), fold.kinds, side_folder(path)):

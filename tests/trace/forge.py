@@ -1,4 +1,4 @@
-"""Traces as gpt-hook encodes them, with what a test says is in them."""
+"""Traces in gpt-hook's encoding, with contents chosen by a test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def packing(layout: dict[str, str]) -> struct.Struct:
 
 
 def layout_of(layout: dict[str, str]) -> dict:
-    """`fields` and `stride` of a record."""
+    """Return `fields` and `stride` of a record."""
     fields, offset = [], 0
     for name, type_ in layout.items():
         if name != "pad":
@@ -56,7 +56,7 @@ def layout_of(layout: dict[str, str]) -> dict:
 
 
 def rows(values: Iterable[tuple], layout: dict[str, str]) -> dict:
-    """The three keys of a record of rows."""
+    """Return the three keys of a record of rows."""
     pack = packing(layout).pack
     return layout_of(layout) | {"rows": b"".join(pack(*row) for row in values)}
 
@@ -87,19 +87,19 @@ def probed_times(values: Iterable[tuple[int, int, int, int, int]]) -> dict:
 def probe_map(
     name: str, id_: int = 1, type_: str = "array", level: str = "warp", capacity: int = 1, **fields: str
 ) -> dict:
-    """A `map` with these fields."""
+    """Return a `map` with these fields."""
     told = layout_of(fields)
     told["stride"] = max(8, -(-told["stride"] // 8) * 8)
     return records.make("map", id=id_, name=name, type=type_, level=level, capacity=capacity, **told)
 
 
 def kernel(id_: int, function: int, name: str, *maps: int) -> dict:
-    """A probed kernel."""
+    """Return a probed kernel."""
     return records.make("kernel", id=id_, name=name, function=function, maps=list(maps))
 
 
 def probed(id_: int, kernel_: int, function: int, blocks: int, threads: int) -> dict:
-    """A launch of it."""
+    """Return a launch of it."""
     return records.make("probed", id=id_, kernel=kernel_, function=function, thread=1, start=1000 + id_, device=0,
                         stream=7, grid=[blocks, 1, 1], block=[threads, 1, 1], shared=0)  # fmt: skip
 
@@ -120,7 +120,7 @@ def api(id_: int, name: str, symbol: str = "") -> dict:
 
 
 def trace(*inner: dict, end: bool = True, **header: object) -> list[dict]:
-    """A segment: header, the records, end. Time stamps are ns, the epoch is at 10^18."""
+    """Return a segment: header, the records, end. Time stamps are ns, the epoch is at 10^18."""
     first = records.make("header", version="1.0", tool="gpt-hook", argv=["app"], host="here", pid=10, boot_id="b",
                          realtime=10**18, monotonic=0, via=[])  # fmt: skip
     return [first | header, *inner, *([records.make("end", records=len(inner), status=0)] if end else [])]
@@ -131,7 +131,7 @@ def pack(*segments: list[dict]) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """Records as a chunk of a file: texts in a longer form than they need, so that `used` is aligned."""
+    """Return records as a chunk of a file. Texts have a longer form than they need, so that `used` is aligned."""
     head = b"\x83\xd9\x04kind\xd9\x05chunk\xa4used\xce" + struct.pack(">I", len(data))
     assert len(data) <= ROOM
     return head + b"\xda\0\x04data\xc6" + struct.pack(">I", ROOM) + data.ljust(ROOM, b"\0")

@@ -1,7 +1,7 @@
 """Traces as long as wanted: calls of several threads with their GPU times, ranges, ioctls, and launches with probes.
 
-A file is written as gpt-hook writes it, a chunk a thread in turn. Time stamps are ns, so that what each row says can be
-found from its number.
+A file is written like gpt-hook's, with chunks from each thread in turn. Time stamps are ns, so that each row's contents
+follow from its number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def dtype_of(layout: dict[str, str]) -> np.dtype[np.void]:
 
 
 def make_calls(first: int, thread: int) -> list[tuple[dict[str, str], Any]]:
-    """BATCH calls of a thread, of which half are launches, by layout."""
+    """Return BATCH calls of a thread, half of them launches, by layout."""
     starts = 1000 + np.arange(first, first + BATCH, dtype=np.uint64) * np.uint64(PERIOD) + np.uint64(thread)
     launches = np.zeros(BATCH // 2, dtype_of(forge.LAUNCH))
     launches["start"], launches["api"], launches["duration"] = starts[::2], LAUNCHES, TOOK

@@ -1,4 +1,4 @@
-"""The functions of the driver by name: what Python says of them is what the hook says."""
+"""The driver functions by name: Python and the hook classify them alike."""
 
 import re
 from pathlib import Path

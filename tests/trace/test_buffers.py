@@ -1,4 +1,4 @@
-"""Buffers of probed launches as arrays: their contents, the places of their bytes, and refused ones."""
+"""Buffers of probed launches as arrays: their contents, the places of their bytes, and rejected ones."""
 
 import os
 import struct
@@ -150,7 +150,7 @@ def test_a_buffer_waits_for_what_it_refers_to():
 
 
 def test_a_buffer_waits_for_the_record_that_names_its_maps():
-    """A kernel has two records, of which that about its code may come first: in a chunk before the other's."""
+    """A kernel has two records, of which the one about its code may come first, in a chunk before the other."""
     code = records.make("kernel", id=5, name="_Z1kv", function=2, arch="sm_90", registers=9)
     made = probes(MAP, code, LAUNCH, forge.buffer(7, DATA))
     assert list(made.take()) == []

@@ -1,4 +1,4 @@
-"""Data packed by the hook unpacks to the original; columns that make no sense are refused before they take memory."""
+"""Data packed by the hook unpacks to the original; impossible columns are rejected before memory is allocated."""
 
 import struct
 
@@ -34,7 +34,7 @@ def test_the_example_of_the_page():
 
 @st.composite
 def tables(draw):
-    """Bytes of rows that resemble each other more or less."""
+    """Return the bytes of rows that resemble each other more or less."""
     row, rows = 4 * draw(st.integers(1, 20)), draw(st.integers(2, 60))
     random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     steps = random.integers(0, 1 << 32, (rows, row // 4), np.uint64).astype(np.uint32)
@@ -76,7 +76,7 @@ def test_what_another_writer_packs_is_read(table, framed):
 @pytest.mark.parametrize("rows", [4, 63, 130, 100_000])
 @pytest.mark.parametrize("row", [4, 32, 40, 256])
 def test_sizes_around_tiles(rows, row):
-    """Words of each width, over as many rows as fit into several pieces that the hook makes at once."""
+    """Words have each width; the rows fill several pieces that the hook makes at once."""
     rows = min(rows, packing.MOST // row)
     steps = np.arange(rows * (row // 4), dtype=np.uint64).reshape(rows, -1)
     widths = np.arange(row // 4) % 5 * 6
@@ -132,7 +132,7 @@ def test_a_file_that_is_another_one(tmp_path):
 
 
 def test_a_few_bytes_take_no_gigabytes(monkeypatch):
-    """Columns of zeros are few, so a buffer's size is compared with the memory that there is, before any is taken."""
+    """A few bytes can stand for gigabytes of zeros, so a buffer's size is checked before memory is allocated."""
     size = 1 << 45
     made = Probes(None)
     for record in (

@@ -9,7 +9,7 @@ from gpt.trace.durations import Durations
 
 
 def exact(values, part):
-    """The nearest rank."""
+    """Return the percentile by nearest rank."""
     return sorted(values)[max(1, math.ceil(part * len(values))) - 1]
 
 

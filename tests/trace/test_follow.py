@@ -79,7 +79,7 @@ def test_what_ends_too_early_is_known(write):
 
 
 def test_on_a_pipe_the_segments_of_children_follow():
-    """For an `exec`, it takes another segment than the one of the process that called it."""
+    """An `exec` leads to another segment than the one of the process that called it."""
     known = forge.api(1, "cuInit")
     first = forge.trace(known, child(2, "fork.there"), child(3, "fork.gone"), child(10, "exec", "exec"), pid=10)
     segments = [first, forge.trace(known, pid=2), forge.trace(child(9), pid=3)]

@@ -1,4 +1,4 @@
-"""Buffers in several records, of some of their units, and packed: they come out as if they were whole and plain."""
+"""Buffers in several records, partial or packed: they're read as if they were complete and plain."""
 
 import mmap
 import os
@@ -189,7 +189,7 @@ def test_a_file_that_ends_before_a_frame(tmp_path):
 
 
 def test_more_than_there_is_memory_for(monkeypatch):
-    """Nothing is unpacked that the machine cannot hold: a frame of zeros takes a few bytes of a trace."""
+    """A frame of zeros takes a few bytes in a trace; data that the machine can't hold isn't unpacked."""
     _, (buffer,) = take(part(THIN, units=2))
     monkeypatch.setattr(os, "sysconf", lambda name: 8)
     with pytest.raises(MissingError, match="its 96 bytes are more than there is memory for"):

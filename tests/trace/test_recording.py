@@ -1,4 +1,4 @@
-"""For how long a process was recorded, where gpt-hook ctl turned that on and off."""
+"""The time for which a process was recorded while gpt-hook ctl turned recording on and off."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Packed rows as arrays: their contents, and refused ones."""
+"""Packed rows as arrays: their contents, and rejected ones."""
 
 import io
 

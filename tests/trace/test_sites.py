@@ -1,4 +1,4 @@
-"""Stacks of calls, and the names of functions in libraries as they are found."""
+"""Call stacks, and the names of functions found in libraries."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Tables that a kernel filled: copies are merged, and slots that can't be are refused."""
+"""Tables filled by a kernel: copies are merged, and slots that can't be merged are rejected."""
 
 import struct
 

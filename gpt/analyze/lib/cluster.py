@@ -229,7 +229,7 @@ def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
             if idle == IDLE:
                 raise GptError("the scheduler of the cluster has no workers any more")
     except distributed.KilledWorker as error:
-        raise GptError(f"workers of the cluster were killed over it: {_first_line(error)}") from None
+        raise GptError(f"workers of the cluster were killed by the task: {_first_line(error)}") from None
     except distributed.CancelledError:
         raise GptError("the scheduler of the cluster is gone") from None
     finally:

@@ -319,6 +319,7 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
         return signals.die(ended.number) if ended else status
 
     options = {"traces": TRACES, **analysis.options, **FILTERS, **({} if analysis.lines else ANSWERED), **COMMON}
+    options |= analysis.options  # in place of a common option of the same name
     command.__doc__ = analysis.about
     command.__annotations__ = options
     command.__kwdefaults__ = {name: False if get_args(type_)[0] is bool else None for name, type_ in options.items()}

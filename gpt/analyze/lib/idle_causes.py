@@ -113,7 +113,7 @@ class Reasons:
 
 
 def find_reasons(trace: TraceModel, number: int, idle: Sorted, host: HostCalls) -> Reasons:
-    """Return why GPUs were idle until work of a process ended that; this also reads the calls of `host`."""
+    """Return why GPUs were idle before work from a process. This also reads the calls of `host`."""
     tape = Tape(Aside(), idle.dtype)
     pieces: Iterator[Array] = overlay(_iter_pieces(trace, number, idle, tape), host.iter_layer(), "what")
     pieces = map(_mark_queued, pieces)

@@ -1,7 +1,8 @@
 """Find the times in which a GPU ran nothing: with what ran before, what ran next, and the call that launched that.
 
 Work of all processes on a GPU counts, overlaps count once, and so do copies: a GPU that copies isn't idle. Times are
-from its first work to its last, as nobody knows what it does outside of that.
+from its first work to its last, as nobody knows what it does outside of that. If several processes use it, one after
+the other, that holds for each of them: the time between two runs is not in a trace.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Use(NamedTuple):
     times: int
     first: int
     last: int
-    off: int  # ns between work in which recording was off
+    off: int  # ns between work that aren't recorded: recording was off, or no process had work left
 
 
 class _Gpu:
@@ -108,7 +109,10 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
     uses, times = [], [Counter[int]() for _ in trace.processes]
     for at, (key, own) in enumerate(places.items()):
         numbers = sorted({number for number, _ in own})
-        gpu = _Gpu(unite([trace.unrecorded(trace.processes[number]) for number in numbers]))
+        off = [trace.unrecorded(trace.processes[number]) for number in numbers]
+        if len(numbers) > 1:
+            off.append(_find_breaks([_find_edges(trace, number, own) for number in numbers]))
+        gpu = _Gpu(unite(off))
         for rows in trace.iter_gpu_times(own):
             found = gpu.add(rows, _find_kernels(rows, acts, numbers), at)
             for number in numbers:
@@ -120,6 +124,28 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         copies = whole - gpu.idle - gpu.kernels
         uses.append(Use(key, numbers, whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.first, gpu.reach, gpu.off))
     return uses, idle, times
+
+
+def _find_edges(trace: TraceModel, number: int, places: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return when the first work of a process on these devices began, and when the last one ended."""
+    first: int | None = None
+    last = 0
+    for rows in trace.iter_gpu_times([place for place in places if place[0] == number]):
+        ends = rows["begin"] + rows["duration"].astype(np.int64)
+        first, last = (int(rows["begin"][0]), int(ends.max())) if first is None else (first, max(last, int(ends.max())))
+    return first or 0, last
+
+
+def _find_breaks(edges: list[tuple[int, int]]) -> Unrecorded:
+    """Return the times between the first and the last of all work in which no process had work left."""
+    begins, ends = [], []
+    reach: int | None = None
+    for first, last in sorted(edges):
+        if reach is not None and first > reach:
+            begins.append(reach)
+            ends.append(first)
+        reach = last if reach is None else max(reach, last)
+    return Unrecorded(begins, ends)
 
 
 def _add_times(times: Counter[int], rows: Array) -> None:

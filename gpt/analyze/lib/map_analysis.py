@@ -48,7 +48,7 @@ class MapAnalysis(ABC):
     An analysis of several maps lists them in `maps`. Of fields separated by `|`, one must exist.
 
     `add` takes the data that a launch saved. `add_sums` takes its sums if --detail left no more; `summed` says which
-    totals they give. `iter_answers` yields the answers; the `verdict` tells it what's missing.
+    totals they give. `iter_answers` yields the answers; the `verdict` says what's missing.
     """
 
     streams = True
@@ -58,7 +58,7 @@ class MapAnalysis(ABC):
     floats: tuple[str, ...] = ()
     log = False  # True if the map is a log
     summed = "all"
-    partial: frozenset[str] = frozenset()  # maps that leave out a field if the kernel has nothing for it
+    partial: frozenset[str] = frozenset()  # maps that omit a field if the kernel has nothing for it
 
     def __init__(self) -> None:
         from gpt.trace.kinds import SAVES

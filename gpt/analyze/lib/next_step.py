@@ -60,7 +60,8 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
     process = totals.process
     header, clock = process.header, process.clock
     launched = int(clock.times(_array(first))[0]) - clock.monotonic
-    begin = units[0][8] + _find_slow(totals, *units[0][3:8])  # ns since the process began
+    slow = _find_slow(totals, *units[0][3:8]) if units[0][1] == "all" else 0
+    begin = units[0][8] + slow  # ns since the process began
     last = int(clock.times(totals.launches.starts()[-1:])[0]) - clock.monotonic
     since = header.get("tsc", 0) if "tsc_hz" in header else clock.monotonic
     stamp = since + round((begin + (last - begin) / 4) / clock.ns_per_tick)
@@ -93,8 +94,8 @@ def _array(stamp: int) -> Any:
 
 
 def name_next(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints | None]) -> Record | None:
-    """Return the answer that names the next command, or None if no launch was recorded as a call."""
-    if not any(fact.launches for fact in facts):
+    """Return the answer that names the next command, or None if neither launches nor their work were recorded."""
+    if not any(fact.launches or fact.idle for fact in facts):
         return None
     named, why, option = _choose(totals, facts, [one for one in hints if one])
     return make_answer("next", NEXT, [(f"gpt-analyze {named}", why, option)])

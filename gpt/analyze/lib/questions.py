@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer
 from gpt.analyze.lib.locations import WHO, describe, tell_apart
+from gpt.base.printable import shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human, human_count, human_share, human_time, percent
 
@@ -56,7 +57,7 @@ IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
 NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the call's type
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
-SHOWN = 4  # parts that a line names
+SHOWN, WIDEST = 4, 60  # parts that a line names, and columns of a kernel's name
 TOP = 12  # rows per table
 NEVER = 1 << 64  # a time stamp
 WAIT = "cuStreamSynchronize"
@@ -141,7 +142,7 @@ def make_facts(totals: ProcessTotals) -> InferenceFacts:
 def _name_work(process: Process, function: int, api: int) -> str:
     """Return the kernel's name, or `a copy (cuMemcpyHtoD)`."""
     if name := process.kernels().get(function):
-        return brief_name(name)
+        return shorten(brief_name(name), WIDEST, middle=False)
     call = process.api(api)
     return f"{NO_KERNEL[call.type]} ({call.name})" if call.type in NO_KERNEL else call.name
 
@@ -178,8 +179,8 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
         unit.first + 1, begin, share, unit.in_threads or None  # fmt: skip
 
 
-def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers:
-    """Yield the tables of iterations and phases, and the list of questions."""
+def answer_questions(totals: Totals, facts: Sequence[InferenceFacts], verbose: bool) -> Answers:
+    """Yield the tables of iterations and phases, and the list of questions; about ioctls only if it's `verbose`."""
     ordered = sorted(facts, key=lambda fact: (-fact.launches, fact.header.get("rank", -1)))
     who = tell_apart(fact.header for fact in ordered)
     names = {id(fact): describe(one) for fact, one in zip(ordered, who, strict=True)}
@@ -199,8 +200,8 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers
         yield make_answer("phases", PHASES, phases, verdict, top=TOP)
     if totals.functions:
         asked = [_loading(totals, ordered, names), _iterations(totals, ordered, names), _compute(totals),
-                 _idle(totals, ordered, names),
-                 _waiting(totals, facts), _ioctls(totals), _scheduler(totals, facts)]  # fmt: skip
+                 _idle(totals, ordered, names), _waiting(totals, facts)]  # fmt: skip
+        asked += [_ioctls(totals), _scheduler(totals, facts)] if verbose else []
         yield make_answer("questions", QUESTIONS, asked)
 
 
@@ -266,7 +267,7 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
     units = [row for row in main.units if row[0].startswith(WHOLE)]
     if units:
         _, scope, name, launches, kernels, count, took, first, _, share, in_threads = units[0]
-        begins = f" ({brief_name(name)})" if name else ""
+        begins = f" ({shorten(brief_name(name), WIDEST, middle=False)})" if name else ""
         graphs = kernels != launches
         unit = "launch" if launches == 1 else f"{launches:,} launches"
         unit += "" if not graphs else " of a graph" if launches == 1 else ", some of graphs,"

@@ -52,7 +52,7 @@ class Kernel:
 class Ratios(MapAnalysis):
     """The `ratio` of `cost` to `number`, two of the `fields`, times `scale`.
 
-    `sums` are the columns of the fields. The line that scripts parse has their sums, in the order of the fields.
+    `sums` are the columns of the fields. The line that scripts parse has their sums, in field order.
     Distributions leave out launches of which only sums were kept.
     """
 

@@ -131,6 +131,8 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
     """Say which conditions aren't the same in all runs."""
     for at, (what, different, _) in enumerate(CONDITIONS):
         sides = _find_conditions(at, a, b)
+        if what == "GPUs" and not (all(sides[0]) and all(sides[1])):  # a trace doesn't name them
+            continue
         if sides[0] == sides[1]:
             if len(sides[0]) > 1:
                 yield f"runs of the same side differ in their {what}"
@@ -145,9 +147,12 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
 
 
 def describe_change(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> str | None:
-    """Say what other conditions B ran under, or None if they were the same."""
-    sides = ((_find_conditions(at, a, b), how) for at, (_, _, how) in enumerate(CONDITIONS))
-    found = [how for (one, other), how in sides if one != other]
+    """Say what other conditions B ran under in all runs, or None if they were the same or aren't known."""
+    found = []
+    for at, (what, _, how) in enumerate(CONDITIONS):
+        one, other = _find_conditions(at, a, b)
+        if one.isdisjoint(other) and (what == "probes" or (all(one) and all(other))):
+            found.append(how)
     return f"B ran {', '.join(found)}: that may be why" if found else None
 
 

@@ -119,7 +119,8 @@ class Tapes:
         rows["thread"] = calls.rows["thread"][launch]
         self._waits += len(waits)
         own, ends = calls.rows[launch], end[launch]
-        kernels = np.where(own["function"] != 0, own["function"], own["object"])
+        graphs = own["function"] == 0
+        kernels = np.where(graphs, own["object"], own["function"]).astype(np.uint64) << np.uint64(1) | graphs
         known, places, which, counts = np.unique(kernels, True, True, True)
         codes = np.zeros(len(known), np.uint32)
         for at in np.argsort(places).tolist():
@@ -129,7 +130,7 @@ class Tapes:
                 place = int(places[at])
                 self._firsts.append((len(self.launches) + place, int(rows["start"][place]), int(ends[place])))
             self._counts[code] += int(counts[at])
-            if own["function"][places[at]] == 0:
+            if graphs[places[at]]:
                 self._graph_numbers.add(code)
         self._codes.append(codes[which])
         self.launches.append(rows)

@@ -93,6 +93,7 @@ class Startup:
     kinds: dict[str, Kind] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
     longest: list[Call] = field(default_factory=list)
+    images: tuple[int, int] = (0, 0)  # loaded ones in all, and PTX among them
 
 
 def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Startup:
@@ -102,6 +103,7 @@ def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Start
     end = max(began, steady.begin if steady else trace.last(number))
     off = unrecorded.within_one(began, end)
     found = Startup(process.header, end - began - off, off, steady is not None)
+    found.images = len(process.modules), sum(module.type == "ptx" for _, module in process.modules)
     if steady:
         found.length, found.times, found.skipped = steady.period.length, steady.period.times, steady.skipped
         found.usual, found.first = steady.usual, steady.first
@@ -135,7 +137,7 @@ class _Calls:
             for thread, start in _iter_firsts(calls.rows["thread"], calls.start):
                 first_calls.setdefault(thread, start)
             rows = calls.rows[launch]
-            threads.update(rows["thread"].tolist() if len(rows) < 100 else _count(rows["thread"]))
+            threads.update(_count(rows["thread"]))
             found.launches += int((rows["start"] < end).sum())
             if self.thread < 0 and steady is not None and len(own := rows[rows["start"] == steady]):
                 self.thread = int(own["thread"][0])
@@ -220,7 +222,8 @@ class _Calls:
             kind.pageable += float(sizes[~self._pinned.have(copies["from"])].sum())
         kept, names = self._found.longest, self._process.kernels()
         least = kept[-1].took if len(kept) == LISTED else 0
-        for row in rows[rows["duration"] > least]:
+        longer = np.flatnonzero(rows["duration"] > least)
+        for row in rows[longer[np.argsort(-rows["duration"][longer], kind="stable")[:LISTED]]]:
             name = self._process.api(int(row["api"])).name
             kernel = names.get(int(row["function"])) if row["function"] else None
             kept.append(Call(name, kernel, int(row["start"]) - self._began, int(row["duration"])))

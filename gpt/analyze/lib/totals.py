@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sized
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from gpt.trace.loading import FAR, TIMED, FirstLaunches, find_loading
 from gpt.trace.machines import LIMIT
 from gpt.trace.process import CAPTURED, Api, Process
 from gpt.trace.replays import Replays, sum_replays
+
+if TYPE_CHECKING:
+    from gpt.analyze.lib.slowest import SlowestCalls
 
 MAX_FUNCTIONS = 8192  # at most 64 KiB each; the driver has about 700
 FEW = 3  # launches needed to tell that one of them loaded code: it takes FAR times as long as the others
@@ -140,10 +143,13 @@ class Totals:
 
 
 class ProcessTotals:
-    """The sums of one process, by function id; functions may get their names later."""
+    """The sums of one process, by function id; functions may get their names later.
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    `slowest` gets the calls, too.
+    """
+
+    def __init__(self, process: Process, slowest: SlowestCalls | None = None) -> None:
+        self.process, self.slowest = process, slowest
         self.launches, self.call_times, self.busy = LaunchSequence(process), CallTimes(), BusyTimes()
         self.calls = self.counted = 0  # all calls, and calls that were only counted
         self._last = process.clock.monotonic  # when the last known call ended
@@ -192,6 +198,8 @@ class ProcessTotals:
 
     def _add_calls(self, threads: rows.Threads, found: rows.Rows) -> None:
         process, names = self.process, found.dtype.names or ()
+        if self.slowest:
+            self.slowest.add(threads, found)
         self.call_times.add(found)
         if "function" in names:
             self.launches.add_kernels(threads, found)

@@ -132,7 +132,7 @@ class Distribution:
         return np.where(own < 0, -away, away), np.where(from_zero, 0.0, float(self._base))
 
     def percentile(self, part: float) -> int | float | None:
-        """Return a percentile, `part` from 0 to 1, or None without numbers."""
+        """Return a percentile, `part` from 0 to 1, or None if there are no numbers."""
         count = int(self._counts.sum())
         if not count:
             return None

@@ -174,7 +174,7 @@ class BodyWriter:
                 scope = scope.outer or scope
             elif statement.kind == "label":
                 if statement.head in scope.labels:
-                    self.code.fault(statement.start, f"label '{statement.head}' stands here twice")
+                    self.code.fault(statement.start, f"label '{statement.head}' is defined twice")
                 scope.labels[statement.head] = CLabel(self.new_name("L_", statement.head), index)
             elif statement.kind == "directive":
                 try:

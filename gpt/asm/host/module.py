@@ -21,9 +21,8 @@ from gpt.ptx import params, tree
 from gpt.ptx.attributes import read_attributes
 from gpt.ptx.contract import contracted
 from gpt.ptx.head import NEWEST, read_head
-from gpt.ptx.parse import parse_head
 from gpt.ptx.prune import INDIRECT, Uses, needed, pruned
-from gpt.ptx.quick import parse_declaration
+from gpt.ptx.quick import parse_declaration, parse_function
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 
 MAX_REGISTERS = 255  # per thread
@@ -135,7 +134,7 @@ class ModuleWriter:
         """Return the head of a function: its definition's, or the last declaration's if it's defined elsewhere."""
         if name not in self._heads:
             items = [item for item in self.module.items if item.kind in ("entry", "func") and item.name == name]
-            self._heads[name] = parse_head(self.module, next((item for item in items if item.body), items[-1]))
+            self._heads[name] = parse_function(self.module, next((item for item in items if item.body), items[-1]))
         return self._heads[name]
 
     def parameters(self, item: Item) -> list[params.Param]:

@@ -66,7 +66,7 @@ class TraceFolder:
         self.process = Process(header, KINDS)
         self.path: Path | None = None  # what it's called
         self._inside = Path()  # the folder itself, in a parent where others may rename it
-        self._fd = -1  # an open descriptor of `_inside`
+        self._fd = -1  # a descriptor of the inner folder
         self.fault: str | None = None
         self._stopped = False
         self._parent = parent

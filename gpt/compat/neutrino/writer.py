@@ -186,7 +186,7 @@ def write() -> int:
     try:
         asked = json.loads(os.environ[VARIABLE])
     except (KeyError, ValueError):
-        raise MalformedError("not what gpt-neutrino puts there", VARIABLE) from None
+        raise MalformedError("not created by gpt-neutrino", VARIABLE) from None
     with open(0, "rb", closefd=False) as file:
         return Writer(asked).run(wire.read_records(file, "<stdin>"))
 

@@ -157,7 +157,7 @@ class Fetcher:
             if bits == room:
                 return held.register
             if bits > room and not cut:
-                raise CannotProbe(f"has '{operand}' of {bits} bits, where {room} are wanted")
+                raise CannotProbe(f"has '{operand}' of {bits} bits, where {room} are expected")
             low = LowBits(bits, wanted[0] == "s")
         return self.code.make(f"b{room}", f"cvt.{low.kind}{room}.{low.kind}{low.bits}", held.register)
 
@@ -175,10 +175,10 @@ class Fetcher:
                 register = name if fresh else self.copies.get(name, name)
                 if type_ == "pred":
                     if wanted not in (None, "pred"):
-                        raise CannotProbe(f"has predicate '{name}', where .{wanted} is wanted")
+                        raise CannotProbe(f"has predicate '{name}', where .{wanted} is expected")
                     return _Held(type_, register)
                 if wanted == "pred":
-                    raise CannotProbe(f"has '{name}', where a predicate is wanted")
+                    raise CannotProbe(f"has '{name}', where a predicate is expected")
                 bits = SIZES[type_] * 8
                 if bits == 8:  # PTX has no mov for bytes
                     kind = "s" if wanted and wanted[0] == "s" else "u"
@@ -194,14 +194,14 @@ class Fetcher:
         """Pack a vector into one register of `bits`; each element must have at least `least` bits."""
         each = bits // len(items)
         if each * len(items) != bits or each not in (8, 16, 32) or each < least or bits > 64:
-            raise CannotProbe(f"has a vector of {len(items)}, where {bits} bits are wanted")
+            raise CannotProbe(f"has a vector of {len(items)}, where {bits} bits are expected")
         if each == 8:
             return self._bytewise(items, bits, fresh)
         parts = []
         for item in items:
             longer = isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each
             if longer and (low is None or low.bits != each):
-                raise CannotProbe(f"has '{item}' in a vector, where {each} bits are wanted")
+                raise CannotProbe(f"has '{item}' in a vector, where {each} bits are expected")
             part = self.sized(item, f"b{each}", fresh=fresh, low=low)
             parts.append(part if part.startswith("%") else self.code.make(f"b{each}", f"mov.b{each}", part))
         return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
@@ -231,7 +231,7 @@ def _constant(text: str, wanted: str | None, low: LowBits | None) -> str:
     is_bits = is_float and text[1] in "dDfF"
     value = int(text[2:], 16) if is_bits else integer(digits)
     bits = SIZES[wanted] * 8
-    misfit = CannotProbe(f"has '{text}', where .{wanted} is wanted")
+    misfit = CannotProbe(f"has '{text}', where .{wanted} is expected")
     if value is None or not bits or wanted == "f16":
         raise misfit
     if digits != text:

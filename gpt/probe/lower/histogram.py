@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpt.probe.lower.emit import Condition, Emitter
-from gpt.probe.plan.maps import PlacedMap
+from gpt.probe.plan.maps import PlacedMap, Room
 
 HALF = 1 << 31
 
@@ -28,11 +28,17 @@ def count_value(
         address = code.make("b64", "mad.wide.u32", number, 8, address)
     if placed.room:
         inside = code.once("pred", "setp.ne.u64", bit, 0)
-        start = code.make("b32", "add.u32", placed.room.find(code), placed.room.offset)
+        start = code.make("b32", "add.u32", find_start(code, placed.room), placed.room.offset)
         _count_inside(code, code.make("b32", "mad.lo.u32", number, 4, start), address,
                       code.both(Condition(inside), condition))  # fmt: skip
         condition = code.both(Condition(inside, negated=True), condition)
     code.put(f"red.global.add.u64 [{address}], {code.one()}", condition)
+
+
+def find_start(code: Emitter, room: Room) -> str:
+    """Return a register of 32 bits with the address of a room."""
+    end = code.once("b32", "add.u32", code.once("b32", "mov.u32", room.symbol), code.special("%dynamic_smem_size"))
+    return code.once("b32", "sub.u32", end, room.size)
 
 
 def _count_inside(code: Emitter, place: str, address: str, condition: Condition | None) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
-
-if TYPE_CHECKING:
-    from gpt.probe.lower.emit import Emitter
 
 COPIES = 64  # copies of a histogram or table, a power of two; with more SMs, several share a copy
 BUDGET = 64 << 20  # default bytes of a log
@@ -24,11 +21,6 @@ class Room(NamedTuple):
     symbol: str
     size: int
     offset: int
-
-    def find(self, code: Emitter) -> str:
-        """Return a register of 32 bits with the address of the room."""
-        end = code.once("b32", "add.u32", code.once("b32", "mov.u32", self.symbol), code.special("%dynamic_smem_size"))
-        return code.once("b32", "sub.u32", end, self.size)
 
 
 @dataclass(frozen=True, slots=True)

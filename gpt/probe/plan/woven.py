@@ -62,7 +62,7 @@ class Woven:
     variables: Sequence[SharedVariable] = ()
     table: str | None = None
     room: int = 0  # bytes of shared memory for its histograms, if a launch adds them
-    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as a `kernel` record has them
+    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as in a `kernel` record
 
     def make_kernel(self, id_: int, first: int, verified: bool) -> dict[str, Any]:
         """Make the kernel's record. `id_` is the id of its module; its maps' ids start at `first`."""

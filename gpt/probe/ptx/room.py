@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpt.probe.lower.emit import Condition, Emitter
+from gpt.probe.lower.histogram import find_start
 from gpt.probe.model import Position
 from gpt.probe.plan.maps import PlacedMap, Room
 from gpt.probe.plan.plan import Plan
@@ -81,7 +82,7 @@ def _clear(code: Emitter, placed: PlacedMap, label: str) -> str:
     assert placed.room
     done, again = f"{label}_done", f"{label}_again"
     code.put(f"bra.uni {done}", _without_room(code, placed))
-    start = placed.room.find(code)
+    start = find_start(code, placed.room)
     at = code.make("b32", "mad.lo.u32", code.thread(), BIN, start)
     end = code.make("b32", "add.u32", start, placed.room.size)
     threads = code.threads()
@@ -100,7 +101,7 @@ def _leave(code: Emitter, maps: Sequence[PlacedMap], guard: Condition | None, la
     assert room
     done = f"{label}_done"
     code.put(f"bra.uni {done}", _without_room(code, maps[0]))
-    start = room.find(code)
+    start = find_start(code, room)
     here, group = code.group(guard)
     count = code.make("b32", "popc.b32", group)
     code.put("membar.cta")  # what they counted is there before they have left

@@ -172,7 +172,7 @@ class _File:
         if not fields:
             raise self.fault(node, f"{what}: no fields")
         if node.name in self.maps or len({name for name, _ in fields}) < len(fields):
-            raise GptError(f"{what}: two of one name", where)
+            raise GptError(f"{what}: two with the same name", where)
         if options.get("type", "array") not in MAP_TYPES:
             raise GptError(f"{what}: type is not one of {', '.join(MAP_TYPES)}", where)
         size = options.pop("size", layout(fields)[1])
@@ -192,7 +192,7 @@ class _File:
         if arguments.args or arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
             raise self.fault(node, f"{what} takes no arguments")
         if any(probe.name == node.name for probe in self.probes):
-            raise GptError(f"{what}: two of one name", where)
+            raise GptError(f"{what}: two with the same name", where)
         level = options.get("level", "thread")
         if level not in LEVELS:
             raise GptError(f"{what}: level '{level}' is not one of {', '.join(LEVELS)}", where)

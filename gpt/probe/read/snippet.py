@@ -14,7 +14,7 @@ from gpt.base.errors import GptError, MalformedError
 from gpt.probe.constants import find_fault
 from gpt.probe.model import Line, Register, Save, Snippet
 from gpt.ptx import tree
-from gpt.ptx.parse import parse_statements
+from gpt.ptx.quick import parse_statement
 from gpt.ptx.scan import scan_statements
 from gpt.ptx.types import SIZES, integer
 
@@ -67,7 +67,7 @@ def _parse(text: str, path: str, line: int, probe: str, is_text: bool) -> list[t
     if text in ("{", "}"):
         raise GptError(f"probe '{probe}': a probe may not contain scopes", f"{path}:{line}")
     try:
-        return parse_statements(text, "")
+        return parse_statement(text)
     except MalformedError as error:
         at = int(error.where[1:].split(":")[0])
         raise _malformed(error, path, line + at - 1 if is_text else line, probe) from None

@@ -8,10 +8,10 @@ ptxas likes to jump over a predicated save with `@!P0 BRA.U` if no lane saves, a
 behind it for the case that some do. check.py doesn't take BRA.U, whose exact meaning nobody has measured. As the second
 branch is enough, the first one becomes a NOP.
 
-Compiled words are kept in memory and in the user's cache, under a digest of their text. They aren't shipped with the
-package. A text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves idle,
-and on each word that the lowering writes. A shipped set would miss whenever one of these changed, and nobody would
-notice but by the time it takes: a run of ptxas for all of a kernel's bodies, once for each new face.
+Compiled words are cached in memory and in the user's cache, under a digest of their text. They aren't shipped with the
+package. The text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves
+idle, and on everything that lowering writes. A shipped set would miss whenever one of these changed, and nobody would
+notice except by the time it takes: one run of ptxas for all of a kernel's bodies, once per new face.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import SIZE, bits, control_of, dump_words, guard_of, opcode_of, parse_words, with_bits, with_control
 from gpt.sass.woven import Snippet
 
-FORMAT = b"8"  # version of the cache's contents
+FORMAT = b"8"  # version of the cache format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies

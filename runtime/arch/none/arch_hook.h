@@ -6,6 +6,7 @@
 
 #define ARCH_REGISTER_ARGS 6
 #define ARCH_REGISTERS_SIZE 56
+#define ARCH_STUB_SIZE 1 // unused: no stubs
 
 #ifndef __ASSEMBLER__
 

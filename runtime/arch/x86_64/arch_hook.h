@@ -5,6 +5,7 @@
 
 #define ARCH_REGISTER_ARGS 6 // arguments that are passed in registers
 #define ARCH_REGISTERS_SIZE 192
+#define ARCH_STUB_SIZE 16 // bytes
 
 // Where the stub keeps registers in a frame; `result` is rax.
 #define FRAME_RDX 8

@@ -121,7 +121,7 @@ static const char *use_probes(const char *texts, size_t size) {
     bool kept = at != NULL;
     for (int i = 0; kept && i < GPT_TEXTS; i++, at += strlen(at) + 1) {
         if (at >= end)
-            return "no order of probes";
+            return "not a choice of probes";
         found[i] = *at ? hook_keep_text(at) : NULL;
         kept = !*at || found[i];
     }
@@ -240,8 +240,8 @@ static void *serve(void *unused) {
     return NULL;
 }
 
-// cuInit: start taking orders once it has returned.
-void hook_on_init(struct frame *frame) {
+// After cuInit: start taking orders.
+void hook_serve_control(struct frame *frame) {
     static _Atomic pid_t served;
     pid_t pid = getpid(), before = atomic_load(&served);
     (void)frame;
@@ -256,57 +256,6 @@ void hook_on_init(struct frame *frame) {
         hook_say("control", hook_describe_error(EAGAIN), "gpt-hook ctl can't reach this process");
 }
 
-// -- Recording on and off --------------------------------------------------
-// Turning recording on and off while calls are in progress. A slot has flags for both states. Its stub reads
-// the current ones once, and a call ends as it began.
-
-// Call this after changing anything that the flags depend on (a slot, or hook_recording): the last caller
-// sees all changes.
-void hook_use_flags(struct slot *slot) {
-    bool on;
-    do {
-        on = atomic_load(&hook_recording);
-        __atomic_store_n(&slot->flags, __atomic_load_n(on ? &slot->on : &slot->off, __ATOMIC_SEQ_CST),
-                         __ATOMIC_SEQ_CST);
-    } while (on != atomic_load(&hook_recording));
-}
-
-static void use_all_flags(void) {
-    for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
-        if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
-            hook_use_flags(slot);
-}
-
-static _Atomic unsigned changes;
-
-unsigned hook_changes(void) { return atomic_load(&changes); }
-
-void hook_find_all_flags(void) {
-    atomic_fetch_add(&changes, 1);
-    for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
-        if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
-            hook_find_flags(slot);
-}
-
-// cuStreamBeginCapture, cuStreamBeginCaptureToGraph: from the first capture on, launches are watched.
-void hook_on_capture(struct frame *frame) {
-    (void)frame;
-    if (hook_begin_capture())
-        hook_find_all_flags();
-}
-
-// Before the first kernel gets probes, start watching the calls that have to know about buffers.
-void hook_expect_probes(const struct order *order, bool recording) {
-    if (hook_will_probe(order, recording))
-        hook_find_all_flags();
-}
-
-// Called in any thread when --max-disk is reached. The record of it is written later (limit.c).
-void hook_stop_recording(void) {
-    atomic_store(&hook_recording, false);
-    use_all_flags();
-}
-
 // All recorded calls lie between the two records.
 void hook_switch(bool on) {
     if (on == atomic_load(&hook_recording))
@@ -315,7 +264,7 @@ void hook_switch(bool on) {
     if (on)
         hook_write_recording(true);
     atomic_store(&hook_recording, on);
-    use_all_flags();
+    hook_use_all_flags();
     if (!on)
         hook_write_recording(false);
 }

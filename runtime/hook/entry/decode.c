@@ -26,9 +26,12 @@ static const struct {
 #include "abi/driver.h"
 };
 
+static handler *after_init;
+static _Atomic unsigned changes;         // counted; flags computed before the last one are stale
 static const char *calls = "all,-query"; // calls to record: words separated by commas
 
-void hook_decode_setup(void) {
+void hook_decode_setup(handler *at_init) {
+    after_init = at_init;
     const char *wanted = hook_keep_variable("GPT_HOOK_CALLS");
     if (wanted && *wanted)
         calls = wanted;
@@ -68,7 +71,7 @@ struct slot *hook_named_slot(const char *symbol) {
     return NULL;
 }
 
-bool hook_is_old(const char *name) {
+static bool is_old(const char *name) {
     const struct driver_function *known = find_known(name);
     return known && known->v2;
 }
@@ -116,16 +119,16 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     return flags;
 }
 
-unsigned hook_find_flags(struct slot *slot) {
+static unsigned find_slot_flags(struct slot *slot) {
     char name[NAME_BYTES];
     unsigned seen;
     slot_name(slot, name);
     do { // the last thread here sees the final state
-        seen = hook_changes();
+        seen = atomic_load(&changes);
         __atomic_store_n(&slot->on, (uint16_t)find_flags(slot, name, true), __ATOMIC_SEQ_CST);
         __atomic_store_n(&slot->off, (uint16_t)find_flags(slot, name, false), __ATOMIC_SEQ_CST);
         hook_use_flags(slot);
-    } while (seen != hook_changes());
+    } while (seen != atomic_load(&changes));
     return seen;
 }
 
@@ -167,11 +170,11 @@ void hook_describe(struct slot *slot, const char *symbol) {
     }
     slot->on_return = known ? known->on_return : NULL;
     slot->capturable = is_capturable(slot);
-    unsigned seen = hook_find_flags(slot);
+    unsigned seen = find_slot_flags(slot);
     __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_SEQ_CST); // the rest is complete
     hook_use_flags(slot); // recording may have been turned on or off meanwhile
-    if (seen != hook_changes())
-        hook_find_flags(slot);
+    if (seen != atomic_load(&changes))
+        find_slot_flags(slot);
 }
 
 const char *hook_type(const struct slot *slot) {
@@ -194,4 +197,114 @@ uint32_t hook_captured_id(struct slot *slot) {
     if (atomic_load_explicit(&slot->captured, memory_order_relaxed) != atomic_load(&hook_live->pid))
         announce(slot, id, "capture", &slot->captured);
     return id;
+}
+
+// Flags
+
+void hook_find_all_flags(void) {
+    atomic_fetch_add(&changes, 1);
+    for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
+        if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
+            find_slot_flags(slot);
+}
+
+// cuStreamBeginCapture, cuStreamBeginCaptureToGraph: from the first capture on, launches are watched.
+void hook_on_capture(struct frame *frame) {
+    (void)frame;
+    if (hook_begin_capture())
+        hook_find_all_flags();
+}
+
+// Before the first kernel gets probes, start watching the calls that have to know about buffers.
+void hook_expect_probes(const struct order *order, bool recording) {
+    if (hook_will_probe(order, recording))
+        hook_find_all_flags();
+}
+
+// cuInit
+void hook_on_init(struct frame *frame) {
+    if (after_init)
+        after_init(frame);
+}
+
+// Stubs
+
+#define BUCKETS (4 * SLOTS)
+
+static _Atomic uint16_t buckets[BUCKETS]; // slots that are not in driver.h
+static _Atomic uint32_t slots_used = HOOK_NAMES;
+static _Atomic uint32_t name_bytes;
+static char name_store[128 << 10];
+
+static const char *keep_name(const char *name) {
+    uint32_t size = (uint32_t)strlen(name) + 1;
+    uint32_t at = atomic_fetch_add(&name_bytes, size);
+    return at + size <= sizeof(name_store) ? memcpy(name_store + at, name, size) : NULL;
+}
+
+// Return the slot of a function that isn't in driver.h, or whose place another function of the same name has
+// taken.
+static struct slot *find_slot(void *real, const char *symbol) {
+    uint64_t hash = (uint64_t)real * 0x9e3779b97f4a7c15u;
+    struct slot *made = NULL;
+    for (unsigned at = hash >> 40, tries = 0; tries < BUCKETS; tries++, at++) {
+        _Atomic uint16_t *bucket = &buckets[at % BUCKETS];
+        uint16_t index = atomic_load(bucket);
+        if (!index) {
+            uint32_t number = made ? (uint32_t)(made - hook_slots) : atomic_fetch_add(&slots_used, 1);
+            const char *kept = made ? made->symbol : keep_name(symbol);
+            if (number >= SLOTS || !kept) {
+                atomic_store(&slots_used, SLOTS);
+                return NULL;
+            }
+            if (!made) {
+                made = &hook_slots[number];
+                made->real = real;
+                hook_describe(made, kept);
+            }
+            if (atomic_compare_exchange_strong(bucket, &index, (uint16_t)number))
+                return made;
+        }
+        if (hook_slots[index].real == real && !strcmp(hook_slots[index].symbol, symbol))
+            return &hook_slots[index];
+    }
+    return NULL;
+}
+
+void *hook_wrap(void *real, const char *symbol) {
+    if (!real || hook_is_stub(real) || !strcmp(symbol, "cuGetExportTable") || !hook_stub_of(hook_slots))
+        return real;
+    struct slot *slot = hook_named_slot(symbol);
+    if (slot) {
+        hook_describe_named(slot);
+        void *old = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+        if (old == (void *)hook_resolve || old == (void *)hook_missing) {
+            __atomic_store_n(&slot->real, real, __ATOMIC_RELEASE);
+            old = real;
+        }
+        if (old == real)
+            return hook_stub_of(slot);
+    }
+    slot = find_slot(real, symbol);
+    return slot ? hook_stub_of(slot) : real;
+}
+
+void hook_on_get_proc_address(struct frame *frame) {
+    const char *name = (const char *)frame_arg(frame, 0);
+    void **function = (void **)frame_arg(frame, 1);
+    if (!name || !function || !*function || !strcmp(name, "cuGetExportTable"))
+        return;
+    char symbol[NAME_BYTES];
+    const char *exported = hook_driver_symbol(*function);
+    snprintf(symbol, sizeof(symbol), "%s", exported ? exported : name);
+    // A driver may hand out functions that it exports under no name.
+    if (!exported && !strcmp(name, "cuGetProcAddress") && frame_arg(frame, 2) >= 12000)
+        strcat(symbol, "_v2");
+    else if (!exported && strlen(name) < NAME_BYTES - 16) {
+        if ((int)frame_arg(frame, 2) >= 3020 && is_old(name))
+            strcat(symbol, "_v2");
+        if (frame_arg(frame, 3) & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
+            strcat(symbol, "_ptsz");
+    }
+    *function = hook_wrap(*function, symbol);
 }

@@ -15,19 +15,8 @@
 
 // Requests from gpt-hook ctl to this process.
 
-extern handler hook_on_init;
-
-// Slot flags: what each call does while recording is on, and while it's off.
-
-void hook_use_flags(struct slot *slot); // sets the flags that apply now
-void hook_find_all_flags(void);         // for all slots, after something they depend on has changed
-extern handler hook_on_capture;
-unsigned
-hook_changes(void); // number of such changes, which tells whether flags that were just computed are stale
-void hook_expect_probes(const struct order *order,
-                        bool recording); // once there is an order with probes and recording is on
-void hook_switch(bool on);               // one thread at a time
-void hook_stop_recording(void);
+extern handler hook_serve_control; // after cuInit: start the thread
+void hook_switch(bool on);         // recording; one thread at a time
 
 // -- decode.c --------------------------------------------------------------
 
@@ -50,25 +39,23 @@ struct driver_function {
 };
 void hook_describe(struct slot *slot, const char *symbol); // fill in all but the real function
 void hook_describe_named(struct slot *slot);               // unless somebody already did
-unsigned hook_find_flags(struct slot *slot);  // for the current probes; also returns hook_changes()
-void hook_decode_setup(void);                 // reads GPT_HOOK_CALLS
+void hook_decode_setup(handler *at_init);     // reads GPT_HOOK_CALLS; the handler runs after cuInit
 void hook_announce(struct slot *slot);        // writes its `api` record
 uint32_t hook_captured_id(struct slot *slot); // id of the record for captured calls
 const char *hook_type(const struct slot *slot);
 struct slot *hook_named_slot(const char *symbol); // the slot of a function in driver.h, or NULL
-bool hook_is_old(const char *name);               // true if the name without a suffix is an older function
+extern handler hook_on_init, hook_on_capture;
+
+void hook_find_all_flags(void); // for all slots, after something they depend on has changed
+void hook_expect_probes(const struct order *order,
+                        bool recording); // once there is an order with probes and recording is on
+
+void *hook_wrap(void *real, const char *symbol); // returns the stub that replaces a driver function
+extern handler hook_on_get_proc_address;
 
 // -- intercept.c -----------------------------------------------------------
 
-// How the program gets stubs instead of driver functions.
-
-void *hook_wrap(void *real, const char *symbol); // returns the stub that replaces a driver function
-void hook_unresolve(struct span driver);
-extern handler hook_on_get_proc_address;
-
-// Libraries that find the driver without us.
-
-void hook_see_namespaces(void); // reports a driver loaded by dlmopen
+// How the program gets stubs instead of driver functions: what the stubs call (stub.h).
 
 // -- libc.c ----------------------------------------------------------------
 
@@ -96,11 +83,25 @@ extern FILE *(*hook_real_popen)(const char *, const char *);
 
 void hook_find_real(void);
 
+// Libraries that find the driver without us.
+
+void hook_see_namespaces(void);                            // reports a driver loaded by dlmopen
+void hook_tell_unseen(const char *path, const char *fact); // calls that aren't recorded; warns once
+
 // -- setup.c ---------------------------------------------------------------
 
 // Setup of the library, in order.
 
 bool hook_setup(void); // returns whether this call did it
 void hook_exits_setup(void);
+
+// -- slots.c ---------------------------------------------------------------
+
+// The slots of driver functions (stub.h has where they are).
+
+void hook_use_flags(struct slot *slot); // sets the flags that apply now
+void hook_use_all_flags(void);
+void hook_stop_recording(void);
+void hook_unresolve(struct span driver);
 
 #endif

@@ -34,96 +34,6 @@ struct answer {
 
 struct answer hook_dlsym(void *handle, const char *name, void *caller);
 
-// The slots of named functions exist before any code runs. They're filled in when the program looks the
-// functions up or calls them: most processes use none.
-
-#define UNRESOLVED {.real = (void *)hook_resolve, .flags = SLOT_WATCHED}
-struct slot hook_slots[SLOTS] = {[0 ... HOOK_NAMES - 1] = UNRESOLVED};
-
-// Stubs
-
-#define BUCKETS (4 * SLOTS)
-
-static _Atomic uint16_t buckets[BUCKETS]; // slots that are not in driver.h
-static _Atomic uint32_t slots_used = HOOK_NAMES;
-static _Atomic uint32_t name_bytes;
-static char name_store[128 << 10];
-
-static CUresult missing(void) { return CUDA_ERROR_STUB_LIBRARY; }
-
-static const char *keep_name(const char *name) {
-    uint32_t size = (uint32_t)strlen(name) + 1;
-    uint32_t at = atomic_fetch_add(&name_bytes, size);
-    return at + size <= sizeof(name_store) ? memcpy(name_store + at, name, size) : NULL;
-}
-
-// Return the slot of a function that isn't in driver.h, or whose place another function of the same name has
-// taken.
-static struct slot *find_slot(void *real, const char *symbol) {
-    uint64_t hash = (uint64_t)real * 0x9e3779b97f4a7c15u;
-    struct slot *made = NULL;
-    for (unsigned at = hash >> 40, tries = 0; tries < BUCKETS; tries++, at++) {
-        _Atomic uint16_t *bucket = &buckets[at % BUCKETS];
-        uint16_t index = atomic_load(bucket);
-        if (!index) {
-            uint32_t number = made ? (uint32_t)(made - hook_slots) : atomic_fetch_add(&slots_used, 1);
-            const char *kept = made ? made->symbol : keep_name(symbol);
-            if (number >= SLOTS || !kept) {
-                atomic_store(&slots_used, SLOTS);
-                return NULL;
-            }
-            if (!made) {
-                made = &hook_slots[number];
-                made->real = real;
-                hook_describe(made, kept);
-            }
-            if (atomic_compare_exchange_strong(bucket, &index, (uint16_t)number))
-                return made;
-        }
-        if (hook_slots[index].real == real && !strcmp(hook_slots[index].symbol, symbol))
-            return &hook_slots[index];
-    }
-    return NULL;
-}
-
-void *hook_wrap(void *real, const char *symbol) {
-    if (!real || hook_is_stub(real) || !strcmp(symbol, "cuGetExportTable") || !hook_stub_of(hook_slots))
-        return real;
-    struct slot *slot = hook_named_slot(symbol);
-    if (slot) {
-        hook_describe_named(slot);
-        void *old = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
-        if (old == (void *)hook_resolve || old == (void *)missing) {
-            __atomic_store_n(&slot->real, real, __ATOMIC_RELEASE);
-            old = real;
-        }
-        if (old == real)
-            return hook_stub_of(slot);
-    }
-    slot = find_slot(real, symbol);
-    return slot ? hook_stub_of(slot) : real;
-}
-
-void hook_on_get_proc_address(struct frame *frame) {
-    const char *name = (const char *)frame_arg(frame, 0);
-    void **function = (void **)frame_arg(frame, 1);
-    if (!name || !function || !*function || !strcmp(name, "cuGetExportTable"))
-        return;
-    char symbol[NAME_BYTES];
-    const char *exported = hook_driver_symbol(*function);
-    snprintf(symbol, sizeof(symbol), "%s", exported ? exported : name);
-    // A driver may hand out functions that it exports under no name.
-    if (!exported && !strcmp(name, "cuGetProcAddress") && frame_arg(frame, 2) >= 12000)
-        strcat(symbol, "_v2");
-    else if (!exported && strlen(name) < NAME_BYTES - 16) {
-        if ((int)frame_arg(frame, 2) >= 3020 && hook_is_old(name))
-            strcat(symbol, "_v2");
-        if (frame_arg(frame, 3) & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
-            strcat(symbol, "_ptsz");
-    }
-    *function = hook_wrap(*function, symbol);
-}
-
 // Find the function that a directly linked stub calls: the next one among the libraries loaded at the start,
 // otherwise the driver's, otherwise a function in a library loaded later, which finds the driver in its own
 // way.
@@ -142,21 +52,10 @@ uint64_t hook_resolve_slot(struct slot *slot) {
     bool early = hook_setup();
     hook_describe_named(slot);
     void *real = find_real(slot->symbol), *expected = (void *)hook_resolve;
-    __atomic_compare_exchange_n(&slot->real, &expected, real ? real : (void *)missing, false,
+    __atomic_compare_exchange_n(&slot->real, &expected, real ? real : (void *)hook_missing, false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     errno = error;
     return early;
-}
-
-// Forget the real functions of a driver that was closed. A library linked to it may be loaded again with
-// another driver.
-void hook_unresolve(struct span driver) {
-    for (struct slot *slot = hook_slots; slot < hook_slots + HOOK_NAMES; slot++) {
-        void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
-        if ((uintptr_t)real >= driver.start && (uintptr_t)real < driver.end)
-            __atomic_compare_exchange_n(&slot->real, &real, (void *)hook_resolve, false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE);
-    }
 }
 
 // dlsym
@@ -233,17 +132,6 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
 bool hook_deep; // a library was opened with RTLD_DEEPBIND: set by dlopen
 void hook_see_deep(void);
 
-static void tell(const char *path, const char *fact) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (!hook_this_thread() || atomic_exchange(&hook_watched->unseen, true))
-        return;
-    HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(path), .text = hook_str(fact));
-    char line[5120];
-    snprintf(line, sizeof(line), "gpt-hook: warning: %s: %s", path, fact);
-    if (!atomic_flag_test_and_set(&said))
-        gpt_write_line(line);
-}
-
 // Return the replacement for a function that a library is bound to, or NULL.
 static void *stand_in(const char *name, void *bound) {
     struct linked linked;
@@ -276,7 +164,7 @@ static void exchange(void *state, void **word, const char *name) {
     bool fixed =
         (uintptr_t)word - library->protected.start < library->protected.end - library->protected.start;
     if (fixed && mprotect((void *)page, sizeof(void *), PROT_READ | PROT_WRITE))
-        tell(library->path, "opened with RTLD_DEEPBIND, so its driver calls are not recorded");
+        hook_tell_unseen(library->path, "opened with RTLD_DEEPBIND, so its driver calls are not recorded");
     else
         __atomic_store_n(word, ours, __ATOMIC_RELEASE);
 }
@@ -310,16 +198,5 @@ void hook_see_deep(void) {
         for (struct linked linked = {0}; hook_next_linked(&linked) && !linked.name_space;)
             if (!hook_linked_at_start(&linked) && !hook_is_driver(&linked))
                 see_library(&linked);
-    errno = error;
-}
-
-void hook_see_namespaces(void) {
-    char path[4096];
-    if (!hook_live || hook_in_vfork || !hook_has_namespaces())
-        return;
-    int error = errno;
-    for (struct linked linked = {0}; hook_next_linked(&linked);)
-        if (linked.name_space && hook_is_driver(&linked) && hook_peek_text(linked.name, path, sizeof(path)))
-            tell(path, "loaded by dlmopen, so calls from libraries in its namespace are not recorded");
     errno = error;
 }

@@ -10,6 +10,7 @@
 #include "entry.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
+#include "say.h"
 
 void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
 int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
@@ -54,6 +55,29 @@ EARLY void hook_find_real(void) {
     if (!hook_real_dlsym || !hook_real_dlopen || !hook_real_dlclose || !hook_real_ioctl ||
         !hook_real_sigaction || !hook_real_signal)
         abort(); // nothing would work, and no such libc exists
+}
+
+void hook_tell_unseen(const char *path, const char *fact) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (!hook_this_thread() || atomic_exchange(&hook_watched->unseen, true))
+        return;
+    HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(path), .text = hook_str(fact));
+    char line[5120];
+    snprintf(line, sizeof(line), "gpt-hook: warning: %s: %s", path, fact);
+    if (!atomic_flag_test_and_set(&said))
+        gpt_write_line(line);
+}
+
+void hook_see_namespaces(void) {
+    char path[4096];
+    if (!hook_live || hook_in_vfork || !hook_has_namespaces())
+        return;
+    int error = errno;
+    for (struct linked linked = {0}; hook_next_linked(&linked);)
+        if (linked.name_space && hook_is_driver(&linked) && hook_peek_text(linked.name, path, sizeof(path)))
+            hook_tell_unseen(path,
+                             "loaded by dlmopen, so calls from libraries in its namespace are not recorded");
+    errno = error;
 }
 
 // Record the library before it's unloaded.

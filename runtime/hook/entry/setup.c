@@ -61,11 +61,13 @@ bool hook_setup(void) {
         hook_exits_setup();
     else if (is_wanted()) // RLIMIT_AS
         hook_say("memory", hook_describe_error(errno), "this process is not watched");
-    hook_decode_setup();
+    hook_decode_setup(hook_serve_control);
     hook_ioctl_setup();
     hook_save_setup();
     hook_report_setup();
     hook_limit_setup(hook_stop_recording);
+    hook_kernels_setup(hook_ask_later);
+    hook_request_setup(hook_end_probing);
     const char *why = why_unwatched();
     if (why)
         say_unwatched(why);

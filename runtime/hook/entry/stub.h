@@ -72,12 +72,16 @@ hook_enter(struct frame *frame); // returns how many words of stack arguments th
 void hook_leave(struct frame *frame);
 uint64_t hook_resolve_slot(struct slot *slot); // returns whether the stub has to look at the call again
 
-// The rest is in runtime/arch.
 void *hook_stub_of(const struct slot *slot); // NULL in a build without stubs
 bool hook_is_stub(const void *address);
-void hook_resolve(void);     // what an unresolved slot holds in place of the real function
-void hook_give_answer(void); // called instead of the real function if a handler has answered
-void hook_dlsym_here(void);  // dlsym, as the program calls it
+CUresult hook_missing(void); // what a slot holds if no driver has the function
+
+// The rest is in runtime/arch, or missing in a build for a processor that nobody wrote stubs for.
+#define IF_STUBS __attribute__((weak, visibility("hidden")))
+extern IF_STUBS const char hook_stubs[], hook_stubs_end[]; // ARCH_STUB_SIZE bytes each
+IF_STUBS void hook_resolve(void);     // what an unresolved slot holds in place of the real function
+IF_STUBS void hook_give_answer(void); // called instead of the real function if a handler has answered
+IF_STUBS void hook_dlsym_here(void);  // dlsym, as the program calls it
 
 _Static_assert(sizeof(struct row) == ROW_SIZE && offsetof(struct row, duration) == ROW_DURATION &&
                    offsetof(struct row, api) == ROW_API && offsetof(struct row, result) == ROW_RESULT,

@@ -395,25 +395,6 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {
     return woven;
 }
 
-uint64_t hook_unit_bytes(const struct woven_map *map) {
-    return map->capacity ? map->head + map->capacity * map->stride : sizeof(uint64_t);
-}
-
-bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
-                    uint64_t *bytes) {
-    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
-    unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2], size;
-    uint64_t units = map->level == LEVEL_THREAD ? threads
-                     : map->level == LEVEL_WARP ? (threads + 31) / 32
-                                                : 1;
-    if (map->log)
-        size = 8 + (unsigned __int128)map->capacity * (8 + map->stride);
-    else
-        size = (map->copies ? map->copies : blocks * units) * hook_unit_bytes(map);
-    *bytes = (uint64_t)size;
-    return size >> 62 == 0;
-}
-
 void hook_free_woven(struct woven *woven) {
     if (!woven)
         return;

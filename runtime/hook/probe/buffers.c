@@ -13,8 +13,6 @@
 enum { SLAB = 4 << 20, HELD = 64 << 10 }; // bytes of an ordinary slab if four fit, and of a graph's
 enum { UNCOUNTED_WAIT = 1 };              // seconds that a launch waits for the counts of an earlier one
 
-bool hook_pools_end, hook_slabs_given_up;
-
 static uint64_t size_for(const struct pool *pool, uint64_t bytes) {
     uint64_t size = bytes > SLAB ? (bytes + SLAB - 1) / SLAB * SLAB : SLAB;
     if (pool->most / 4 < SLAB) // several fit
@@ -301,15 +299,6 @@ void hook_issue(struct slab *slab, struct save *save) {
     pthread_mutex_unlock(&hook_pools_lock);
     if (lost)
         hook_lose(save);
-}
-
-void hook_slab_back(struct slab *slab) {
-    pthread_mutex_lock(&hook_pools_lock);
-    atomic_fetch_and(&slab->places, PLACES_ISSUING);
-    slab->known_ready = slab->copied; // the copy from it has completed
-    slab->pool->stuck = slab->pool->uncounted = false;
-    hook_step(slab, slab->failed || hook_issuing(slab) || slab->written_late ? SLAB_RETIRE : SLAB_PUT_BACK);
-    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 // -- Slabs of graphs -------------------------------------------------------

@@ -31,10 +31,7 @@ enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between 
 enum { OLD = 50000000, LOOK_OLD = 25000000 };                     // ns: an old launch; between two checks
 
 // Guarded by hook_pools_lock
-static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
-static bool begun, late, waited_for;
-uint64_t hook_looks;
-_Atomic bool hook_writer_calls;
+static bool begun, late;
 
 // Record how many ticks the launch was held up, and how many its buffers have taken since.
 static void write_times(const struct slab *slab, const struct save *save, uint64_t since) {
@@ -197,6 +194,15 @@ static struct slab *take_ready(bool all) {
     return NULL;
 }
 
+static void put_back(struct slab *slab) {
+    pthread_mutex_lock(&hook_pools_lock);
+    atomic_fetch_and(&slab->places, PLACES_ISSUING);
+    slab->known_ready = slab->copied; // the copy from it has completed
+    slab->pool->stuck = slab->pool->uncounted = false;
+    hook_step(slab, slab->failed || hook_issuing(slab) || slab->written_late ? SLAB_RETIRE : SLAB_PUT_BACK);
+    pthread_mutex_unlock(&hook_pools_lock);
+}
+
 static struct timespec in_time(uint64_t ns) {
     return (struct timespec){(time_t)(ns / SECOND), (long)(ns % SECOND)};
 }
@@ -239,9 +245,9 @@ static void *work(void *unused) {
         for (uint64_t then = hand_old(); !hook_slabs_issued; then = hand_old()) {
             struct timespec end = in_time(then);
             if (then)
-                pthread_cond_timedwait(&news, &hook_pools_lock, &end);
+                pthread_cond_timedwait(&hook_news, &hook_pools_lock, &end);
             else
-                pthread_cond_wait(&news, &hook_pools_lock);
+                pthread_cond_wait(&hook_news, &hook_pools_lock);
         }
         struct slab *ready = take_ready(all || late);
         more_wait = hook_slabs_issued;
@@ -251,17 +257,17 @@ static void *work(void *unused) {
             hook_looks += all;
             if (all)
                 next = now + pause, pause = 2 * pause > LOOK_MOST ? LOOK_MOST : 2 * pause;
-            if (waited_for && now + LOOK_SOON < next)
+            if (hook_is_awaited && now + LOOK_SOON < next)
                 next = now + LOOK_SOON, pause = LOOK_SOON;
-            waited_for = false;
+            hook_is_awaited = false;
             struct timespec end = in_time(next);
-            all = pthread_cond_timedwait(&news, &hook_pools_lock, &end) != 0;
+            all = pthread_cond_timedwait(&hook_news, &hook_pools_lock, &end) != 0;
             continue;
         }
         busy_since = busy_since ? busy_since : hook_monotonic();
         int mode = hook_begin_calls();
         write_slab(ready);
-        hook_slab_back(ready);
+        put_back(ready);
         hook_end_calls(mode);
         pause = LOOK;
     }
@@ -274,7 +280,7 @@ bool hook_begin_writing(void) {
     if (!begun) {
         pthread_condattr_init(&clock);
         pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-        pthread_cond_init(&news, &clock);
+        pthread_cond_init(&hook_news, &clock);
         pthread_condattr_destroy(&clock);
         begun = hook_start_thread(work);
     }
@@ -283,17 +289,10 @@ bool hook_begin_writing(void) {
     return done;
 }
 
-void hook_write_later(void) { pthread_cond_signal(&news); }
-
-void hook_write_soon(void) {
-    waited_for = true;
-    pthread_cond_signal(&news);
-}
-
 void hook_wait_no_longer(void) {
     late = true;
     hook_progress++; // now the writer can go on by itself
-    pthread_cond_signal(&news);
+    pthread_cond_signal(&hook_news);
 }
 
 // -- Buffers as records ----------------------------------------------------
@@ -351,6 +350,23 @@ const struct reason *hook_why_lost(CUresult failed) {
     return failed == CUDA_ERROR_NOT_READY        ? WHY(not_read)
            : failed == CUDA_ERROR_INVALID_HANDLE ? WHY(stream_destroyed)
                                                  : WHY(device_failed);
+}
+
+void hook_add_need(struct slab *slab, const struct save *save) {
+    const struct woven *woven = save->probed->woven;
+    uint64_t at = save->offset, needed = save->needed;
+    for (size_t i = 0; i < woven->map_count; i++) {
+        const struct woven_map *map = &woven->maps[i];
+        const char *count = map->log ? hook_fetch(slab, at, sizeof(uint64_t)) : NULL;
+        if (map->log && !count) {
+            hook_count_unprobed(save->probed->function, hook_why_lost(slab->failed));
+            return;
+        }
+        if (count)
+            needed += *(const uint64_t *)count * (sizeof(uint64_t) + map->stride);
+        at += hook_rounded(save->sizes[i]);
+    }
+    hook_count_need(save->probed->function, needed);
 }
 
 // Parts

@@ -75,4 +75,19 @@ extern struct probe_calls hook_do;
 bool hook_find_probe_calls(void); // false if the driver lacks one
 int hook_relaxed_mode(int mode);  // sets this thread's capture mode and returns the previous one
 
+// Look up a variable in a module or a library.
+bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, uint64_t *address, size_t *size);
+
+// The program's call once more.
+
+struct frame;
+uint64_t hook_call_again(const struct frame *frame); // with the current arguments; returns the result
+// Return the position of the shared memory in a launch's arguments; 0: in the configuration, which is the
+// first.
+unsigned hook_place_of_shared(const struct frame *frame);
+// Set the function and the parameters of a launch.
+void hook_pass_arguments(struct frame *frame, uint64_t function, void **params, void **extra);
+// Repeat a frame's launch with another function and these parameters. Returns false if the driver refuses it.
+bool hook_launch_as(struct frame *frame, uint64_t function, void **params);
+
 #endif

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "driver_calls.h"
+#include "graphs.h"
 #include "hook/watch/watch.h"
-#include "probe.h"
 
 enum { DEVICE_LAUNCH = 4, MOST_FLAGS = 4096 };
 

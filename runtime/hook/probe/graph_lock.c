@@ -2,8 +2,8 @@
 // make sure that only one thread at a time uses a graph. But several threads that only read one, to make
 // executable graphs, get away with it. With probes they take turns. Calls for other graphs don't wait.
 
+#include "graphs.h"
 #include "hook/write/write.h"
-#include "probe.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;

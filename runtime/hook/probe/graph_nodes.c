@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "driver_calls.h"
+#include "graphs.h"
 #include "hook/watch/watch.h"
-#include "probe.h"
 
 // Properties of a node
 
@@ -236,22 +236,6 @@ struct members *hook_read_graph(void *graph, uint64_t context, const struct memb
     return reading.members;
 }
 
-static void drop_save(struct save *save) {
-    if (save && !atomic_fetch_sub(&save->others, 1))
-        hook_free_save(save);
-}
-
-void hook_drop_members(struct members *members) {
-    if (atomic_fetch_sub(&members->users, 1) > 1)
-        return;
-    for (size_t i = 0; i < members->count; i++)
-        drop_save(members->all[i].save);
-    free(members->all);
-    free(members->written);
-    free(members->tallies);
-    free(members);
-}
-
 static void *copy_of(const void *from, size_t bytes) {
     void *made = malloc(bytes + 1);
     if (made && bytes)
@@ -280,7 +264,7 @@ struct members *hook_copy_members(const struct members *members) {
 }
 
 void hook_strip_member(struct member *member, const struct reason *reason) {
-    drop_save(member->save);
+    hook_free_save(member->save);
     member->save = NULL;
     member->reason = reason;
 }

@@ -7,17 +7,9 @@
 #include <string.h>
 
 #include "driver_calls.h"
+#include "graphs.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "probe.h"
-
-struct replay {
-    struct members *members;
-    uint64_t exec, start, stream;
-    uint32_t thread;
-    CUdevice device;
-    uint64_t starts[MOST_SETS]; // where each set begins in the slab
-};
 
 // We make our own calls in the graph's context, in relaxed capture mode.
 
@@ -234,50 +226,6 @@ void hook_after_replay(struct frame *frame) {
     hook_put_prepared(graph);
 }
 
-// For the thread that writes
-
-static bool write_replayed(const struct replay *replay, const struct member *member, struct save *node) {
-    const struct woven *woven = node->probed->woven;
-    uint64_t grid[3], block[3];
-    for (int i = 0; i < 3; i++)
-        grid[i] = member->save->grid[i], block[i] = member->block[i];
-    node->id = replay->thread ? hook_new_id(&hook_watched->probed) : 0;
-    if (node->id &&
-        HOOK_WRITE(probed, .id = node->id, .kernel = woven->number, .function = member->function,
-                   .thread = replay->thread, .start = replay->start, .device = (uint64_t)replay->device,
-                   .stream = replay->stream, .grid = {grid, 3}, .block = {block, 3}, .shared = member->shared,
-                   .room = {node->shared, node->shared - member->shared},
-                   .params = {member->save->block, woven->param_bytes}, .exec = {true, replay->exec},
-                   .node = {true, member->node}, .repeats = {!member->sure, 1}))
-        return true;
-    node->id = 0;
-    return false;
-}
-
-bool hook_next_replayed(const struct save *of, size_t *at, struct save *node) {
-    const struct replay *replay = of->replay;
-    while (*at < replay->members->count) {
-        const struct member *member = &replay->members->all[(*at)++];
-        if (!member->save || member->disabled)
-            continue;
-        const struct reason *reason = hook_left_out(member->choice.first);
-        if (reason) {
-            hook_count_unprobed(member->function, reason);
-            continue;
-        }
-        *node = *member->save;
-        node->offset = replay->starts[member->set] + member->save->offset;
-        if (hook_settings.memusage || write_replayed(replay, member, node))
-            return true;
-    }
-    return false;
-}
-
-void hook_end_replay(struct replay *replay) {
-    hook_drop_members(replay->members);
-    free(replay);
-}
-
 // -- Executable graphs -----------------------------------------------------
 //
 // The table of executable graphs with probes in them, and the memory that their probes write to: one buffer
@@ -400,60 +348,6 @@ unsigned hook_find_place(struct prepared *graph) {
             place = i;
         }
     return place;
-}
-
-// -- The kernel that copies and clears -------------------------------------
-//
-// Copies what a graph's kernels wrote, and clears it, in one launch. With the driver's copy and memset, a
-// step of a graph takes 28 us longer on an H200, for 1.5 MB (docs/measured.md). The kernel is PTX, which the
-// driver assembles for its device.
-
-enum { THREADS = 256, PIECE = 16 }; // threads per block; bytes that a thread moves
-
-static const char code[] = ".version 6.0\n"
-                           ".target sm_50\n"
-                           ".address_size 64\n"
-                           ".visible .entry gpt_move(.param .u64 to, .param .u64 from, .param .u64 pieces)\n"
-                           "{\n"
-                           ".reg .u64 %piece, %pieces, %to, %from;\n"
-                           ".reg .u32 %thread, %block, %zero, %v<4>;\n"
-                           ".reg .pred %beyond;\n"
-                           "mov.u32 %thread, %tid.x;\n"
-                           "mov.u32 %block, %ctaid.x;\n"
-                           "cvt.u64.u32 %piece, %thread;\n"
-                           "mad.wide.u32 %piece, %block, 256, %piece;\n"
-                           "ld.param.u64 %pieces, [pieces];\n"
-                           "setp.ge.u64 %beyond, %piece, %pieces;\n"
-                           "@%beyond ret;\n"
-                           "shl.b64 %piece, %piece, 4;\n"
-                           "ld.param.u64 %from, [from];\n"
-                           "add.u64 %from, %from, %piece;\n"
-                           "ld.param.u64 %to, [to];\n"
-                           "add.u64 %to, %to, %piece;\n"
-                           "ld.global.v4.u32 {%v0, %v1, %v2, %v3}, [%from];\n"
-                           "st.global.v4.u32 [%to], {%v0, %v1, %v2, %v3};\n"
-                           "mov.u32 %zero, 0;\n"
-                           "st.global.v4.u32 [%from], {%zero, %zero, %zero, %zero};\n"
-                           "ret;\n"
-                           "}\n";
-
-uint64_t hook_load_mover(void) {
-    uint64_t module = 0, function = 0;
-    if (hook_do.load_module(&module, code))
-        return 0;
-    if (!hook_do.get_function(&function, module, "gpt_move"))
-        return function;
-    hook_do.unload_module(module);
-    return 0;
-}
-
-bool hook_move(uint64_t mover, uint64_t to, uint64_t from, uint64_t bytes, uint64_t stream) {
-    uint64_t pieces = (bytes + PIECE - 1) / PIECE, blocks = (pieces + THREADS - 1) / THREADS;
-    void *arguments[] = {&to, &from, &pieces};
-    if (mover && to && blocks <= INT32_MAX &&
-        !hook_do.launch(mover, (unsigned)blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, NULL))
-        return true;
-    return (!to || !hook_do.copy(to, from, bytes, stream)) && !hook_do.clear(from, 0, bytes, stream);
 }
 
 // -- Launches without probes -----------------------------------------------

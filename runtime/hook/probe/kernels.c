@@ -296,6 +296,10 @@ unsigned hook_most_registers(uint64_t threads, uint64_t blocks) {
     return most < MOST_REGISTERS ? (unsigned)most : MOST_REGISTERS;
 }
 
+static asks_for_kernel *ask_for;
+
+void hook_kernels_setup(asks_for_kernel *asks) { ask_for = asks; }
+
 void hook_want_fewer(struct probed *first, unsigned registers) {
     unsigned before = atomic_load(&first->limit);
     while (registers && (!before || registers < before))
@@ -303,7 +307,7 @@ void hook_want_fewer(struct probed *first, unsigned registers) {
             HOOK_HOLD_SIGNALS;
             struct looked_up fewer = first->asked;
             fewer.registers = registers;
-            hook_ask_later(&fewer, first->name);
+            ask_for(&fewer, first->name);
             return;
         }
 }
@@ -420,4 +424,14 @@ void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresul
     atomic_store(&probed->unfit, WHY(launch_refused));
     if (first && !hook_do.occupancy(&blocks, launch->function, (int)threads, launch->shared))
         hook_want_fewer(first, hook_most_registers(threads, (uint64_t)blocks));
+}
+
+// Launches that the user leaves out
+
+const struct reason *hook_left_out(struct probed *probed) {
+    uint64_t before = atomic_fetch_add_explicit(&probed->launches, 1, memory_order_relaxed);
+    return before < hook_settings.skip || (before - hook_settings.skip) % hook_settings.sample ||
+                   (before - hook_settings.skip) / hook_settings.sample >= hook_settings.count
+               ? WHY(left_out)
+               : NULL;
 }

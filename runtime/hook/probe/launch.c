@@ -84,35 +84,9 @@ static bool is_known_need(const struct save *save) {
     return known;
 }
 
-// The positions of the function and the parameters in a call's arguments.
-struct places {
-    unsigned function, params, extra;
-    bool has_extra;
-    unsigned shared; // 0: in the configuration, which is the first
-};
-
-static struct places places_of(const struct frame *frame) {
-    switch (frame->slot->special) {
-    case SPECIAL_LAUNCH_EX:
-        return (struct places){1, 2, 3, true, 0};
-    case SPECIAL_LAUNCH_COOPERATIVE:
-        return (struct places){0, 9, 0, false, 7};
-    default:
-        return (struct places){0, 9, 10, true, 7};
-    }
-}
-
-static void pass_arguments(struct frame *frame, uint64_t function, void **params, void **extra) {
-    struct places places = places_of(frame);
-    frame_set_arg(frame, places.function, function);
-    frame_set_arg(frame, places.params, (uint64_t)params);
-    if (places.has_extra)
-        frame_set_arg(frame, places.extra, (uint64_t)extra);
-}
-
 // Add shared memory to the launch for its maps, if there's room.
 static void add_room(struct frame *frame, const struct choice *choice, struct save *save) {
-    unsigned place = places_of(frame).shared;
+    unsigned place = hook_place_of_shared(frame);
     uint32_t shared = hook_find_room(choice, &frame->launch);
     if (!shared ||
         (!place && !hook_read((const void *)frame_arg(frame, 0), &save->config, sizeof(save->config))))
@@ -125,14 +99,9 @@ static void add_room(struct frame *frame, const struct choice *choice, struct sa
 
 // Restore the program's arguments in place: some callers use them for several calls.
 static void restore_arguments(struct frame *frame, const struct save *save) {
-    pass_arguments(frame, save->function, save->params, save->extra);
+    hook_pass_arguments(frame, save->function, save->params, save->extra);
     if (save->shared)
-        frame_set_arg(frame, places_of(frame).shared, save->given);
-}
-
-bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
-    pass_arguments(frame, function, params, NULL);
-    return hook_call_again(frame) == CUDA_SUCCESS;
+        frame_set_arg(frame, hook_place_of_shared(frame), save->given);
 }
 
 // Store the reason in the frame: a launch without probes is counted only once it has been made.
@@ -164,7 +133,7 @@ static void unpack(struct frame *frame, struct probed *probed) {
         return;
     save->unpacked = true;
     save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
-    pass_arguments(frame, launch->function, save->arguments, NULL);
+    hook_pass_arguments(frame, launch->function, save->arguments, NULL);
     frame_leave_note(frame, NOTE_SAVE, save);
 }
 
@@ -208,7 +177,9 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
                                             .dependent = is_dependent(frame)},
                              &offset, &reason);
     if (slab) // otherwise the claim has said why
-        reason = hook_copy_variables(choice->bound, stream) ? NULL : WHY(constants);
+        reason = !choice->bound->variable_count || hook_copy_variables(choice->bound, stream)
+                     ? NULL
+                     : WHY(constants);
     if (save)
         save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
     if (slab && !reason && hook_settings.benchmark && (reason = hook_benchmark(frame, save, choice, stream)))
@@ -226,7 +197,7 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->offset = offset;
     add_room(frame, choice, save);
     hook_point_at_buffers(save, hook_slab_address(slab) + offset);
-    pass_arguments(frame, choice->handle, save->arguments, NULL);
+    hook_pass_arguments(frame, choice->handle, save->arguments, NULL);
     frame_leave_note(frame, NOTE_SAVE, save);
     save->prologue = hook_now() - begun;
 }
@@ -388,16 +359,6 @@ void hook_end_probing(void) {
     hook_abandon_pending(within_driver);
 }
 
-uint64_t hook_call_again(const struct frame *frame) {
-    typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                             uint64_t, uint64_t, uint64_t, uint64_t);
-    uint64_t a[12] = {0};
-    for (unsigned i = 0; i < 12 && i < frame_arg_count(frame); i++)
-        a[i] = frame_arg(frame, i);
-    return (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9],
-                                              a[10], a[11]);
-}
-
 // The first attempt frees only unused buffers.
 void hook_call_without_buffers(struct frame *frame) {
     for (int i = 0; i < 2 && hook_probing && (CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY; i++) {
@@ -406,223 +367,4 @@ void hook_call_without_buffers(struct frame *frame) {
         if (hook_give_slabs_back())
             frame->result = hook_call_again(frame);
     }
-}
-
-// -- Arguments -------------------------------------------------------------
-//
-// The save of a launch: the program's parameters, the sizes of the buffers, and their addresses among the
-// arguments of the kernel with probes.
-
-const struct reason *hook_left_out(struct probed *probed) {
-    uint64_t before = atomic_fetch_add_explicit(&probed->launches, 1, memory_order_relaxed);
-    return before < hook_settings.skip || (before - hook_settings.skip) % hook_settings.sample ||
-                   (before - hook_settings.skip) / hook_settings.sample >= hook_settings.count
-               ? WHY(left_out)
-               : NULL;
-}
-
-// Copy the program's parameters to one block. Returns false if they're passed in an unknown form, or not all
-// of them are: the driver will reject that.
-static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
-    if (launch->params && launch->extra)
-        return false;
-    if (launch->params) {
-        bool good = true;
-        const void *param;
-        uintptr_t pointers = 0, values = 0;
-        for (size_t i = 0; i < woven->param_count && good; i++)
-            good = hook_read_near(&launch->params[i], &param, sizeof(param), &pointers) &&
-                   hook_read_near(param, block + woven->params[i].offset, woven->params[i].size, &values);
-        return good;
-    }
-    const void *packed = NULL;
-    size_t size = 0;
-    for (void **at = launch->extra; at; at += 2) {
-        void *pair[2];
-        if (!hook_read(at, pair, sizeof(pair[0])))
-            return false;
-        if (!pair[0])
-            break;
-        if (!hook_read(at, pair, sizeof(pair)))
-            return false;
-        if ((uintptr_t)pair[0] == CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
-            packed = pair[1];
-        else if ((uintptr_t)pair[0] != CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE ||
-                 !hook_read(pair[1], &size, sizeof(size)))
-            return false;
-    }
-    if (!packed)
-        return !woven->param_count;
-    return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
-}
-
-// Memory for saves. Signal handlers of the program may run while a launch takes one, may launch themselves,
-// and may leave with siglongjmp, which malloc doesn't survive. So a thread takes saves from its own list, or
-// else takes everything that the writer has given back, or else allocates several at once. They're kept for
-// later launches. An exchange empties a list in one step: a handler that runs after that finds none.
-
-enum { SMALLEST = 512, AT_ONCE = 16 };
-
-static struct save *_Atomic given_back[SAVE_SIZES];
-
-static void give_back(struct save *save) {
-    if (!save->size) {
-        HOOK_HOLD_SIGNALS;
-        free(save);
-        return;
-    }
-    struct save *_Atomic *to = &given_back[save->size - 1];
-    save->next = atomic_load(to);
-    while (!atomic_compare_exchange_weak(to, &save->next, save))
-        continue;
-}
-
-static struct save *make_saves(size_t bytes, unsigned count) {
-    HOOK_HOLD_SIGNALS;
-    char *made = malloc(bytes * count);
-    for (unsigned i = 0; made && i < count; i++)
-        ((struct save *)(made + i * bytes))->next = i + 1 < count ? (void *)(made + (i + 1) * bytes) : NULL;
-    return (struct save *)made;
-}
-
-static struct save *take_save(size_t bytes) {
-    struct thread *thread = hook_thread;
-    unsigned size = 0;
-    while (size < SAVE_SIZES && bytes > (size_t)SMALLEST << size)
-        size++;
-    bool listed = size < SAVE_SIZES && thread;
-    struct save *taken = listed ? atomic_exchange(&thread->saves[size], NULL) : NULL;
-    if (listed && !taken)
-        taken = atomic_exchange(&given_back[size], NULL);
-    if (!taken && !(taken = listed ? make_saves((size_t)SMALLEST << size, AT_ONCE) : make_saves(bytes, 1)))
-        return NULL;
-    struct save *left = listed ? atomic_exchange(&thread->saves[size], taken->next) : NULL;
-    memset(taken, 0, bytes);
-    taken->size = (uint8_t)(listed ? size + 1 : 0);
-    for (struct save *next; left; left = next) { // a handler that has launched meanwhile left these
-        next = left->next;
-        left->size = taken->size;
-        give_back(left);
-    }
-    return taken;
-}
-
-struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
-    const struct woven *woven = probed->woven;
-    size_t count = woven->param_count + woven->added_count,
-           head = sizeof(struct save) + count * sizeof(void *);
-    struct save *save = take_save(head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
-    char *block = save ? (char *)save + (head + 15) / 16 * 16 : NULL;
-    if (save && !copy_params(launch, woven, block)) {
-        give_back(save);
-        save = NULL;
-    }
-    if (!save)
-        return NULL;
-    hook_hold_again(save->probed = probed);
-    save->block = block;
-    for (size_t i = 0; i < woven->param_count; i++)
-        save->arguments[i] = block + woven->params[i].offset;
-    return save;
-}
-
-void hook_free_save(struct save *save) {
-    if (save && save->probed)
-        hook_let_probed_go(save->probed);
-    if (save)
-        give_back(save);
-}
-
-// A grid may be specified in clusters. Returns false if there are too many blocks.
-static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]) {
-    bool good = true;
-    for (int i = 0; i < 3; i++)
-        good &= !__builtin_mul_overflow(grid[i], woven->cluster[i], &blocks[i]);
-    return good;
-}
-
-bool hook_size_buffers(struct save *save, const struct launch *launch) {
-    const struct woven *woven = save->probed->woven;
-    if (!find_blocks(woven, launch->grid, save->grid))
-        return false;
-    save->bytes = 0;
-    for (size_t i = 0; i < woven->map_count; i++) {
-        if (!hook_map_bytes(&woven->maps[i], save->grid, launch->block, &save->sizes[i]))
-            return false;
-        save->bytes += hook_rounded(save->sizes[i]);
-        if (save->bytes >> 62)
-            return false;
-    }
-    return !hook_settings.memusage || hook_needed_bytes(woven, save->grid, launch->block, &save->needed);
-}
-
-void hook_point_at_buffers(struct save *save, uint64_t address) {
-    const struct woven *woven = save->probed->woven;
-    uint64_t *values = (uint64_t *)(save->block + (woven->param_bytes + 7) / 8 * 8);
-    for (size_t i = 0; i < woven->added_count; i++) {
-        uint64_t at = address;
-        for (uint32_t k = 0; k < woven->added[i].map; k++)
-            at += hook_rounded(save->sizes[k]);
-        const struct woven_map *map = &woven->maps[woven->added[i].map];
-        values[i] = at | (save->repeats && map->knows_repeats) | (save->shared && map->has_room) |
-                    save->steps[woven->added[i].map];
-        save->arguments[woven->param_count + i] = &values[i];
-    }
-}
-
-// -- Launches without probes -----------------------------------------------
-//
-// One list for all threads. Most kernels have one reason, which comes first.
-
-enum { BUCKETS = 1 << 12 };
-
-struct counted {
-    struct counted *next;
-    _Atomic uint64_t launches;
-    uint64_t written;
-    const struct reason *reason;
-    uint32_t function;
-};
-
-static _Atomic(struct counted *) buckets[BUCKETS];
-
-void hook_count_unprobed_times(uint32_t function, const struct reason *reason, uint64_t launches) {
-    _Atomic(struct counted *) *bucket = &buckets[function % BUCKETS];
-    struct counted *head = atomic_load(bucket), *added = NULL;
-    for (;;) {
-        for (struct counted *at = head; at; at = at->next)
-            if (at->function == function && at->reason == reason) {
-                atomic_fetch_add_explicit(&at->launches, launches, memory_order_relaxed);
-                free(added);
-                return;
-            }
-        if (!added && !(added = calloc(1, sizeof(*added))))
-            return;
-        *added = (struct counted){.next = head, .launches = launches, .reason = reason, .function = function};
-        if (atomic_compare_exchange_strong(bucket, &head, added))
-            return;
-    }
-}
-
-void hook_count_unprobed(uint32_t function, const struct reason *reason) {
-    hook_count_unprobed_times(function, reason, 1);
-}
-
-void hook_write_unprobed(void) {
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (struct counted *at = atomic_load(&buckets[i]); at; at = at->next) {
-            uint64_t launches = atomic_load(&at->launches);
-            if (launches > at->written &&
-                HOOK_WRITE(unprobed, .function = at->function, .launches = launches - at->written,
-                           .code = hook_str(at->reason->code), .detail = hook_str(at->reason->detail)))
-                at->written = launches;
-        }
-}
-
-uint64_t hook_unprobed_total(void) {
-    uint64_t total = 0;
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (struct counted *at = atomic_load(&buckets[i]); at; at = at->next)
-            total += atomic_load(&at->launches);
-    return total;
 }

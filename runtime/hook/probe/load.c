@@ -321,12 +321,6 @@ void hook_after_unload(struct frame *frame) {
 // A kernel with probes uses the variables of the program's module. Addresses of global variables go into its
 // table. Constants are copied, before each launch if the program may have written to them.
 
-bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, CUdeviceptr *address,
-                        size_t *size) {
-    return (is_kernel ? hook_do.get_library_variable(address, size, module, name)
-                      : hook_do.get_variable(address, size, module, name)) == CUDA_SUCCESS;
-}
-
 struct flag {
     struct flag *next;
     uint64_t module;
@@ -454,23 +448,15 @@ bool hook_copy_variables(const struct bound *bound, uint64_t stream) {
 //
 // Return a context's pool, with our other state there. Asking for our stream creates it.
 
-static struct pool *find_pool(void) {
-    uint64_t context = hook_current_context();
-    pthread_mutex_lock(&hook_pools_lock);
-    struct pool *pool = hook_find_pool(context);
-    pthread_mutex_unlock(&hook_pools_lock);
-    return pool;
-}
-
 uint64_t hook_our_stream(void) {
-    struct pool *pool = find_pool();
+    struct pool *pool = hook_pool_here();
     if (!pool && hook_begin_writing() && hook_begin_marking())
         pool = hook_make_pool(hook_current_context());
     return pool ? pool->stream : 0;
 }
 
 void hook_furnish(void) {
-    struct pool *pool = find_pool();
+    struct pool *pool = hook_pool_here();
     if (!pool || atomic_exchange(&pool->furnished, true))
         return;
     __atomic_store_n(&pool->zeros, hook_make_zeros(), __ATOMIC_RELEASE);
@@ -479,19 +465,6 @@ void hook_furnish(void) {
 }
 
 uint64_t hook_mover(void) {
-    const struct pool *pool = find_pool();
+    const struct pool *pool = hook_pool_here();
     return pool ? __atomic_load_n(&pool->mover, __ATOMIC_ACQUIRE) : 0;
-}
-
-// The L2 cache
-
-bool hook_make_scratch(uint64_t size) {
-    struct pool *pool = find_pool();
-    return pool && hook_add_scratch(pool, size);
-}
-
-bool hook_flush(uint64_t stream) {
-    const struct pool *pool = find_pool();
-    uint64_t scratch = pool ? __atomic_load_n(&pool->scratch, __ATOMIC_ACQUIRE) : 0;
-    return scratch && !hook_do.clear(scratch, 0, pool->scratch_size, stream);
 }

@@ -21,6 +21,18 @@ static const struct pool *prepared; // the pool that it gets another slab for
 static _Atomic bool marker_calls;   // it's in a call of the driver
 uint64_t hook_rounds;
 
+pthread_cond_t hook_news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
+bool hook_is_awaited;
+uint64_t hook_looks;
+_Atomic bool hook_writer_calls;
+
+void hook_write_later(void) { pthread_cond_signal(&hook_news); }
+
+void hook_write_soon(void) {
+    hook_is_awaited = true;
+    pthread_cond_signal(&hook_news);
+}
+
 struct timespec hook_in_ns(int ns) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);

@@ -64,14 +64,27 @@ static uint64_t scratch_bytes(void) {
     return known && size > 0 && !hook_driver_is_simulated() ? 2 * (uint64_t)size : 256;
 }
 
+static bool make_scratch(uint64_t size) {
+    struct pool *pool = hook_pool_here();
+    return pool && hook_add_scratch(pool, size);
+}
+
 const struct reason *hook_bind_plain(const struct probed *probed, struct bound *bound) {
     bound->plain = probed->plain;
     if ((probed->is_library && hook_do.kernel_function(&bound->plain, probed->plain)) ||
         !bind_variables(probed, bound))
         return WHY_DETAIL(benchmark, "the version without probes lacks it, or one of its variables");
-    return hook_make_scratch(scratch_bytes())
+    return make_scratch(scratch_bytes())
                ? NULL
                : WHY_DETAIL(benchmark, "flushing the L2 cache needs more than --max-memory allows");
+}
+
+// The L2 cache
+
+static bool flush(uint64_t stream) {
+    const struct pool *pool = hook_pool_here();
+    uint64_t scratch = pool ? __atomic_load_n(&pool->scratch, __ATOMIC_ACQUIRE) : 0;
+    return scratch && !hook_do.clear(scratch, 0, pool->scratch_size, stream);
 }
 
 // Launches
@@ -88,11 +101,11 @@ static const struct reason *launch_plain(struct frame *frame, struct save *save,
         const struct shared_variable *variable = &bound->plain_variables[i];
         status = status ? status : hook_do.copy(variable->to, variable->from, variable->size, stream);
     }
-    if (status || !hook_flush(stream) || hook_do.record(events[PLAIN_BEGINS], stream))
+    if (status || !flush(stream) || hook_do.record(events[PLAIN_BEGINS], stream))
         return WHY_DETAIL(benchmark, "its stream refuses a copy, flush or event");
     if (!hook_launch_as(frame, plain, save->arguments))
         return WHY_DETAIL(benchmark, "the driver refused the launch without probes");
-    if (hook_do.record(events[PLAIN_ENDS], stream) || !hook_flush(stream) ||
+    if (hook_do.record(events[PLAIN_ENDS], stream) || !flush(stream) ||
         hook_do.record(events[PROBED_BEGINS], stream))
         return WHY_DETAIL(benchmark, "its stream refuses a flush or event");
     return NULL;
@@ -108,7 +121,7 @@ const struct reason *hook_benchmark(struct frame *frame, struct save *save, cons
     if (!reason)
         reason = launch_plain(frame, save, choice, stream);
     if (reason)
-        hook_forget_benchmark(save);
+        hook_forget_events(save);
     hook_relaxed_mode(mode);
     return reason;
 }
@@ -125,12 +138,12 @@ static bool measure(const struct save *save, int begin, int end, uint64_t *ns) {
     return good;
 }
 
-bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original) {
-    return save->events[0] && measure(save, PLAIN_BEGINS, PLAIN_ENDS, original) &&
+bool hook_read_times(const struct save *save, uint64_t *kernel, uint64_t *original) {
+    return measure(save, PLAIN_BEGINS, PLAIN_ENDS, original) &&
            measure(save, PROBED_BEGINS, PROBED_ENDS, kernel);
 }
 
-void hook_forget_benchmark(struct save *save) {
+void hook_forget_events(struct save *save) {
     for (size_t i = 0; i < BENCHMARK_EVENTS; i++) {
         if (save->events[i])
             hook_do.destroy_event(save->events[i]);
@@ -183,23 +196,6 @@ void hook_count_need(uint32_t function, uint64_t bytes) {
         need->most = bytes > need->most ? bytes : need->most;
     }
     pthread_mutex_unlock(&lock);
-}
-
-void hook_add_need(struct slab *slab, const struct save *save) {
-    const struct woven *woven = save->probed->woven;
-    uint64_t at = save->offset, needed = save->needed;
-    for (size_t i = 0; i < woven->map_count; i++) {
-        const struct woven_map *map = &woven->maps[i];
-        const char *count = map->log ? hook_fetch(slab, at, sizeof(uint64_t)) : NULL;
-        if (map->log && !count) {
-            hook_count_unprobed(save->probed->function, hook_why_lost(slab->failed));
-            return;
-        }
-        if (count)
-            needed += *(const uint64_t *)count * (sizeof(uint64_t) + map->stride);
-        at += hook_rounded(save->sizes[i]);
-    }
-    hook_count_need(save->probed->function, needed);
 }
 
 void hook_write_needs(void) {

@@ -94,11 +94,25 @@ void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers
 void hook_free_woven(struct woven *woven);
 
 // Return the bytes per unit of an array or total.
-uint64_t hook_unit_bytes(const struct woven_map *map);
+static inline uint64_t hook_unit_bytes(const struct woven_map *map) {
+    return map->capacity ? map->head + map->capacity * map->stride : sizeof(uint64_t);
+}
 
 // Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
-bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
-                    uint64_t *bytes);
+static inline bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3],
+                                  const uint32_t block[3], uint64_t *bytes) {
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2], size;
+    uint64_t units = map->level == LEVEL_THREAD ? threads
+                     : map->level == LEVEL_WARP ? (threads + 31) / 32
+                                                : 1;
+    if (map->log)
+        size = 8 + (unsigned __int128)map->capacity * (8 + map->stride);
+    else
+        size = (map->copies ? map->copies : blocks * units) * hook_unit_bytes(map);
+    *bytes = (uint64_t)size;
+    return size >> 62 == 0;
+}
 
 // Records of the pipeline's answers, copied to the trace.
 
@@ -117,30 +131,7 @@ void hook_retell(struct cursor from, const struct woven *woven, uint32_t number,
 bool hook_put_beside(const void *data, uint64_t size, uint64_t *offset); // false if writing fails
 const char *hook_name_beside(void);
 
-// -- graph_exec.c ----------------------------------------------------------
-
-// Handlers of calls that change single nodes, in executable graphs and in graphs that the program builds.
-
-extern handler hook_before_exec_kernel, hook_after_exec_kernel, hook_before_exec_node, hook_after_exec_node,
-    hook_after_node_enabled, hook_before_exec_copy, hook_before_exec_set, hook_before_packed,
-    hook_after_packed;
-
-// -- graph_lock.c ----------------------------------------------------------
-
-// Exclusive access to a graph.
-
-struct turn {
-    struct turn *next;
-    uint64_t graph;
-    pthread_t thread;
-};
-
-// Wait while another thread has the graph. Returns false if this thread already has it: we're in its signal
-// handler.
-bool hook_begin_turn(struct turn *turn, uint64_t graph);
-void hook_end_turn(struct turn *turn);
-
-// -- graph_replay.c --------------------------------------------------------
+// -- mover.c ---------------------------------------------------------------
 
 // Our own kernel that copies memory and then clears the source.
 
@@ -274,6 +265,9 @@ void hook_let_choice_go(const struct choice *choice);
 // fit or fewer blocks would run at once.
 uint32_t hook_find_room(const struct choice *choice, const struct launch *launch);
 
+// Count a launch. Returns why the user's options leave it out, or NULL if they don't.
+const struct reason *hook_left_out(struct probed *probed);
+
 // Record that the driver refused the launch with probes and then launched the program's kernel.
 void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status);
 
@@ -285,6 +279,9 @@ const struct reason *hook_find_obstacle(const struct probed *probed, const struc
 // size.
 unsigned hook_most_registers(uint64_t threads, uint64_t blocks);
 // Have the kernel assembled again with at most this many registers. Doesn't wait for the result.
+// hook_kernels_setup sets the function that asks for it.
+typedef void asks_for_kernel(const struct looked_up *function, const char *name);
+void hook_kernels_setup(asks_for_kernel *asks);
 void hook_want_fewer(struct probed *first, unsigned registers);
 
 // -- attributes.c ----------------------------------------------------------
@@ -372,9 +369,16 @@ void hook_issue(struct slab *slab, struct save *save); // NULL: the launch faile
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason);
 void hook_let_go(struct slab *slab); // once its event has completed
 
-void hook_slab_back(struct slab *slab); // its contents are written
+// -- saves.c ---------------------------------------------------------------
 
-// -- demand.c --------------------------------------------------------------
+// The save of a launch or of a graph's node: the program's parameters and the buffers.
+
+// Make the save of a launch with its arguments. Returns NULL if memory runs out or the parameters are
+// unknown.
+struct save *hook_new_save(struct probed *probed, const struct launch *launch);
+void hook_free_save(struct save *save);
+bool hook_size_buffers(struct save *save, const struct launch *launch); // false if they are too large
+void hook_point_at_buffers(struct save *save, uint64_t address);        // in the arguments
 
 // Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
 // logs that are large enough.
@@ -529,19 +533,20 @@ struct pool {
 extern pthread_mutex_t hook_pools_lock;   // guards all pools and their slabs
 extern pthread_cond_t hook_pools_changed; // a slab's state, or something else that threads wait for
 extern unsigned hook_slabs_issued;        // how many are in that state
+extern bool hook_pools_end;               // the process is ending: no more claims
+extern bool hook_slabs_given_up;          // those in flight
 enum { PATIENCE = 60 };                   // seconds of waiting for the driver, at first
 
 // The progress of our threads, for calls that wait for them
 extern _Atomic uint64_t hook_progress; // steps made by slabs on their way back, and pieces of them read
-extern uint64_t hook_looks;            // how often no slab had a completed event
-extern _Atomic bool hook_writer_calls; // the writer is in a call of the driver
 
 struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
 // Make the pool of the current context if it's missing. Returns NULL if that fails. Don't hold the lock.
 struct pool *hook_make_pool(uint64_t context);
 bool hook_add_scratch(struct pool *pool, uint64_t size); // once; false without room. Don't hold the lock
 void hook_wake_claims(void);                             // don't hold the lock
-char *hook_make_zeros(void);                             // for the current context
+struct pool *hook_pool_here(void); // the current context's, or NULL. Don't hold the lock
+char *hook_make_zeros(void);       // for the current context
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the first bytes, in our stream
 
 // Under the lock. Functions that call the driver drop it for that time.
@@ -578,9 +583,15 @@ void hook_let_drain(void);
 
 // All that follows is called under the lock.
 
-extern bool hook_pools_end;      // the process is ending: no more claims
-extern bool hook_slabs_given_up; // those in flight
-extern uint64_t hook_rounds;     // walks through slabs in use, each of which looks at a slab once
+extern uint64_t hook_rounds; // walks through slabs in use, each of which looks at a slab once
+
+// The thread that writes (drain.c) waits for news, and says what it does.
+extern pthread_cond_t hook_news;
+extern bool hook_is_awaited;           // a call of the program waits for the writer
+extern uint64_t hook_looks;            // how often no slab had a completed event
+extern _Atomic bool hook_writer_calls; // the writer is in a call of the driver
+void hook_write_later(void);           // a slab was issued
+void hook_write_soon(void);            // somebody is waiting for the next ones
 
 struct timespec hook_in_ns(int ns);
 
@@ -661,150 +672,19 @@ const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size);
 const struct reason *hook_why_lost(CUresult failed);
 void hook_forget_stage(void); // the slab is about to be reused
 
+// --memusage: count what a launch with probes that has ended needed.
+void hook_add_need(struct slab *slab, const struct save *save);
+
 // The thread that writes buffers into the trace.
 
 bool hook_begin_writing(void);     // not while the process ends, possibly inside malloc
 void hook_lose(struct save *save); // for a launch made while the process is ending
 
-// Under hook_pools_lock:
-void hook_write_later(void);    // a slab was issued
-void hook_write_soon(void);     // somebody is waiting for the next ones
-void hook_wait_no_longer(void); // treat everything still in flight as lost
+void hook_wait_no_longer(void); // under hook_pools_lock: treat everything still in flight as lost
 
-// -- graph_nodes.c ---------------------------------------------------------
+// -- saves.c ---------------------------------------------------------------
 
-// The kernel nodes of a graph, and which of them get probes.
-
-// A node of an executable graph: a kernel, or a child graph.
-struct member {
-    uint64_t node;  // in the program's graph
-    uint64_t named; // in the graph by which the program names it: after an update, still the first graph
-    unsigned depth;
-    bool is_graph, sure, disabled;
-    uint32_t function; // id in the trace, or 0 if unknown
-    uint32_t block[3], shared;
-    struct choice choice;
-    const struct reason *reason; // why it runs without probes
-    struct save *save;           // parameters and buffers; NULL without probes
-    uint64_t room;               // bytes from save->offset on
-    unsigned set;                // index of the set that has its buffers
-    CUDA_KERNEL_NODE_PARAMS own; // the program's; pointers inside aren't copied
-};
-
-struct written { // a range that a copy or memset node writes
-    uint64_t node, start, end;
-};
-
-// The nodes of an executable graph. They don't change while they have more than one user.
-struct members {
-    _Atomic unsigned users;
-    size_t count, room;
-    struct member *all;
-    struct written *written;
-    size_t written_count, written_room;
-    bool unnamed;  // the program can't name these nodes in calls on the executable graph
-    struct tally { // launches without probes of a replay
-        uint32_t function;
-        const struct reason *reason;
-        uint64_t launches;
-    } *tallies;
-    size_t tally_count, saves; // saves: how many members have one
-    bool is_tallied;
-    unsigned order; // the order that they were tallied for
-};
-
-// Read a graph. Its members have saves without a place yet. Returns NULL if it has no kernel or memory runs
-// out. `around` has the members of the enclosing graph, or is NULL.
-struct members *hook_read_graph(void *graph, uint64_t context, const struct members *around, bool unnamed);
-struct members *hook_copy_members(const struct members *members);
-void hook_drop_members(struct members *members);
-// Return launches without probes by reason. `order` is the order of the graph's probes, `now` the current
-// one.
-const struct tally *hook_tally(struct members *members, unsigned order, unsigned now);
-
-// Make a member from a node.
-void hook_make_member(struct member *member, const struct graph_node *node, uint64_t context);
-void hook_strip_member(struct member *member, const struct reason *reason); // remove its probes
-
-// Memory written by nodes: a member that reads a copied constant from it can't have probes.
-struct written hook_written_by_set(uint64_t node, const CUDA_MEMSET_NODE_PARAMS_v2 *set);
-struct written hook_written_by_copy(uint64_t node, const CUDA_MEMCPY3D *copy);
-bool hook_add_written(struct members *members, const struct written *written); // false if memory runs out
-bool hook_is_copied(const struct member *member, const struct written *written);
-void hook_check_constants(const struct members *members, struct member *member);
-
-uint64_t hook_place_members(struct members *members, unsigned set); // returns the bytes of all buffers
-void hook_point_members(struct members *members, uint64_t address); // point at the buffers
-
-// The parameters of a node with probes and without.
-CUDA_KERNEL_NODE_PARAMS hook_probed_params(const struct member *member);
-struct packed { // for a node with packed parameters
-    void *extra[5];
-    size_t size;
-};
-CUDA_KERNEL_NODE_PARAMS hook_own_params(const struct member *member, struct packed *packed);
-
-// Put kernels with probes into the program's graph, or put the program's kernels back. A node that the driver
-// refuses to change stays as it is.
-void hook_dress(struct members *members);
-void hook_undress(struct members *members);
-
-// -- graph_replay.c --------------------------------------------------------
-
-// Executable graphs with probes in them.
-
-enum { MOST_SETS = 8 };
-
-struct prepared { // an executable graph
-    struct prepared *next;
-    uint64_t exec;
-    _Atomic unsigned users;
-    bool going;           // it is being destroyed
-    pthread_mutex_t lock; // guards the fields below; calls that launch or change the graph hold it
-    uint64_t context;
-    struct reference of_context;
-    struct members *members;
-    struct set {
-        struct slab *slab; // or NULL
-        uint64_t bytes;
-    } sets[MOST_SETS];
-    uint64_t mover;            // the kernel that copies and clears
-    const struct reason *lost; // why its buffers are useless from now on, or NULL
-    unsigned order;            // the order that its probes come from
-    bool updated;              // from another graph: the program still names nodes by the first one
-    bool has_run;
-    uint64_t stream; // stream in which it ran last
-    uint32_t thread; // the thread, if that is a per-thread default stream
-    uint64_t ended;  // value of hook_streams_ended at that time
-    // For the launch in progress
-    struct slab *slab;
-    uint64_t offset;
-    const struct reason *no_room;
-    unsigned now;         // the current order
-    bool captured, quiet; // quiet: don't record it
-};
-
-struct prepared *hook_take_prepared(uint64_t exec); // locked, or NULL
-void hook_put_prepared(struct prepared *graph);
-
-void hook_put_on(struct prepared *graph); // add to the table
-// Remove a graph from the table, or return NULL. With `going`, only if it is being destroyed.
-struct prepared *hook_take_off(uint64_t exec, bool going);
-void hook_mark_exec_going(uint64_t exec, bool going);
-void hook_release_prepared(struct prepared *graph);
-
-// Call these on a locked graph.
-
-struct member *hook_find_member(const struct prepared *graph, uint64_t node);
-bool hook_own_members(struct prepared *graph); // stops sharing them; false if memory runs out
-unsigned
-hook_find_place(struct prepared *graph); // a free index for another set, freeing unused sets; or MOST_SETS
-void hook_let_set_go(struct set *set);
-void hook_lose_sets(struct prepared *graph, const struct reason *reason);
-
-// Graph launches and the buffers that they wrote.
-
-extern handler hook_before_replay, hook_after_replay; // cuGraphLaunch
+// The saves of a graph's nodes.
 
 // For the writer thread: fetch the next node of a replay, with the place of its buffers in the slab, and
 // write its launch to the trace. `at` starts at 0. Returns false at the end.
@@ -813,38 +693,25 @@ void hook_end_replay(struct replay *replay);
 
 // -- graph_exec.c ----------------------------------------------------------
 
-// Handlers of calls that make or destroy executable graphs, or read a graph into one.
+// Handlers of calls that change single nodes, in executable graphs and in graphs that the program builds.
+
+extern handler hook_before_exec_kernel, hook_after_exec_kernel, hook_before_exec_node, hook_after_exec_node,
+    hook_after_node_enabled, hook_before_exec_copy, hook_before_exec_set, hook_before_packed,
+    hook_after_packed;
+
+// The same for calls that make or destroy executable graphs, or read a graph into one.
 
 extern handler hook_before_instantiate, hook_after_instantiate, hook_before_exec_update,
     hook_after_exec_update, hook_before_exec_child, hook_after_exec_child, hook_before_exec_gone,
     hook_after_exec_gone;
 
-// Bracket a call that assigns a graph to a node of an executable graph, named by its first two arguments.
-void hook_before_child(struct frame *frame, uint64_t graph);
-void hook_after_child(struct frame *frame);
+// -- graph_replay.c --------------------------------------------------------
 
-// A node of a locked executable graph is about to write here: put back the program's kernels where ours have
-// copies of that memory.
-void hook_take_back_copies(struct prepared *graph, const struct written *written);
+extern handler hook_before_replay, hook_after_replay; // cuGraphLaunch
 
 // -- launch.c --------------------------------------------------------------
 
-// Shared by launches and kernel nodes of graphs: the program's parameters and the buffers.
-
-// Count a launch. Returns why the user's options leave it out, or NULL if they don't.
-const struct reason *hook_left_out(struct probed *probed);
-
-// Make the save of a launch with its arguments. Returns NULL if memory runs out or the parameters are
-// unknown.
-struct save *hook_new_save(struct probed *probed, const struct launch *launch);
-void hook_free_save(struct save *save);
-bool hook_size_buffers(struct save *save, const struct launch *launch); // false if they are too large
-void hook_point_at_buffers(struct save *save, uint64_t address);        // in the arguments
-
 // Handlers of launches, and of other calls whose answer depends on the kernel that runs.
-
-// Repeat a frame's launch with another function and these parameters. Returns false if the driver refuses it.
-bool hook_launch_as(struct frame *frame, uint64_t function, void **params);
 
 extern handler hook_before_launch, hook_after_launch, hook_before_context_ends, hook_before_stream_ends,
     hook_before_capture, hook_before_join, hook_after_capture;
@@ -853,18 +720,9 @@ extern _Atomic uint64_t hook_streams_ended; // a new stream may reuse the handle
 
 // The program's memory comes first: a call that ran out of memory is repeated after we free our buffers.
 extern handler hook_call_without_buffers;
-uint64_t hook_call_again(const struct frame *frame); // with the current arguments; returns the result
 
 handler hook_after_wait;     // the program has waited for the GPU
 void hook_end_probing(void); // the process ends: wait for buffers in flight
-
-// Launches without probes, counted by reason.
-
-// Count a launch.
-void hook_count_unprobed(uint32_t function, const struct reason *reason);
-void hook_count_unprobed_times(uint32_t function, const struct reason *reason, uint64_t launches);
-void hook_write_unprobed(void); // counts since the last call
-uint64_t hook_unprobed_total(void);
 
 // -- load.c ----------------------------------------------------------------
 
@@ -887,16 +745,11 @@ extern handler hook_before_unload, hook_after_unload;
 // Per-context state: a pool of slabs, our stream, the mover kernel and scratch memory.
 
 // For the current context:
-uint64_t hook_our_stream(void);        // or 0; no kernel ever runs in it. Makes the pool if it's missing
-void hook_furnish(void);               // once, inside a load call of the program
-uint64_t hook_mover(void);             // or 0
-bool hook_make_scratch(uint64_t size); // once; false without room for it
-bool hook_flush(uint64_t stream);      // evicts the L2 cache by writing the scratch memory
+uint64_t hook_our_stream(void); // or 0; no kernel ever runs in it. Makes the pool if it's missing
+void hook_furnish(void);        // once, inside a load call of the program
+uint64_t hook_mover(void);      // or 0
 
 // Variables that a kernel with probes shares with the program's module.
-
-// Look up a variable in a module or a library.
-bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, uint64_t *address, size_t *size);
 
 // Fill the table of addresses and copy constants in the current context. Returns false and sets `missing` if
 // a variable isn't found.
@@ -923,8 +776,15 @@ const struct reason *hook_benchmark(struct frame *frame, struct save *save, cons
 void hook_benchmarked(const struct save *save, uint64_t stream); // the launch with probes is in the stream
 
 // Read the GPU times of both after they ended. Returns false if unknown.
-bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original);
-void hook_forget_benchmark(struct save *save);
+bool hook_read_times(const struct save *save, uint64_t *kernel, uint64_t *original);
+static inline bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original) {
+    return save->events[0] && hook_read_times(save, kernel, original);
+}
+void hook_forget_events(struct save *save);
+static inline void hook_forget_benchmark(struct save *save) {
+    if (save->events[0])
+        hook_forget_events(save);
+}
 
 // --memusage: count the bytes that buffers would need, by function.
 
@@ -933,9 +793,8 @@ void hook_forget_benchmark(struct save *save);
 bool hook_needed_bytes(const struct woven *woven, const uint32_t grid[3], const uint32_t block[3],
                        uint64_t *bytes);
 
-void hook_count_need(uint32_t function, uint64_t bytes);        // for one launch
-void hook_add_need(struct slab *slab, const struct save *save); // for a launch with probes that has ended
-void hook_write_needs(void); // writes the counts since the last call as records
+void hook_count_need(uint32_t function, uint64_t bytes); // for one launch
+void hook_write_needs(void);                             // writes the counts since the last call as records
 
 // -- pack.c ----------------------------------------------------------------
 
@@ -984,20 +843,29 @@ struct known_counts {
 };
 void hook_count_known(struct known_counts *counts);
 
-// Handlers of look-ups, each of which requests the kernel with probes.
+// Handlers of loads, and of look-ups, each of which requests the kernel with probes.
 
-extern handler hook_after_function, hook_after_kernel_function, hook_after_functions, hook_after_kernels;
+extern handler hook_after_load_image, hook_after_load_file, hook_after_function, hook_after_kernel_function,
+    hook_after_functions, hook_after_kernels;
 void hook_finish_lookups(void); // load results that have arrived, without waiting
-void hook_end_burst(void);      // ends a burst of look-ups, which share one time limit
+
+// A burst of look-ups shares one time limit. A launch ends it.
+extern _Atomic uint64_t hook_burst_spent; // ms waited in it
+static inline void hook_end_burst(void) {
+    if (atomic_load_explicit(&hook_burst_spent, memory_order_relaxed))
+        atomic_store_explicit(&hook_burst_spent, 0, memory_order_relaxed);
+}
 
 // Kernels whose probes are being built. Each is requested once, however many threads look it up.
 
 // Request a kernel with probes, unless that was done before. A cached result is loaded right away.
 void hook_ask_for(const struct looked_up *function, const char *name);
-void hook_ask_later(const struct looked_up *function, const char *name); // doesn't load anything yet
+asks_for_kernel hook_ask_later;   // doesn't load anything yet
 void hook_await(uint64_t handle); // until it is loaded or --wait is over
 
 // The request for a kernel, and the cache key of its result.
+
+void hook_request_setup(void (*at_exit)(void)); // what to run there once a kernel was requested
 
 struct answer_keys { // in the cache; empty if nothing is cached
     char kernel[65]; // digest of the answer about the kernel
@@ -1026,7 +894,10 @@ struct order {
                           // cache; NULL: no probes
     const char *probes, *kernels, *filter; // as the user typed them; NULL: not given
 };
-const struct order *hook_order(void);
+extern const struct order *_Atomic hook_last_order;
+static inline const struct order *hook_order(void) {
+    return atomic_load_explicit(&hook_last_order, memory_order_acquire);
+}
 const struct order *hook_order_of(unsigned number);
 bool hook_make_order(const struct order *made); // false if memory runs out
 
@@ -1085,6 +956,8 @@ bool hook_find_refusal(uint64_t function, const char key[65], const struct reaso
 // Remember it. Returns the reason that launches are counted by.
 const struct reason *hook_refuse_image(uint64_t function, const char key[65], const struct reason *reason);
 
-extern handler hook_after_load_image, hook_after_load_file;
+// After a load: keep the image. Returns false if there's none to keep.
+bool hook_keep_loaded_image(struct frame *frame);
+bool hook_keep_loaded_file(struct frame *frame);
 
 #endif

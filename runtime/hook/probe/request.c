@@ -47,6 +47,16 @@ static uint64_t out(const struct frame *frame) {
     return hook_probing && (CUresult)frame->result == CUDA_SUCCESS && handle ? *handle : 0;
 }
 
+void hook_after_load_image(struct frame *frame) {
+    if (hook_keep_loaded_image(frame))
+        hook_finish_lookups();
+}
+
+void hook_after_load_file(struct frame *frame) {
+    if (hook_keep_loaded_file(frame))
+        hook_finish_lookups();
+}
+
 // cuModuleGetFunction, cuLibraryGetKernel
 void hook_after_function(struct frame *frame) {
     if (out(frame))
@@ -249,12 +259,8 @@ static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *all;
 static _Atomic unsigned count; // number of requests
 static unsigned asked_count;
-static _Atomic uint64_t spent, waited_until; // ms waited in this burst; the time up to which they're counted
-
-void hook_end_burst(void) {
-    if (atomic_load_explicit(&spent, memory_order_relaxed))
-        atomic_store_explicit(&spent, 0, memory_order_relaxed);
-}
+_Atomic uint64_t hook_burst_spent;
+static _Atomic uint64_t waited_until; // the time up to which it's counted
 
 // Add the time since `start`. Threads that wait at the same time count only once.
 static void spend(uint64_t start) {
@@ -263,7 +269,7 @@ static void spend(uint64_t start) {
     uint64_t from = atomic_load(&waited_until);
     from = from > start ? from : start;
     if (now > from) {
-        atomic_fetch_add(&spent, now - from);
+        atomic_fetch_add(&hook_burst_spent, now - from);
         atomic_store(&waited_until, now);
     }
     pthread_mutex_unlock(&pending_lock);
@@ -443,7 +449,7 @@ static bool look_after(uint64_t handle, int *socket) {
 
 void hook_await(uint64_t handle) {
     for (int socket; look_after(handle, &socket);) {
-        uint64_t used = atomic_load(&spent), start = gpt_now();
+        uint64_t used = atomic_load(&hook_burst_spent), start = gpt_now();
         if (used >= hook_settings.wait)
             return;
         if (socket < 0)
@@ -509,13 +515,17 @@ static bool make_key(const char *const *parts, size_t count, char key[65]) {
     return whole;
 }
 
+static void (*end_probing)(void);
+
+void hook_request_setup(void (*at_exit)(void)) { end_probing = at_exit; }
+
 const struct reason *hook_name_result(const struct looked_up *function, const char *kernel,
                                       struct answer_keys *keys) {
     static atomic_flag registered =
         ATOMIC_FLAG_INIT; // registered after the driver's own handlers, so it runs before them
     char digest[65], arch[GPT_ARCH_BYTES], target[GPT_ARCH_BYTES], registers[16];
     if (!atomic_flag_test_and_set(&registered))
-        atexit(hook_end_probing);
+        atexit(end_probing);
     if (!hook_find_probe_calls())
         return WHY(driver_too_old);
     const struct reason *refused = hook_digest_source(function->handle, digest);

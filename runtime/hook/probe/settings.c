@@ -17,9 +17,7 @@ _Atomic bool hook_probing;
 struct settings hook_settings;
 
 static const struct order no_order;
-static const struct order *_Atomic orders = &no_order; // the last one
-
-const struct order *hook_order(void) { return atomic_load_explicit(&orders, memory_order_acquire); }
+const struct order *_Atomic hook_last_order = &no_order;
 
 const struct order *hook_order_of(unsigned number) {
     const struct order *order = hook_order();
@@ -36,7 +34,7 @@ bool hook_make_order(const struct order *made) {
     *order = *made;
     order->before = hook_order();
     order->number = order->before->number + 1;
-    atomic_store_explicit(&orders, order, memory_order_release);
+    atomic_store_explicit(&hook_last_order, order, memory_order_release);
     return true;
 }
 

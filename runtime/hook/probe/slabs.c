@@ -1,11 +1,11 @@
 // Slabs: pieces of device memory that hold the buffers of launches.
 //
 // A slab belongs to one stream while launches in that stream take places in it, or to an executable graph.
-// Once it's full, or the program has waited for the GPU, an event goes into the stream behind the last
-// launch. When the event has completed, a thread of ours (drain.c) copies the contents to the trace, clears
-// the slab and gives it back. So the program waits for nothing, and nothing of ours is inserted between two
-// launches that overlap: in such a stream, a full slab is kept until a launch comes that doesn't depend on
-// its predecessor.
+// Once it's full, or the program has waited for the GPU, an event is enqueued on the stream behind the
+// last launch. When the event has completed, a thread of ours (drain.c) copies the contents to the trace,
+// clears the slab and gives it back. So the program never waits, and no operation of ours is inserted between
+// two launches that overlap: in such a stream, a full slab is kept until a launch comes that doesn't depend
+// on its predecessor.
 //
 // States
 //
@@ -54,7 +54,7 @@
 // the event must come after all launches. It doesn't fail at the end of the process: those launches are lost.
 // A slab that's claimed again is opened again. Once it's in the stream, a launch takes the lock to say so.
 //
-// Lock order: the lock of a graph (struct prepared), then hook_pools_lock. demand.c has its own lock, and no
+// Lock order: the lock of a graph (struct prepared), then hook_pools_lock. saves.c has its own lock, and no
 // thread holds both.
 //
 // Waits
@@ -146,6 +146,7 @@ enum { ZEROS = 1 << 20, MOST_COPIED = 16 << 20 }; // bytes
 pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t hook_pools_changed = PTHREAD_COND_INITIALIZER;
 unsigned hook_slabs_issued;
+bool hook_pools_end, hook_slabs_given_up;
 _Atomic uint64_t hook_progress;
 static struct pool *pools;
 
@@ -485,4 +486,12 @@ bool hook_add_scratch(struct pool *pool, uint64_t size) {
     bool made = pool->scratch;
     pthread_mutex_unlock(&hook_pools_lock);
     return made;
+}
+
+struct pool *hook_pool_here(void) {
+    uint64_t context = hook_current_context();
+    pthread_mutex_lock(&hook_pools_lock);
+    struct pool *pool = hook_find_pool(context);
+    pthread_mutex_unlock(&hook_pools_lock);
+    return pool;
 }

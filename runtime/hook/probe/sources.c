@@ -175,12 +175,12 @@ static struct loaded *new_loaded(const struct frame *frame) {
     return loaded;
 }
 
-void hook_after_load_image(struct frame *frame) {
+bool hook_keep_loaded_image(struct frame *frame) {
     const void *given = (const void *)frame_arg(frame, 1);
     struct loaded *loaded =
         (CUresult)frame->result == CUDA_SUCCESS && given && hook_probing ? new_loaded(frame) : NULL;
     if (!loaded)
-        return;
+        return false;
     char buffer[4096];
     uint64_t offset;
     struct gpt_bytes text = {0};
@@ -198,7 +198,7 @@ void hook_after_load_image(struct frame *frame) {
         loaded->refused = copy_image(loaded);
     gpt_empty(&text);
     add(loaded);
-    hook_finish_lookups();
+    return true;
 }
 
 // Look into the file as if it were mapped, since the driver loaded it.
@@ -229,15 +229,15 @@ static const struct reason *read_file(struct loaded *loaded, const char *path) {
     return refused;
 }
 
-void hook_after_load_file(struct frame *frame) {
+bool hook_keep_loaded_file(struct frame *frame) {
     const char *path = (const char *)frame_arg(frame, 1);
     struct loaded *loaded =
         (CUresult)frame->result == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
     if (!loaded)
-        return;
+        return false;
     loaded->refused = hook_is_closed(path) ? WHY(closed_library) : read_file(loaded, path);
     add(loaded);
-    hook_finish_lookups();
+    return true;
 }
 
 // Questions

@@ -112,19 +112,16 @@ void *hook_driver_function(const char *symbol) {
     return NULL;
 }
 
-static _Atomic int drivers_gone;
+_Atomic int hook_drivers_gone;
 
-bool hook_find_once(_Atomic int *found, bool (*find_all)(void)) {
-    int number = 2 * (atomic_load_explicit(&drivers_gone, memory_order_relaxed) + 1); // + 1: all were found
-    int seen = atomic_load_explicit(found, memory_order_acquire);
-    if ((seen & ~1) != number && hook_has_driver()) {
+bool hook_find_again(_Atomic int *found, bool (*find_all)(void), int number) {
+    if (hook_has_driver()) {
         pthread_mutex_lock(&hook_watched->finding);
         if ((atomic_load(found) & ~1) != number)
             atomic_store(found, number + find_all());
         pthread_mutex_unlock(&hook_watched->finding);
-        seen = atomic_load(found);
     }
-    return seen & 1;
+    return atomic_load(found) & 1;
 }
 
 bool hook_driver_is_simulated(void) { return hook_driver_function("gpt_sim_runs"); }
@@ -144,7 +141,7 @@ bool hook_forget_driver(struct span *was) {
     if (there || !atomic_compare_exchange_strong(&the_driver, &driver, NULL))
         return false;
     *was = (struct span){driver->start, driver->end};
-    atomic_fetch_add(&drivers_gone, 1);
+    atomic_fetch_add(&hook_drivers_gone, 1);
     return true;
 }
 

@@ -27,8 +27,6 @@ static uint64_t out(const struct frame *frame) { // return the handle that the f
     return handle ? *handle : 0;
 }
 
-uint32_t hook_new_id(_Atomic uint32_t *ids) { return atomic_fetch_add(ids, 1) + 1; }
-
 // Images
 
 #define MAX_DIGEST (4u << 20)   // bytes of an image in a file that is digested

@@ -1,6 +1,6 @@
-// The table of objects: a hash of handles under one lock, which is held for a few hundred nanoseconds, during
-// which nothing is called, and isn't taken for a launch. An object's memory is reused only for objects, so a
-// reference can be checked at any time.
+// The table of objects: a hash of handles under one lock. It's held for a few hundred nanoseconds, no
+// function is called meanwhile, and launches don't take it. An object's memory is reused only for objects, so
+// a reference can be checked at any time.
 
 #include <pthread.h>
 #include <stdatomic.h>

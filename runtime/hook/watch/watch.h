@@ -297,7 +297,14 @@ const char *hook_driver_runs(void);             // the code that it needs: sass,
 void *hook_driver_function(const char *symbol); // the real one, or NULL
 // Call `find_all` once per loaded driver and return its result, even if several threads come at once. `found`
 // is 0 until then.
-bool hook_find_once(_Atomic int *found, bool (*find_all)(void));
+extern _Atomic int hook_drivers_gone;
+bool hook_find_again(_Atomic int *found, bool (*find_all)(void), int number);
+static inline bool hook_find_once(_Atomic int *found, bool (*find_all)(void)) {
+    int number =
+        2 * (atomic_load_explicit(&hook_drivers_gone, memory_order_relaxed) + 1); // + 1: all were found
+    int seen = atomic_load_explicit(found, memory_order_acquire);
+    return LIKELY((seen & ~1) == number) ? seen & 1 : hook_find_again(found, find_all, number);
+}
 bool hook_in_driver(const void *address);
 // Return the exported name of the function at an address: the first that belongs to the API, or NULL.
 const char *hook_driver_symbol(const void *address);
@@ -361,7 +368,7 @@ struct image {
 };
 struct image hook_read_image(const void *given); // at the pointer passed to the driver; follows wrappers
 
-uint32_t hook_new_id(_Atomic uint32_t *ids);
+static inline uint32_t hook_new_id(_Atomic uint32_t *ids) { return atomic_fetch_add(ids, 1) + 1; }
 uint32_t hook_ask_function(uint64_t handle); // the id of a function, asking the driver for its name; or 0
 
 // -- nvtx.c ----------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "chunk.h"
@@ -153,5 +154,62 @@ uint64_t hook_count_launches(void) {
         for (uint32_t i = 0; rows && i < rows_in(number); i++)
             total += atomic_load_explicit(&rows[i].count, memory_order_relaxed);
     }
+    return total;
+}
+
+// -- Launches without probes -----------------------------------------------
+//
+// One list for all threads. Most kernels have one reason, which comes first.
+
+enum { BUCKETS = 1 << 12 };
+
+struct counted {
+    struct counted *next;
+    _Atomic uint64_t launches;
+    uint64_t written;
+    const struct reason *reason;
+    uint32_t function;
+};
+
+static _Atomic(struct counted *) buckets[BUCKETS];
+
+void hook_count_unprobed_times(uint32_t function, const struct reason *reason, uint64_t launches) {
+    _Atomic(struct counted *) *bucket = &buckets[function % BUCKETS];
+    struct counted *head = atomic_load(bucket), *added = NULL;
+    for (;;) {
+        for (struct counted *at = head; at; at = at->next)
+            if (at->function == function && at->reason == reason) {
+                atomic_fetch_add_explicit(&at->launches, launches, memory_order_relaxed);
+                free(added);
+                return;
+            }
+        if (!added && !(added = calloc(1, sizeof(*added))))
+            return;
+        *added = (struct counted){.next = head, .launches = launches, .reason = reason, .function = function};
+        if (atomic_compare_exchange_strong(bucket, &head, added))
+            return;
+    }
+}
+
+void hook_count_unprobed(uint32_t function, const struct reason *reason) {
+    hook_count_unprobed_times(function, reason, 1);
+}
+
+void hook_write_unprobed(void) {
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (struct counted *at = atomic_load(&buckets[i]); at; at = at->next) {
+            uint64_t launches = atomic_load(&at->launches);
+            if (launches > at->written &&
+                HOOK_WRITE(unprobed, .function = at->function, .launches = launches - at->written,
+                           .code = hook_str(at->reason->code), .detail = hook_str(at->reason->detail)))
+                at->written = launches;
+        }
+}
+
+uint64_t hook_unprobed_total(void) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (struct counted *at = atomic_load(&buckets[i]); at; at = at->next)
+            total += atomic_load(&at->launches);
     return total;
 }

@@ -219,10 +219,6 @@ struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size) {
     return (struct mapped){start, size};
 }
 
-void hook_set_used(unsigned char *chunk, uint32_t used) {
-    atomic_store_explicit((_Atomic uint32_t *)(chunk + CHUNK_USED), htobe32(used), memory_order_release);
-}
-
 // If the disk is full, recording ends, and says so. A smaller chunk might still fit, but would only postpone
 // that by a few calls.
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag) {

@@ -39,7 +39,8 @@ static uint64_t most, enough; // 0: no limit; where recording is turned off
 static const char *path;      // the file's path
 static pid_t root;
 static struct written *_Atomic written;
-static _Atomic bool reached, untold; // untold: it isn't in the trace yet
+_Atomic bool hook_limit_is_reached;
+static _Atomic bool untold; // untold: it isn't in the trace yet
 static void (*stop)(void);
 
 void hook_limit_setup(void (*stop_recording)(void)) {
@@ -93,14 +94,12 @@ static struct written *find_written(void) {
     return atomic_compare_exchange_strong(&written, &none, found) ? found : none;
 }
 
-bool hook_limit_reached(void) { return atomic_load_explicit(&reached, memory_order_relaxed); }
-
 static void reach(struct written *all) {
-    static _Atomic pid_t stopped; // the last process counted here; a child inherits its parent's
+    static _Atomic pid_t stopped; // the process counted last: this one or an ancestor
     pid_t own = getpid();
     if (atomic_load(&stopped) != own && atomic_exchange(&stopped, own) != own)
         atomic_fetch_add(&all->stopped, 1);
-    if (atomic_exchange(&reached, true))
+    if (atomic_exchange(&hook_limit_is_reached, true))
         return;
     stop();
     atomic_store(&untold, true);

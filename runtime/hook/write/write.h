@@ -99,6 +99,15 @@ void hook_count(struct count *row, uint64_t now);
 uint64_t hook_count_launches(void); // the total
 uint32_t hook_newest_launch(void);  // the function whose first launch is the most recent, or 0
 
+// Launches without probes, counted by reason.
+struct reason;
+
+// Count a launch.
+void hook_count_unprobed(uint32_t function, const struct reason *reason);
+void hook_count_unprobed_times(uint32_t function, const struct reason *reason, uint64_t launches);
+void hook_write_unprobed(void); // counts since the last call
+uint64_t hook_unprobed_total(void);
+
 // -- exec_parent.c ---------------------------------------------------------
 
 // Traces of other processes.
@@ -141,7 +150,10 @@ size_t hook_pack_header(struct gpt_packer *buffer,
 // --max-disk, for all processes of a run.
 
 void hook_limit_setup(void (*stop)(void)); // `stop` turns recording off
-bool hook_limit_reached(void);             // recording is off for good
+extern _Atomic bool hook_limit_is_reached;
+static inline bool hook_limit_reached(void) { // recording is off for good
+    return atomic_load_explicit(&hook_limit_is_reached, memory_order_relaxed);
+}
 
 // Count bytes that are about to be written. Return false without counting them if that's more than the limit,
 // or for bytes that aren't needed more than most of it.
@@ -436,7 +448,9 @@ static inline struct gpt_packer mapped_room(struct mapped chunk, uint32_t used) 
     return (struct gpt_packer){chunk.start + CHUNK_HEAD + used, chunk.start + chunk.size - CHUNK_TAIL, false};
 }
 
-void hook_set_used(unsigned char *chunk, uint32_t used);
+static inline void hook_set_used(unsigned char *chunk, uint32_t used) {
+    atomic_store_explicit((_Atomic uint32_t *)(chunk + CHUNK_USED), htobe32(used), memory_order_release);
+}
 
 // Chunk sizes in bytes.
 uint32_t hook_chunk_size(unsigned step); // sizes grow in steps from 4 KiB

@@ -1,4 +1,4 @@
-"""The driver API through ctypes, of a real GPU or of the simulated device: enough to run PTX."""
+"""The driver API through ctypes, for a GPU or the simulated device: enough to run PTX."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Driver:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *values: Any) -> None:
-        """Raises CudaError."""
+        """Call a driver function. Raises CudaError."""
         code = getattr(self._library, name)(*values)
         if code:
             raise CudaError(name, code)
 
     def module(self, text: str) -> ctypes.c_void_p:
-        """PTX, loaded."""
+        """Load PTX."""
         return self.load(text.encode() + b"\0")
 
     def load(self, image: bytes) -> ctypes.c_void_p:
-        """An image of any kind, loaded."""
+        """Load an image of any kind."""
         module = ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         return module
 
     def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
-        """A kernel of a module."""
+        """Return a kernel of a module."""
         function = ctypes.c_void_p()
         self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return function
@@ -59,23 +59,23 @@ class Driver:
         return memory.value
 
     def free(self, memory: int) -> None:
-        """Gives it back."""
+        """Free the memory."""
         self.call("cuMemFree_v2", ctypes.c_uint64(memory))
 
     def read(self, memory: int, size: int) -> bytes:
-        """Bytes of device memory, after all that runs."""
+        """Read bytes from device memory, after all work is done."""
         buffer = ctypes.create_string_buffer(size)
         self.call("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(memory), ctypes.c_size_t(size))
         return buffer.raw
 
     def variable(self, module: ctypes.c_void_p, name: str) -> tuple[int, int]:
-        """Address and size of a variable of a module."""
+        """Return the address and size of a variable of a module."""
         address, size = ctypes.c_uint64(), ctypes.c_size_t()
         self.call("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), module, name.encode())
         return address.value, size.value
 
     def write(self, memory: int, data: bytes) -> None:
-        """Bytes to device memory."""
+        """Write bytes to device memory."""
         self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(memory), data, ctypes.c_size_t(len(data)))
 
     def launch(
@@ -87,7 +87,7 @@ class Driver:
         shared: int = 0,
         cooperative: bool = False,
     ) -> None:
-        """A kernel; int arguments are addresses, others ctypes."""
+        """Launch a kernel; int arguments are addresses, others ctypes."""
         kept = [ctypes.c_uint64(v) if isinstance(v, int) else v for v in values]
         pointers = (ctypes.c_void_p * max(1, len(kept)))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in kept))
         shape = [size for one in (grid, block) for size in ((one, 1, 1) if isinstance(one, int) else one)]
@@ -97,5 +97,5 @@ class Driver:
             self.call("cuLaunchKernel", function, *shape, shared, None, pointers, None)
 
     def wait(self) -> None:
-        """Until all has run."""
+        """Wait until all work is done."""
         self.call("cuCtxSynchronize")

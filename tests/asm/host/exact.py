@@ -1,4 +1,4 @@
-"""Floating point by the book, on exact rationals: what runtime/host is compared with."""
+"""Exact floating-point arithmetic on rationals, the reference for runtime/host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Format:
         return 1 << (self.size - 1)
 
     def decode(self, bits: int) -> tuple[bool, Value]:
-        """The sign, and the magnitude."""
+        """Return the sign and the magnitude."""
         negative, magnitude = bool(bits & self.sign), bits & (self.sign - 1)
         if magnitude > self.greatest:
             return negative, INFINITY if self.infinity and magnitude == self.greatest + 1 else NAN
@@ -53,11 +53,11 @@ class Format:
         return self.decode(bits)[1] == NAN
 
     def flush(self, bits: int) -> int:
-        """A subnormal number as 0 of its sign."""
+        """Return a subnormal number as 0 with its sign."""
         return bits if bits & (self.sign - 1) >> self.fraction << self.fraction else bits & self.sign
 
     def encode(self, negative: bool, value: Value, mode: str = "rn", ftz: bool = False, finite: bool = False) -> int:
-        """The nearest number by a rounding mode. A zero has the sign that is given."""
+        """Return the nearest number in a rounding mode. A zero gets the given sign."""
         sign = self.sign if negative else 0
         if value == NAN:
             return self.nan
@@ -93,7 +93,7 @@ class Format:
         return sign | (self.greatest + (away and self.infinity and not finite))
 
     def samples(self, count: int, source: random.Random) -> list[int]:
-        """Encodings that matter, then random ones: of any exponent, and of exponents near to 1."""
+        """Return the encodings that matter, then random ones with any exponent and with exponents near 1."""
         fraction, inf = 1 << self.fraction, self.greatest + 1
         one = self.bias << self.fraction
         chosen = [0, 1, 2, 3, fraction // 2, fraction - 1, fraction, fraction + 1, 2 * fraction - 1, 2 * fraction]
@@ -138,7 +138,7 @@ def add(a: tuple[bool, Value], b: tuple[bool, Value], mode: str) -> tuple[bool, 
 
 
 def multiply(a: tuple[bool, Value], b: tuple[bool, Value]) -> tuple[bool, Value]:
-    """A product, exact."""
+    """Return the exact product."""
     (minus_a, x), (minus_b, y) = a, b
     if NAN in (x, y) or (INFINITY in (x, y) and 0 in (x, y)):
         return False, NAN
@@ -149,7 +149,7 @@ def multiply(a: tuple[bool, Value], b: tuple[bool, Value]) -> tuple[bool, Value]
 
 
 def divide(a: tuple[bool, Value], b: tuple[bool, Value]) -> tuple[bool, Value]:
-    """A quotient, exact."""
+    """Return the exact quotient."""
     (minus_a, x), (minus_b, y) = a, b
     if NAN in (x, y) or (x == y and x in (0, INFINITY)):
         return False, NAN
@@ -163,7 +163,7 @@ def divide(a: tuple[bool, Value], b: tuple[bool, Value]) -> tuple[bool, Value]:
 
 
 def root(a: tuple[bool, Value]) -> tuple[bool, Value]:
-    """A square root: to 200 bits and, if it is not exact, one bit more, so that it rounds like the exact one."""
+    """Return the square root to 200 bits and, if it isn't exact, one more, so that it rounds like the exact root."""
     negative, value = a
     if value == NAN or (negative and value != 0):
         return False, NAN

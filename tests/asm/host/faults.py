@@ -1,4 +1,4 @@
-"""Kernels and calls that go wrong: `python faults.py CASE [LIBRARY]` prints the code that the driver answers."""
+"""Kernels and calls that fail: `python faults.py CASE [LIBRARY]` prints the driver's error code."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ CASES = [*BODIES, *CALLS]
 
 
 def attempt(do) -> str:
-    """The code of a call."""
+    """Return the error code of a call."""
     try:
         do()
     except CudaError as error:
@@ -120,13 +120,13 @@ def attempt(do) -> str:
 
 
 def launch(driver: Driver, grid: int, block: int, shared: int) -> str:
-    """A launch that the driver may refuse."""
+    """Return a launch that the driver may reject."""
     function = driver.function(driver.module(HEAD + BODIES["nothing"] + TAIL), "k")
     return attempt(lambda: driver.launch(function, grid, block, driver.allocate(1024), shared=shared))
 
 
 def kernel(driver: Driver, body: str, memory: int) -> str:
-    """Launched with 64 threads."""
+    """Return a kernel that's launched with 64 threads."""
     try:
         function = driver.function(driver.module(HEAD + body + TAIL), "k")
     except CudaError as error:

@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 def clamped(form: Format, negative: bool, value: Value, mode: str, words: str) -> int:
-    """A result with its modifiers."""
+    """Apply modifiers to a result."""
     if value == NAN:
         return 0 if "sat." in words else form.nan
     if negative and ("sat." in words or "relu" in words):
@@ -48,7 +48,7 @@ def clamped(form: Format, negative: bool, value: Value, mode: str, words: str) -
 
 
 def arithmetic(form: Format) -> Iterator[Case]:
-    """The operations that are rounded once."""
+    """Yield the operations that are rounded once."""
     half = form in (F16, BF16)
     clamps = {"f64": [""], "f32": ["", "sat."], "bf16": ["", "relu."]}.get(form.name, ["", "sat.", "relu."])
     for name, (count, operation) in OPERATIONS.items():
@@ -72,7 +72,7 @@ def arithmetic(form: Format) -> Iterator[Case]:
 
 
 def paired(does: Callable[..., int]) -> Callable[..., int]:
-    """An instruction on each half."""
+    """Apply an instruction to each half."""
     return lambda *given: does(*(a & 0xFFFF for a in given)) | does(*(a >> 16 for a in given)) << 16
 
 
@@ -149,7 +149,7 @@ def signs(form: Format) -> Iterator[Case]:
 
 
 def whole(value: Fraction, mode: str) -> int:
-    """The nearest integer."""
+    """Return the nearest integer."""
     low = math.floor(value)
     rest = value - low
     up = {"rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and low % 2), "rz": value < 0, "rm": False, "rp": True}
@@ -157,7 +157,7 @@ def whole(value: Fraction, mode: str) -> int:
 
 
 def conversions(form: Format) -> Iterator[Case]:
-    """cvt from a float type."""
+    """Yield the forms of cvt from a float type."""
     size, name = form.size, form.name
     for (to, (signed, bits)), mode in product(WHOLE.items(), MODES):
         if (form, bits) == (BF16, 8):  # ptxas has none
@@ -220,5 +220,5 @@ def conversions(form: Format) -> Iterator[Case]:
 
 
 def cases_of(form: Format) -> list[Case]:
-    """All instructions on a type."""
+    """Return all instructions on a type."""
     return [*arithmetic(form), *signs(form), *conversions(form)]

@@ -126,7 +126,7 @@ def _with_other_operands(chosen: _Chosen, choice: random.Random) -> Iterator[str
 
 
 def _words(row: Row, choice: random.Random) -> Iterator[list[str]]:
-    """The words of the forms of a row: all of them or a sample."""
+    """Yield the words of a row's forms: all of them or a sample."""
     lists = [["", *words] if optional else words for words, optional in _lists(row)]
     total = 1
     for one in lists:

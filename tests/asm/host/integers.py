@@ -1,5 +1,5 @@
-"""Integer instructions by Python's exact arithmetic. What PTX leaves open (a division by zero) is what
-gpt/asm/host/integer.py says.
+"""Integer instructions in Python's exact arithmetic. Where PTX leaves a result open (a division by zero), it's the one
+from gpt/asm/host/integer.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def bits(type_: str) -> int:
 
 
 def cast(value: int, type_: str) -> int:
-    """A value as a type holds it."""
+    """Return a value as a type holds it."""
     value &= (1 << bits(type_)) - 1
     return value - (1 << bits(type_)) if type_[0] == "s" and value >> bits(type_) - 1 else value
 
@@ -39,7 +39,7 @@ def shift_right(a: int, b: int) -> int:
 
 
 def extract(a: int, b: int, c: int, type_: str) -> int:
-    """bfe, as the PTX manual writes it, and an H200 has it: numbers of 64-bit fields are not cut to 8 bits."""
+    """Compute bfe as in the PTX manual and on an H200: numbers in 64-bit fields aren't cut to 8 bits."""
     last = bits(type_) - 1
     position, length = (b & 255, c & 255) if last == 31 else (min(b, 255), min(c, 255))
     sign = type_[0] == "s" and length > 0 and (a >> min(position + length - 1, last)) & 1
@@ -51,7 +51,7 @@ def extract(a: int, b: int, c: int, type_: str) -> int:
 
 
 def insert(a: int, b: int, c: int, d: int, size: int) -> int:
-    """bfi, in the same way."""
+    """Compute bfi in the same way."""
     for i in range(d & 255):
         at = (c & 255 if size == 32 else c) + i
         if at < size:
@@ -80,14 +80,14 @@ MODES = {
 
 
 def highest(a: int) -> int:
-    """bfind: the highest bit that is not the sign's."""
+    """Compute bfind: the highest bit that differs from the sign."""
     return (a if a >= 0 else ~a).bit_length() - 1
 
 
 def find_nth(mask: int, base: int, offset: int) -> int:
     if offset == 0:
         return base if base < 32 and mask >> base & 1 else -1
-    if offset == -(1 << 31):  # what an H200 makes of it
+    if offset == -(1 << 31):  # an H200's result
         return 0
     found = range(base, 32) if offset > 0 else range(min(base, 31), -1, -1) if base < 32 else ()
     set_ = [i for i in found if mask >> i & 1]
@@ -95,7 +95,7 @@ def find_nth(mask: int, base: int, offset: int) -> int:
 
 
 def mask_of(a: int, b: int, clamp: bool) -> int:
-    """bmsk, as the PTX manual writes it."""
+    """Compute bmsk as in the PTX manual."""
     first, size = -1 << (a & 31), b & 31
     if clamp and a >= 32:
         first = 0
@@ -104,7 +104,7 @@ def mask_of(a: int, b: int, clamp: bool) -> int:
 
 
 def extended(a: int, b: int, type_: str, clamp: bool) -> int:
-    """szext, as the PTX manual writes it."""
+    """Compute szext as in the PTX manual."""
     if clamp and b >= 32:
         return a
     size = b & 31
@@ -131,7 +131,7 @@ WORDS = ("s16", "u16", "s32", "u32", "s64", "u64")
 
 
 def piece(word: int, part: str, type_: str) -> int:
-    """A word, or what `.b2`, `.h1` name of it, as a type with that sign."""
+    """Return a word, or the part of it that `.b2` or `.h1` names, as a type with that sign."""
     size = {"": 32, "b": 8, "h": 16}[part[:1]]
     return cast(word >> size * int(part[1:] or 0), f"{type_[0]}{size}")
 
@@ -187,7 +187,7 @@ def scalar_video(does, opcode: str, d: str, a: str, b: str, saturates: bool, par
 
 
 def shift_video(left: bool, clamp: bool):
-    """Return what vshl or vshr makes of two operands, in 64 bits."""
+    """Return the result of vshl or vshr for two operands, in 64 bits."""
 
     def made(x: int, y: int) -> int:
         count = min(y, 32) if clamp else y & 31
@@ -197,7 +197,7 @@ def shift_video(left: bool, clamp: bool):
 
 
 def mad_video(a: str, b: str, minus: str, more: int, saturates: bool, shift: int, parts: tuple[str, str]):
-    """Return what ptxas's code for vmad does: `minus` says which operands are negated."""
+    """Return the result of ptxas's code for vmad: `minus` says which operands are negated."""
 
     def made(x: int, y: int, c: int) -> int:
         signed = "s32" in (a, b) or bool(minus)
@@ -230,7 +230,7 @@ def lanes_video(does, types: str, count: int, saturates: bool, sums: bool, to: s
 
 
 def video():
-    """The video instructions, with most of what they may have."""
+    """Yield the video instructions, with most of their options."""
     three = ("u32", "u32", "u32")
     for name, does in VIDEO.items():
         compares = name.startswith("set")
@@ -277,7 +277,7 @@ def video():
 
 
 def instructions():
-    """(instruction, type of the result, types of the operands, what it does)"""
+    """Yield (instruction, type of the result, types of the operands, function)."""
     for t in WORDS:
         n = bits(t)
         two, three = (t, t), (t, t, t)

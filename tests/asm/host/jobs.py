@@ -1,6 +1,6 @@
-"""Launches that a process of its own makes, on a real GPU or on the simulated device: what a test wants run, as data.
+"""Launches described as data, which a separate process makes on a real GPU or the simulated device.
 
-A launch that breaks the context, or the process, gets an error as its answer; later launches run in a new process.
+A launch that breaks the context or the process is answered with an error; later launches run in a new process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Shape = tuple[int, int, int]
 @dataclass(frozen=True)
 class Job:
     """A kernel of an image and its launch. `values` are its parameters: an ndarray or bytearray is a buffer with that
-    content, bytes are a parameter by value. `variables` are set before, with bytes, or read afterwards, with a size.
+    content, bytes are a parameter by value. A variable given as bytes is set before the launch; one given as a size is
+    read afterwards.
     """
 
     image: bytes
@@ -54,9 +55,9 @@ def answers(
     before: Sequence[str | Path] = (),
     env: Mapping[str, str] = os.environ,
 ) -> list[Answer]:
-    """Runs jobs on the first device of libcuda.so.1, or of the one in the folder `library`.
+    """Run jobs on the first device of libcuda.so.1, or of the one in the folder `library`.
 
-    `patience` is seconds for all jobs that one process runs, `before` what stands before its command.
+    `patience` is the time limit in seconds for all jobs in one process, `before` a prefix of its command.
     """
     env = dict(env)
     if library:
@@ -114,7 +115,7 @@ class _Runner:
         return made
 
     def run(self, job: Job) -> list[bytes]:
-        """Raises CudaError, and AssertionError if a strip was written to."""
+        """Run the job. Raises CudaError, and AssertionError if a strip was written to."""
         driver = self._driver
         if job.image != self._image or job.variables:
             if self._image:
@@ -151,7 +152,7 @@ class _Runner:
 
 
 def main(given: str, first: str, made: str) -> None:
-    """Runs the jobs of a file from a number on, and ends after the first that fails."""
+    """Run the jobs of a file from a number on, and stop after the first that fails."""
     jobs: list[Job] = pickle.loads(Path(given).read_bytes())
     runner = _Runner()
     with open(made, "wb") as file:

@@ -1,4 +1,4 @@
-"""Instructions one at a time, at their boundaries: what a GPU made of them is what the simulated device makes.
+"""Single instructions at their boundaries, for comparing the simulated device with a GPU.
 
 A row is an instruction with the types of its result and operands; each is a kernel of one module, which reads operands
 from memory and stores the result, 64 bits each. `program` writes the PTX, `inputs` the operands.
@@ -41,7 +41,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """All of them, in a fixed order."""
+    """Return all rows, in a fixed order."""
     return [*_integers(), *_logic(), *_floats(), *_halves(), *_conversions(), *_comparisons()]
 
 
@@ -250,7 +250,8 @@ def _register(t: str) -> str:
 
 
 def program(wanted: list[Row], target: str, version: str = "8.3") -> str:
-    """The module: kernel `rN` is the N-th row; parameters are the addresses of the operands and of the results.
+    """Return the module: kernel `rN` is the N-th row; its parameters are the addresses of the operands and of the
+    results.
 
     A thread reads four operands of 64 bits, and stores the result, with zeros above it.
     """
@@ -290,7 +291,7 @@ def program(wanted: list[Row], target: str, version: str = "8.3") -> str:
 
 
 def _float_bits(mantissa: int, exponent: int) -> list[int]:
-    """Zeros, ones, halves, the ends of normal and subnormal numbers, infinities, NaNs, of a format."""
+    """Return zeros, ones, halves, the ends of normal and subnormal numbers, infinities and NaNs of a format."""
     top = 1 << (mantissa + exponent)
     bias = (1 << (exponent - 1)) - 1
     one = bias << mantissa
@@ -312,7 +313,7 @@ def _float_bits(mantissa: int, exponent: int) -> list[int]:
 
 
 def values(t: str) -> list[int]:
-    """Bits of a type's boundaries."""
+    """Return the bits of a type's boundaries."""
     if t in ("f16", "bf16", "f32", "f64", "tf32"):
         return _float_bits(*{"f16": (10, 5), "bf16": (7, 8), "f32": (23, 8), "f64": (52, 11), "tf32": (23, 8)}[t])
     if t in ("f16x2", "bf16x2"):
@@ -340,7 +341,7 @@ def values(t: str) -> list[int]:
 
 
 def inputs(row: Row, limit: int = 256) -> list[tuple[int, ...]]:
-    """Operands for a row: all that its boundaries combine to, or `limit` of them, always the same."""
+    """Return operands for a row: all combinations of its boundaries, or `limit` of them, always the same."""
     choice = random.Random(row.text)
     lists = [values(t) for t in row.operands]
     total = 1
@@ -358,5 +359,5 @@ def inputs(row: Row, limit: int = 256) -> list[tuple[int, ...]]:
 
 
 def packed(operands: list[tuple[int, ...]]) -> bytes:
-    """As the kernels read them."""
+    """Pack operands in the kernels' layout."""
     return b"".join(struct.pack("<4Q", *one, *[0] * (4 - len(one))) for one in operands)

@@ -1,4 +1,4 @@
-"""Random straight-line programs, and what they compute by exact arithmetic.
+"""Random straight-line programs, and their results in exact arithmetic.
 
 A program is a list of steps, each an opcode and choices of its registers, guard and constant; any list of them is one.
 The opcodes come from integers and floats, with their results, and from here: moves, predicates,
@@ -47,14 +47,14 @@ class Opcode(NamedTuple):
     remembers: bool = False
 
     def text(self, registers: Iterable[str], constant: int) -> str:
-        """The instructions."""
+        """Return the text of the instructions."""
         number = itertools.count()
         form = re.sub(r"(?<!\{)\{\}(?!\})|(?<=\{\{)\{\}|\{\}(?=\}\})", lambda _: f"{{{next(number)}}}", self.form)
         return form.format(*registers, c=constant)
 
 
 def _place(type_: str) -> tuple[int, str]:
-    """The register for an operand of a type."""
+    """Return the register for an operand of a type."""
     if type_ == "pred":
         return 1, "p"
     sizes = {"x2": 16 if re.match("e[0-9]", type_) else 32, "f16": 16, "bf16": 16, "tf32": 32}
@@ -218,7 +218,7 @@ def _lanes() -> Iterator[Opcode]:
 
 
 def _constants() -> dict[int, list[int]]:
-    """Constants of a size: bounds of integers, floats of every format."""
+    """Return constants of a size: bounds of integers, floats of every format."""
     found = {}
     for n, forms in {16: (F16, BF16), 32: (F32,), 64: (F64,)}.items():
         one = [0, 1, 31, n, (1 << n) - 1, 1 << n - 1, (1 << n - 1) - 1]
@@ -235,7 +235,7 @@ CONSTANTS = _constants()
 
 @cache
 def opcodes() -> tuple[tuple[Opcode, ...], ...]:
-    """By families, of which each is as likely."""
+    """Return the opcodes by family; each family is equally likely."""
     families = [_integers(), *(_floats(FORMATS[name]) for name in ("f16", "bf16", "f32", "f64"))]
     return (*map(tuple, families), tuple(_moves()), tuple(_memory()), tuple(_integers()), tuple(_lanes()))
 
@@ -250,7 +250,7 @@ class Program:
     def _resolve(
         family: int, number: int, choices: tuple[int, ...], guard: int, constant: int
     ) -> tuple[Opcode, list[int], list[int], int, int]:
-        """The opcode, its results and operands as numbers of registers, a guard or -1, and a constant."""
+        """Return the opcode, its results and operands as register numbers, a guard or -1, and a constant."""
         of = opcodes()[family % len(opcodes())]
         opcode = of[number % len(of)]
         places: list[int] = []
@@ -268,7 +268,7 @@ class Program:
         return opcode, places[: len(opcode.results)], places[len(opcode.results) :], guard, constant
 
     def text(self, name: str) -> str:
-        """The kernel: it takes the addresses of the operands and of the results, 8 bytes a register."""
+        """Return the kernel's text. It takes the addresses of the operands and of the results, 8 bytes per register."""
         lines = []
         for opcode, results, operands, guard, constant in self._steps:
             code = opcode.text((NAMES[i] for i in (*results, *operands)), constant)
@@ -346,7 +346,7 @@ class Program:
 
 
 def random_steps(seed: int) -> list[Step]:
-    """A program of 20 to 60 steps."""
+    """Return a program of 20 to 60 steps."""
     source = random.Random(f"straight {seed}")
     pick = lambda: source.getrandbits(16)  # noqa: E731
     return [
@@ -356,7 +356,7 @@ def random_steps(seed: int) -> list[Step]:
 
 
 def random_inputs(seed: int) -> list[list[int]]:
-    """The registers of each lane at first."""
+    """Return each lane's initial registers."""
     source = random.Random(f"inputs {seed}")
     columns = []
     for size, _, _ in REGISTERS:
@@ -373,12 +373,12 @@ def random_inputs(seed: int) -> list[list[int]]:
 
 
 def packed(inputs: list[list[int]]) -> bytes:
-    """As the kernels read them."""
+    """Pack inputs in the kernels' layout."""
     return b"".join(struct.pack(f"<{len(one)}Q", *one) for one in inputs)
 
 
 def jobs(programs: Sequence[tuple[Sequence[Step], int]], make: Callable[[bytes], bytes]) -> list[Job]:
-    """Launches of programs, each with the seed of its inputs: kernels of one module, of which `make` makes an image."""
+    """Return launches of programs with the seeds of their inputs: one module's kernels, assembled by `make`."""
     text = HEAD + "".join(Program(steps).text(f"p{number}") for number, (steps, _) in enumerate(programs))
     image = make(text.encode())
     results = bytearray(LANES * RESULT)

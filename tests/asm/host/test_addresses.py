@@ -1,6 +1,6 @@
-"""Addresses of shared, local and constant memory and of parameters have 32 bits, whatever register they come in: the
-instructions of hardware (LDS, LDL, LDC) add a register of 32 bits and an offset. So a base below 0 and an offset, as
-nvcc -O2 makes them, lie in bounds.
+"""Addresses in shared, local and constant memory and of parameters have 32 bits, even in a 64-bit register: hardware
+instructions (LDS, LDL, LDC) add a 32-bit register and an offset. So a negative base plus an offset, as in nvcc -O2's
+code, is in bounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments and results of functions as ptxas takes them: vector registers, predicates, several results."""
+"""Arguments and results of functions that ptxas accepts: vector registers, predicates, several results."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def thread(tmp_path_factory):
 
 
 def add(name: str, type_: str, a: int, b: int, c: int, carry: bool) -> tuple[int, bool]:
-    """The result of an instruction, and the flag after it."""
+    """Return the result of an instruction, and the flag after it."""
     bits = int(type_[1:])
     mask = (1 << bits) - 1
     a, b, c = (cast(value, type_) for value in (a, b, c))
@@ -42,7 +42,7 @@ def add(name: str, type_: str, a: int, b: int, c: int, carry: bool) -> tuple[int
 
 
 def chain(chance: random.Random) -> list[tuple[str, str]]:
-    """Instructions of mixed kinds and sizes, of which the first sets the flag."""
+    """Return instructions of mixed kinds and sizes; the first sets the flag."""
     names = [chance.choice(FIRST), *(chance.choice((*NEXT, *FIRST)) for _ in range(chance.randrange(1, 8)))]
     return [(name, chance.choice(TYPES)) for name in names]
 
@@ -101,7 +101,7 @@ def test_mixed_as_on_an_h200(thread):
 
 
 def test_calls_and_branches(thread):
-    """A function has a flag of its own; a branch leaves it; an instruction that a guard leaves out leaves it."""
+    """A function has a flag of its own. A branch keeps the flag, and so does an instruction skipped by its guard."""
     function = """
 .func (.reg .u32 z) less(.reg .u32 a) { .reg .u32 t; sub.cc.u32 t, a, 1; subc.u32 z, 100, 0; ret; }"""
     made = thread.run(

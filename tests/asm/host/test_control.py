@@ -1,4 +1,4 @@
-"""Branches, calls, and what threads do together, by one thread (thread.c)."""
+"""Branches, calls, and operations that threads do together, run by one thread (thread.c)."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_alias_is_the_function(thread):
 
 
 def test_names_and_vectors(thread):
-    """A function returns its own variable, not an inner scope's of that name; parts of vectors, and whole ones."""
+    """A function returns its own variable, not an inner scope's with that name. Vectors are used in parts or whole."""
     module = """.func (.reg .u32 z) %own$(.reg .u32 x) { mov.u32 z, x; { .reg .u32 z; mov.u32 z, 77; } }"""
     body = """.reg .v2 .b32 %v; .reg .v4 .u32 %w; call (%r1), %own$, (4); mov.v2.b32 %v, {%r1, 6};
     st.global.b32 [%p], %v.x; st.global.v2.b32 [%p+8], %v; mov.v4.u32 %w, %tid; st.global.v2.u32 [%p+16], {%w.y, %w.w};
@@ -156,7 +156,7 @@ def test_addresses_of_elements(thread):
 
 
 def test_constants_have_64_bits_and_the_fourth_component_is_0(thread):
-    """As in ptxas's code: a constant of .b128 isn't sign-extended, and %cluster_nctaid.w isn't 1."""
+    """As in ptxas's code, a .b128 constant isn't sign-extended, and %cluster_nctaid.w isn't 1."""
     body = """
         mov.b128 %q1, -1; st.global.b128 [%p], %q1; st.global.b128 [%p+16], 41; mov.b128 %q1, 1+2;
         atom.global.exch.b128 %q2, [%p+16], 5; st.global.b128 [%p+32], %q1; st.global.b128 [%p+48], %q2;
@@ -179,7 +179,7 @@ def test_atomics_and_asynchronous_copies(thread):
 
 
 def test_results_that_are_operands_of_a_vector_atomic(thread):
-    """All elements are read before the first result is written, also if they are one register."""
+    """All elements are read before the first result is written, even if they share a register."""
     body = """mov.b32 %f1, 0f3F800000; atom.global.add.v4.f32 {%f1, %f2, %f3, %f4}, [%p], {%f1, %f1, %f1, %f1};
     st.global.v4.f32 [%p+16], {%f1, %f2, %f3, %f4};"""
     found = struct.unpack("<8f", thread.run(kernel(body), struct.pack("<8f", 1, 2, 3, 4, *bytes(4))))
@@ -187,7 +187,7 @@ def test_results_that_are_operands_of_a_vector_atomic(thread):
 
 
 def test_tables_of_more_than_eight_bits(thread):
-    """`lop3` takes the lowest eight bits of a constant: ptxas makes 0x96 of 0x196 and 0x80 of -128."""
+    """`lop3` uses the lowest eight bits of a constant: ptxas turns 0x196 into 0x96 and -128 into 0x80."""
     body = """mov.b32 %r1, 0xF0; mov.b32 %r2, 0xCC; mov.b32 %r3, 0xAA; lop3.b32 %r4, %r1, %r2, %r3, 0x196;
     lop3.b32 %r5, %r1, %r2, %r3, -128; prmt.f4e.b32 %r6, %r1, %r2, 1; st.global.v2.b32 [%p], {%r4, %r5};
     st.global.b32 [%p+8], %r6;"""
@@ -242,7 +242,7 @@ def test_what_is_not_supported_is_refused_with_its_line():
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("{HEAD}.entry k() {{ A: ret; A: ret; }}", "m:4: label 'A' stands here twice"),
+        ("{HEAD}.entry k() {{ A: ret; A: ret; }}", "m:4: label 'A' is defined twice"),
         ("{HEAD}.entry k() {{ .reg .u32 a; .reg .u64 a; }}", "m:4: 'a' is declared twice"),
         ("{HEAD}.entry k() {{ .local .u32 a; .local .u64 a; }}", "m:4: 'a' is declared twice"),
         (
@@ -287,7 +287,7 @@ def test_the_same_text_gives_the_same_bytes():
 
 
 def test_a_constant_added_to_a_register(thread):
-    """ptxas takes it for an operand, as wide as the register is."""
+    """ptxas accepts it as an operand, as wide as the register."""
     body = """
     mov.u32 %r1, 12; mov.u64 %d1, 0xffffffff; mov.b16 %h1, 3;
     st.global.u32 [%p], %r1 + 1; st.global.u64 [%p+8], %d1+1;

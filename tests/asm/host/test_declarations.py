@@ -1,4 +1,4 @@
-"""The simulated device refuses the same declarations as ptxas, with a reason, and takes the same."""
+"""The simulated device accepts and rejects the same declarations as ptxas, and gives a reason."""
 
 import struct
 import subprocess

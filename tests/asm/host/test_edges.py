@@ -1,4 +1,4 @@
-"""The simulated device makes of instructions at their boundaries what an H200 does, bit for bit where PTX says so."""
+"""The simulated device gives an H200's results for instructions at their boundaries, to the bit if PTX defines it."""
 
 import ctypes
 import json
@@ -27,7 +27,7 @@ NEAR = {"f32": 2.0**-20, "f64": 2.0**-18, "f16": 2.0**-9, "bf16": 2.0**-6, "tanh
 
 
 def measured():
-    """The H200's result for each row."""
+    """Return the H200's result for each row."""
     counts = json.loads((HERE / "h200.json").read_text())["rows"]
     words = memoryview(lzma.decompress((HERE / "h200.xz").read_bytes())).cast("Q")
     found, at = {}, 0
@@ -38,7 +38,7 @@ def measured():
 
 
 def computed(wanted, folder):
-    """The simulated device's results."""
+    """Return the simulated device's results."""
     (folder / "rows.ptx").write_text(rows.program(wanted, "sm_90"))
     made = "gpt-extract --ptx rows.ptx | gpt-asm --arch host --no-cache --save ."
     done = subprocess.run(
@@ -60,7 +60,7 @@ def computed(wanted, folder):
 
 
 def main(image, numbers):
-    """In a process of its own: runs rows of an object, writes their results."""
+    """Run the rows of an object in a process of its own, and write their results."""
     driver = Driver()
     module = driver.load(Path(image).read_bytes())
     for at, number in enumerate(map(int, numbers.split(","))):
@@ -72,7 +72,7 @@ def main(image, numbers):
 
 
 def number(bits, t):
-    """The value of a float's bits."""
+    """Return a float's value from its bits."""
     if t == "bf16":
         bits, t = bits << 16, "f32"
     letter, size = {"f16": ("e", 2), "f32": ("f", 4), "f64": ("d", 8)}[t]

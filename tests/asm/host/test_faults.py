@@ -1,4 +1,4 @@
-"""The simulated device answers to kernels and calls that go wrong as an H200 does, or is stricter."""
+"""The simulated device reports faulty kernels and calls as an H200 does, or is stricter."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.runtime import hooked
 from tests.tiers import full
 
 MEASURED = json.loads(Path(faults.__file__).with_name("h200.json").read_text())["faults"]
-# What hardware does not notice, or, of a call of 0, does not end.
+# Faults that hardware doesn't notice, or that never end (a call of 0).
 STRICTER = {
     "4 bytes behind": "0 700 700",
     "misaligned local": "0 716 716",  # left out by the driver's compiler there

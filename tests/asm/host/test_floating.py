@@ -31,7 +31,7 @@ def thread(tmp_path_factory):
 
 
 def results(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """For each three operands what each instruction makes of them."""
+    """Return the results of each instruction for each three operands."""
     body, size, newline = [], 8 * len(cases), "\n"
     for number, case in enumerate(cases):
         names = []
@@ -57,7 +57,7 @@ NEXT:
 
 
 def check(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> None:
-    """Each instruction with each three operands."""
+    """Check each instruction with each three operands."""
     compare(cases, operands, results(thread, cases, operands))
 
 
@@ -73,7 +73,7 @@ def compare(cases: list[Case], operands: list[tuple[int, ...]], *made: Iterator[
 
 
 def samples(form: Format, count: int, seed: str) -> list[tuple[int, ...]]:
-    """Three operands each: in every third case the last is about the product of the others, negated."""
+    """Return triples of operands. In every third, the last is about the negated product of the others."""
     source = random.Random(f"{seed} {count}")
     chosen = [form.samples(count, source) for _ in range(3)]
     for i in range(0, count, 3):
@@ -110,7 +110,7 @@ def without_fma(monkeypatch):
 @pytest.mark.parametrize("count", [24, full(3000)])
 @pytest.mark.parametrize("name", first("f32", "f16", "bf16", "f64"))
 def test_exact(tmp_path, without_fma, name, count):
-    """Arithmetic, rounded once in each mode; comparison; conversion: with a processor's fma, and without if FULL."""
+    """Arithmetic, rounded once in each mode; comparison; conversion. With a processor's fma, and if FULL without."""
     cases, operands = cases_of(FORMATS[name]), share(operands_of(FORMATS[name], count))
     made = [results(Thread(tmp_path), cases, operands)]
     if FULL:
@@ -120,7 +120,7 @@ def test_exact(tmp_path, without_fma, name, count):
 
 
 def test_halfway(thread):
-    """f16 fma: a product halfway between two numbers, where an addend decides, however small it is: one rounding."""
+    """An f16 fma rounds once: with a product halfway between two numbers any addend decides, however small."""
     tiny = [1, 0x8001, 0x0400, 0x8400, 0, 0x8000]
     products = (0x3C01, 0x3C40), (0x3C03, 0x5020), (0x7BFF, 0x3C20), (0x6801, 0x4408)
     check(
@@ -131,7 +131,7 @@ def test_halfway(thread):
 
 
 def test_integers_to_floats(thread):
-    """Every integer type to every float type."""
+    """Every integer type is converted to every float type."""
     source = random.Random(1)
     edges = [0, 1, (1 << 24) + 1, (1 << 53) + 1, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 65519, 65520, 65504, 2049, 2051]
     edges += [source.getrandbits(64) >> source.randrange(64) for _ in range(60)]
@@ -150,8 +150,8 @@ def test_integers_to_floats(thread):
 
 
 def test_flushing_conversions(thread):
-    """cvt with .ftz at its boundaries, as code of ptxas for sm_80, sm_90 and sm_100 has it: to f16, nothing is flushed
-    (F2F and F2FP have no .FTZ there); to bf16, operands are; from f64, results are. All of it is what an H200 gave.
+    """cvt with .ftz at its boundaries, as in ptxas's code for sm_80, sm_90 and sm_100: to f16, nothing is flushed (F2F
+    and F2FP have no .FTZ there); to bf16, operands are; from f64, results are. An H200 gave all of these results.
     """
     least, below, bound, bound_64 = 1, 0x007FFFFF, 0x00800000, 0x380FFFFFE0000000  # the last is 2^-126 - 2^-150
     wanted = {  # by the form: an operand, and the result of it and of the negated one in modes rn, rz, rm and rp
@@ -215,7 +215,7 @@ NEXT:
 
 
 def test_every_small_number(thread):
-    """All numbers of 16 and 8 bits, converted: as numpy has them, and by the book."""
+    """All 16-bit and 8-bit numbers, converted as in numpy and in the formats' definitions."""
     text = """
     mov.u32 %r1, 0;
 NEXT:
@@ -263,7 +263,7 @@ SPECIAL = {  # results for +infinity, -infinity, +0, -0, -1; None for a NaN
 
 
 def test_approximate(thread):
-    """The special values, and the errors; subnormal numbers with and without .ftz."""
+    """The special values and the errors, and subnormal numbers with and without .ftz."""
     source = random.Random(3)
     numbers = [math.ldexp(source.uniform(0.5, 1), source.randint(-8, 6)) for _ in range(100)]
     special = [INFINITE, INFINITE | MINUS, ZERO, MINUS, 0xBF800000, 0x7FC00005, 0x00400000, 0x80400000]
@@ -296,7 +296,7 @@ def number_of(bits: int) -> float:
 
 
 def test_division_that_is_approximate(thread):
-    """div.approx gives 0 for divisors above 2^126, and a NaN for infinity divided by them; div.full does neither."""
+    """div.approx gives 0 for divisors above 2^126, and NaN for infinity by such a divisor; div.full doesn't."""
     one, two, large, infinite = 0x3F800000, 0x40000000, 0x7F400000, 0x7F800000
     expected = {  # results of div.approx and div.full
         (one, large): (0, 0x002AAAAB),
@@ -309,7 +309,7 @@ def test_division_that_is_approximate(thread):
 
 
 def test_atomic_halves(thread):
-    """Each type: memory before, and memory after."""
+    """For each type, memory before and after."""
     body, wanted = [], []
     for number, name in enumerate(("f16", "bf16", "f16x2", "bf16x2")):
         form, factor = FORMATS[name.removesuffix("x2")], 0x10001 if name.endswith("x2") else 1

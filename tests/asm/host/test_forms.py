@@ -1,4 +1,4 @@
-"""The simulated device refuses and takes the same instructions as the installed ptxas. forms.py makes them.
+"""The simulated device accepts and rejects the same instructions as the installed ptxas. forms.py makes them.
 
 Known differences are listed in KNOWN, each with its reason.
 """
@@ -56,7 +56,7 @@ def ptxas():
 
 
 def differences(lines: list[str], ptxas: str, target: str, version: str, folder) -> list[str]:
-    """List the lines on which the two disagree, with what each says."""
+    """List the lines on which the two disagree, with the message from each."""
     found = []
     both = zip(
         lines, forms.theirs(lines, ptxas, target, version, folder), forms.ours(lines, target, version), strict=True
@@ -221,7 +221,7 @@ def test_braces_around_one_register_and_discarded_results(ptxas, tmp_path):
 
 
 def test_operands(ptxas, tmp_path):
-    """Compare constants out of range, registers of other widths, words in other orders and addresses of other forms."""
+    """Compare constants out of range, registers of other widths, words in other orders and other forms of addresses."""
     lines = Path(__file__).with_name("operands.txt").read_text().splitlines()
     found = differences(lines, ptxas, "sm_90a", "8.7", tmp_path)
     assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
@@ -237,7 +237,7 @@ def test_operands(ptxas, tmp_path):
     ],
 )
 def test_every_form(ptxas, tmp_path, limit, target, version):
-    """With OPCODES=add,mad in the environment, only the rows of these opcodes, but many more forms of each."""
+    """With OPCODES=add,mad in the environment, only these opcodes' rows are tested, but with many more forms each."""
     only = os.environ.get("OPCODES", "")
     found = differences(share(forms.forms(500 if only else limit, only)), ptxas, target, version, tmp_path)
     assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
@@ -260,21 +260,21 @@ def test_every_form(ptxas, tmp_path, limit, target, version):
     ],
 )
 def test_every_row_in_old_versions(ptxas, tmp_path, target, version):
-    """Compare each word of each row in modules that are older than the word, or for older GPUs."""
+    """Compare each word of each row in modules older than the word, or for older GPUs."""
     lines = forms.forms_of_all(6 if FULL else 1)
     found = differences(lines if FULL else lines[::2], ptxas, target, version, tmp_path)
     assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
 
 
 def test_modes_that_ptxas_gets_wrong():
-    """ptxas makes an fma of .f16 of the first, and rounds the second to nearest; the manual has only .rn."""
+    """ptxas turns the first into an .f16 fma, and rounds the second to nearest; the manual has only .rn."""
     lines = ["fma.rm.bf16 %b16_1, %b16_2, %b16_3, %b16_4;", "fma.rz.relu.bf16x2 %b32_1, %b32_2, %b32_3, %b32_4;"]
     for said in forms.ours(lines, "sm_90", "8.6"):
         assert "goes with .f32 or .f64 only" in said
 
 
 def test_pieces_of_a_register_have_its_size_together(ptxas, tmp_path):
-    """Compare halves and quarters that are too large: registers of .b8 are rare, and most instructions take others."""
+    """Compare halves and quarters that are too large. Registers of .b8 are rare: most instructions take others."""
     lines = [
         f"mov.{line};"
         for type_ in ("b16", "u16", "b32", "b64", "f32", "f16")

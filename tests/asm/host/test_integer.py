@@ -19,7 +19,7 @@ REGISTER = {8: "%h", 16: "%h", 32: "%r", 64: "%d"}
 
 
 def values(count: int) -> list[tuple[int, int, int]]:
-    """Operands of 64 bits, of which instructions take the lowest."""
+    """Return 64-bit operands; instructions take their lowest bits."""
     edges = [0, 1, 2, 31, 32, 33, 63, 64, 65, 255, 256]
     for n in (8, 16, 32, 64):
         edges += [(1 << n) - 1, 1 << n - 1, (1 << n - 1) - 1, (1 << n) - 2]
@@ -38,7 +38,7 @@ def thread(tmp_path_factory):
 
 @pytest.mark.full
 def test_integers(thread):
-    """Each result of each instruction for each triple of operands."""
+    """Check each result of each instruction for each triple of operands."""
     check(thread, [case for case in instructions() if case[3]], values(150))
 
 

@@ -108,7 +108,7 @@ def products() -> list[Product]:
 
 
 def draw(type_: str, shape: tuple[int, int], source: random.Random) -> np.ndarray:
-    """A matrix of small numbers that a type has."""
+    """Return a matrix of small numbers that a type can hold."""
     if type_ == "s32":  # near to the ends, so that sums wrap
         values = [source.choice((0, 1, -5, 2**31 - 3, -(2**31))) for _ in range(shape[0] * shape[1])]
         return np.array(values, np.int64).reshape(shape)
@@ -121,7 +121,7 @@ def draw(type_: str, shape: tuple[int, int], source: random.Random) -> np.ndarra
 
 
 def encode(type_: str, value: float) -> int:
-    """The bits of a number."""
+    """Return the bits of a number."""
     if type_ in FORMATS:
         form = FORMATS[type_]
         bits = form.encode(value < 0, abs(Fraction(value)))
@@ -130,13 +130,13 @@ def encode(type_: str, value: float) -> int:
 
 
 def pack(values: list[int], bits: int) -> list[int]:
-    """Elements, the first lowest, as words of 32 bits."""
+    """Pack elements into 32-bit words, the first in the lowest bits."""
     whole = sum(value << bits * place for place, value in enumerate(values))
     return [whole >> 32 * place & 0xFFFFFFFF for place in range(len(values) * bits // 32)]
 
 
 def unpack(words: list[int], type_: str) -> list[float]:
-    """The numbers of a fragment."""
+    """Return the numbers of a fragment."""
     bits, whole = SIZES[type_], sum(word << 32 * place for place, word in enumerate(words))
     found = [whole >> bits * place & (1 << bits) - 1 for place in range(32 * len(words) // bits)]
     if type_ == "s32":
@@ -196,7 +196,7 @@ def simulate(folder, text: str, inputs: dict[str, list[int]]) -> dict[str, list[
 
 
 def results(one: Product, words: list[int]) -> Iterator[tuple[int, int, float]]:
-    """Lane, element and value of the result, of the words of all lanes."""
+    """Yield lane, element and value of each result, from the words of all lanes."""
     size = sum(one.words(x) for x in "abcd")
     for lane in range(32):
         of_lane = words[lane * size : (lane + 1) * size]
@@ -209,7 +209,7 @@ HEAD = ".version 8.7\n.target sm_90\n.address_size 64\n"
 
 @pytest.mark.full
 def test_mma(tmp_path):
-    """Each shape and each combination of types."""
+    """Check each shape and each combination of types."""
     source, text, inputs, wanted = random.Random(2), [HEAD], {}, {}
     for number, one in enumerate(products()):
         (m, n, k), name = one.size, f"k{number}"
@@ -257,7 +257,7 @@ QUARTERS = {  # lane within its quarter, 0 to 7, and element -> place, for the l
 
 @pytest.mark.full
 def test_quarters(tmp_path):
-    """mma.m8n8k4 of f16: four products, each by eight lanes."""
+    """mma.m8n8k4 of f16 computes four products, each in eight lanes."""
     source, text, inputs, wanted = random.Random(3), [HEAD], {}, {}
     sums = ("f16", "f16"), ("f32", "f16"), ("f32", "f32")
     for number, (rows, columns, (d, c)) in enumerate(product(("row", "col"), ("row", "col"), sums)):
@@ -304,7 +304,7 @@ WMMA = [
 
 @pytest.mark.full
 def test_wmma(tmp_path):
-    """Loads, a product and a store, each matrix by rows or by columns, with a stride of its own or the least."""
+    """Each matrix is loaded or stored by rows or by columns, with a stride of its own or the least."""
     source, text, inputs, wanted = random.Random(4), [HEAD], {}, {}
     for number, (a, _, c, (m, n, k)) in enumerate(WMMA):
         for orders in [("row", "col", "row")] if SIZES[a] < 8 else [("row", "col", "row"), ("col", "row", "col")]:
@@ -355,8 +355,8 @@ def test_wmma(tmp_path):
 
 
 def test_addresses_of_shared_memory(tmp_path):
-    """ldmatrix, stmatrix and wmma add in 32 bits; without a space, ldmatrix and stmatrix take an address below 4 GiB as
-    one of shared memory, as LDSM and STSM do.
+    """ldmatrix, stmatrix and wmma add in 32 bits. Without a state space, ldmatrix and stmatrix treat an address below 4
+    GiB as shared memory, as LDSM and STSM do.
     """
     text = (
         HEAD
@@ -394,8 +394,8 @@ def test_addresses_of_shared_memory(tmp_path):
 
 
 def test_loads_and_stores_of_matrices(tmp_path):
-    """ldmatrix and stmatrix of 1, 2 and 4 matrices whose rows lie anywhere, as they are and transposed, by warps of 32,
-    16 and 5 threads: a row that no thread names is 0, or isn't stored.
+    """ldmatrix and stmatrix move 1, 2 and 4 matrices whose rows lie anywhere, plain and transposed, in warps of 32, 16
+    and 5 threads: a row that no thread names is 0, or isn't stored.
     """
     source, text, inputs, wanted = random.Random(6), [HEAD], {}, {}
     for opcode, count, transposed, threads in product(("ldmatrix", "stmatrix"), (1, 2, 4), (False, True), (32, 16, 5)):

@@ -1,4 +1,4 @@
-"""Names in PTX do no harm in C: none ends a string, a comment or a line, and no two of them become one."""
+"""Names in PTX are harmless in C: none ends a string, a comment or a line, and no two become the same."""
 
 import ctypes
 import os

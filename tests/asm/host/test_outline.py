@@ -1,5 +1,5 @@
 """The outline of a module with hostile declarations. tests/runtime/test_sim_declared.py, test_sim_demand.py and
-test_sim_load.py check what the simulated device makes of sane ones.
+test_sim_load.py test sane declarations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs in CUDA, as NVIDIA's compiler makes PTX of them, run on the simulated device and give what they should."""
+"""CUDA programs, compiled to PTX by NVIDIA's compiler, give the right results on the simulated device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Random straight-line programs of mixed instructions compute on the simulated device what exact arithmetic does."""
+"""Random straight-line programs of mixed instructions give the same results on the simulated device as exact
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ STEP = st.tuples(CHOICE, CHOICE, st.tuples(*[CHOICE] * 5), CHOICE, CHOICE)
 
 
 def check(programs):
-    """Programs with the seeds of their inputs."""
+    """Check programs with the seeds of their inputs."""
     jobs = straight.jobs(programs, lambda text: Host(Options()).make(text, "straight", HostTarget()).image)
     for (steps, seed), answer in zip(programs, answers(jobs, hooked.runtime() / "sim"), strict=True):
         assert not isinstance(answer, str), f"seed {seed}: {answer}"

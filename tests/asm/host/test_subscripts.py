@@ -1,4 +1,4 @@
-"""Elements of arrays, `table[3]`: how far from the beginning they are is what ptxas makes of them."""
+"""Array elements such as `table[3]` have the same offsets as in ptxas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Woven kernels on the simulated device: results equal the plain kernels', and counts are right."""
+"""Woven kernels on the simulated device give the plain kernels' results, and counts are right."""
 
 import os
 import re

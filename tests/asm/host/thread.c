@@ -1,6 +1,7 @@
-// thread OBJECT KERNEL: runs a kernel of an object of `gpt-asm --arch host` as a single thread, without the
-// simulated device. Standard input is a buffer whose address is the kernel's parameter; what it holds then
-// goes to standard output. A fault is a line on standard error, "FAULT SITE", and status 1.
+// thread OBJECT KERNEL: runs a kernel from an object made by `gpt-asm --arch host` as a single thread,
+// without the simulated device. Standard input is a buffer whose address is the kernel's parameter; its final
+// contents are written to standard output. A fault is reported as "FAULT SITE" on standard error, with
+// status 1.
 
 #include "host/abi.h"
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def kernel(body: str, module: str = "") -> str:
-    """A module with the kernel `k`, whose buffer is at %p, with registers of each type."""
+    """Return a module with the kernel `k`, whose buffer is at %p, with registers of each type."""
     return f"""{HEAD}{module}
 .visible .entry k(.param .u64 buffer) {{
     .reg .pred %p<8>; .reg .b16 %h<16>; .reg .b32 %r<32>; .reg .b64 %d<32>; .reg .f32 %f<8>; .reg .b128 %q<4>;

@@ -1,7 +1,7 @@
 """A program like in Neutrino's notebooks, for the simulated device: `attn` copies memory, `distribution` fills it.
 
 program.py [HOW ...]    fork: a child does the same; status=N; kill; pause; TensorTrace: below it;
-                        linked: the driver links the code first, as numba-cuda has it done
+                        linked: the driver links the code first, as with numba-cuda
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def forward(attn, out, q):
 
 
 def link(text: bytes) -> c_void_p:
-    """The address of what the driver makes of PTX."""
+    """Return the address of the image that the driver makes from PTX."""
     state, image, size = c_void_p(), c_void_p(), c_size_t()
     driving.ok(driving.cu.cuLinkCreate_v2(0, None, None, byref(state)))
     part = (state, 1, text, c_size_t(len(text)), b"part", 0, None, None)

@@ -35,7 +35,7 @@ def asked(folder, **more):
 
 
 def write(folder, *segments, **more):
-    """The exit status, and the folders."""
+    """Return the exit status and the folders."""
     (folder / "trace").mkdir(exist_ok=True)
     status = Writer(asked(folder, **more)).run([record for segment in segments for record in segment])
     return status, sorted((folder / "trace").iterdir())
@@ -52,7 +52,7 @@ def sync(number):
 
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_the_kept_code_is_removed_unless_others_can_rename(tmp_path, mode):
-    """Others could give its name to a folder of the user's. So nothing is kept there, nor removed."""
+    """Others could give its name to a folder of the user's. So nothing is kept or removed there."""
     (kept := tmp_path / "temporary" / "kept").mkdir(parents=True, mode=0o700)
     (kept / "file").touch()
     kept.parent.chmod(mode)
@@ -102,7 +102,7 @@ def test_the_folder_of_a_process(tmp_path, capfd):
 
 
 def test_a_link_that_takes_the_place_of_the_folder_is_not_followed(tmp_path):
-    """Others can rename in a group's folder."""
+    """In a group's folder, others can rename it and put a link there."""
     for name in ("trace", "other"):
         (tmp_path / name).mkdir()
 
@@ -123,7 +123,7 @@ def test_a_link_that_takes_the_place_of_the_folder_is_not_followed(tmp_path):
 
 
 def test_calls_of_a_process_in_order_of_time(tmp_path):
-    """Loaders that fail have a line; what a program asks for has the name of the driver's own symbol."""
+    """Failing loaders have a line; a program's requests have the name of the driver's own symbol."""
     apis = [
         forge.api(1, "cuInit"), forge.api(2, "cuMemAlloc"), forge.api(3, "cuMemcpyHtoD", "cuMemcpyHtoD_v2"),
         records.make("api", id=4, symbol="cuMemFree_v2", name="cuMemFree", type="memory", op="free"),
@@ -157,7 +157,7 @@ def test_calls_of_a_process_in_order_of_time(tmp_path):
 
 
 def test_the_driver_is_said_to_be_there_once_and_before_what_it_loads(tmp_path):
-    """Rows of calls come a while after them; some programs call cuInit more than once."""
+    """Rows of calls are written later, and some programs call cuInit more than once."""
     rows = [forge.calls([(start, 1, 1, 0)]) for start in (10, 70)]
     segment = forge.trace(forge.api(1, "cuInit"), MODULE, sync(1), rows[0], sync(2), rows[1])
     said = lines(tmp_path, segment)[2:]
@@ -165,7 +165,7 @@ def test_the_driver_is_said_to_be_there_once_and_before_what_it_loads(tmp_path):
 
 
 def test_benchmark(tmp_path):
-    """A launch has no buffers then."""
+    """In a benchmark a launch has no buffers."""
     times = records.make("times", launch=1, prologue=1_000_000, epilogue=0, kernel=6_000_000, original=4_000_000)
     found = lines(tmp_path, forge.trace(*LAUNCH, sync(1), times), benchmark=True)
     assert found[-5:] == [
@@ -202,7 +202,7 @@ def test_a_kernel_that_could_not_be_probed(tmp_path, capfd):
 
 
 def test_what_was_saved_is_lost(tmp_path):
-    """As of a process that was killed, or where a kernel faulted."""
+    """The process was killed, or a kernel faulted."""
     both = [MAP, forge.probe_map("other", 2, n="u64"), forge.kernel(5, 2, NAME, 1, 2), FUNCTION]
     lost = records.make("buffer", launch=2, map=2, size=64, lost="the context is gone")
     launches = [forge.probed(1, 5, 2, 2, 64), forge.probed(2, 5, 2, 2, 64), forge.buffer(2, DATA), lost]
@@ -231,7 +231,7 @@ def test_launches_at_one_moment_have_names_of_their_own(tmp_path):
 
 
 def test_a_folder_and_a_line_for_each_process_that_uses_the_driver(tmp_path, capfd):
-    """One that was forked and does not has none; after exec(3) a process has its pid still."""
+    """A forked process that doesn't use the driver has none; after exec(3) a process keeps its pid."""
     first, second, third, again = (
         forge.trace(MODULE, FUNCTION, pid=10), forge.trace(records.make("child", pid=12, how="fork"), pid=11),
         forge.trace(MODULE, pid=12), forge.trace(MODULE, pid=10),
@@ -255,7 +255,7 @@ def test_segments_that_take_turns(tmp_path):
 
 
 def test_hooks_run_on_each_result(tmp_path, capfd):
-    """Their output is the command's; a failure is reported, and changes nothing else."""
+    """Their output is the command's. A failure is reported, and changes nothing else."""
     hook = tmp_path / "hook.py"
     hook.write_text("import sys, pathlib\nprint(pathlib.Path(sys.argv[1]).stat().st_size)\nsys.exit(3)\n")
     launches = [record for n in (1, 2) for record in (forge.probed(n, 5, 2, 2, 64), forge.buffer(n, DATA))]
@@ -295,7 +295,7 @@ sys.exit(t.write(Path(sys.argv[1]), t.forge.trace(*t.LAUNCH, t.forge.buffer(1, t
 @pytest.mark.full
 @pytest.mark.parametrize("size", [20, 100, 3000])
 def test_a_full_disk(tmp_path, size):
-    """Files are whole or not there, and the line before the folder's says that something is missing."""
+    """Files are either complete or absent, and the line before the folder's says that something is missing."""
     done = subprocess.run(
         [sys.executable, "-B", "-c", LIMITED, tmp_path, Path(__file__).parents[3]],
         capture_output=True, text=True, check=False,
@@ -321,7 +321,7 @@ def test_tensors_have_lines(tmp_path):
 
 
 def test_names_with_line_feeds(tmp_path):
-    """Each event and each tensor has one line, whatever it is called; the length of the command is in bytes."""
+    """Each event and each tensor has one line, whatever its name. The command's length is in bytes."""
     function = FUNCTION | {"name": "k\n[exec] probe-mem 9 (bytes)"}
     library = records.make("library", path="/a\nb/libcuda.so.1", type="elf", size=1)
     tensor = records.make("tensor", id=1, at=2000, thread=1, name="q['\n  x']", address=4096, bytes=64,

@@ -19,7 +19,7 @@ MAP = forge.probe_map("m", n="u64")
 
 
 def answer(folder, *found):
-    """Keeps the answers to a question. All pass."""
+    """Keep the answers to a question. All must pass."""
     keeper = Keeper(folder)
     assert [record for given in found for record in keeper.handle(given)] == list(found)
     assert list(keeper.settle()) == []
@@ -34,7 +34,7 @@ def texts(folder, **files):
 
 
 def add(folder, module, kernel, reason=""):
-    """The folder of the kernel in a trace folder, and what it holds."""
+    """Return the folder of the kernel in a trace folder, and its contents."""
     (folder / "kernel").mkdir(exist_ok=True)
     folders = KernelFolders(folder / "kernel", 4711, Settings("", "", "hook.py", {"m": 8}, folder / "kept", False))
     made = folders.add("k", module, kernel, [MAP] if kernel else [], reason)
@@ -78,7 +78,7 @@ def test_a_kernel_that_ptxas_refuses(tmp_path):
 
 @pytest.mark.parametrize("size", [9, 5 << 20])
 def test_an_image_in_a_file(tmp_path, size):
-    """A trace has the digest of small ones, the place of all."""
+    """A trace has the digest of small images, and the location of all."""
     path = tmp_path / "lib.so"
     path.write_bytes(b"head" + bytes(size))
     place = {"path": str(path), "offset": 4, "size": size}
@@ -93,7 +93,7 @@ def test_an_image_in_a_file(tmp_path, size):
 
 
 def test_an_image_that_is_not_the_one_in_the_trace(tmp_path):
-    """The driver linked it; or it is in a file, and the trace has no digest. After exec(3) numbers begin anew."""
+    """The driver linked it, or it's in a file and the trace has no digest. After exec(3) numbers start again."""
     kept = tmp_path / "kept"
     for text in (b"before exec", b"linked"):
         answer(kept, QUESTION | {"of": "4711:7", "data": text}, PTX, CUBIN)

@@ -1,9 +1,8 @@
 """Neutrino's own analyses read gpt-neutrino's folders correctly: a table of their layouts, applied to our results.
 
-Neutrino's scripts can't be here, so what matters of each is restated: the form of a record, and which units have one.
-The first generation reads eight numbers, then `QQ` for each section, and then records one after the other, without a
-look at what the sections say. The second reads `IIQ` for each, goes to the offset, and divides by the bytes of a
-record.
+Neutrino's scripts can't be included, so their essentials are restated: the form of a record, and which units have one.
+The first generation reads eight numbers, then `QQ` per section, and then consecutive records, ignoring the sections'
+contents. The second reads `IIQ` per section, seeks to the offset, and divides by the bytes of a record.
 """
 
 import struct
@@ -45,7 +44,7 @@ NAMES = {"Q": "u64", "q": "u64", "I": "u32"}
 
 
 def read_first(path, layout):
-    """Records by block and unit, as a script of the first generation reads them."""
+    """Return records by block and unit, as a first-generation script reads them."""
     with open(path, "rb") as file:
         *shape, _, count = struct.unpack("iiiiiiii", file.read(32))
         sections = [struct.unpack("QQ", file.read(16)) for _ in range(count)]
@@ -59,7 +58,7 @@ def read_first(path, layout):
 
 
 def read_second(path, layout):
-    """The same as one of the second generation does."""
+    """Return these records as a second-generation script reads them."""
     with open(path, "rb") as file:
         *shape, _, count = struct.unpack("iiiiiiii", file.read(32))
         sections = [struct.unpack("IIQ", file.read(16)) for _ in range(count)]
@@ -74,7 +73,7 @@ def read_second(path, layout):
 
 
 def make_trace(name, layout, threads):
-    """A launch of two blocks in a trace: each unit saved a record, or as many as its number modulo 3."""
+    """Return a launch of two blocks in a trace: each unit saved a record, or its number modulo 3 of them."""
     fields = {f"f{number}": NAMES[letter] for number, letter in enumerate(layout.form)}
     level = "warp" if layout.divide == 32 else "thread"
     type_, capacity = ("log", 1000) if layout.several else ("array", 1)
@@ -97,7 +96,7 @@ def make_trace(name, layout, threads):
 
 @pytest.mark.parametrize(("name", "layout"), FIRST.items())
 def test_tools_save_what_the_first_generation_reads(name, layout):
-    """So what a run of ours writes is in the form that the script of this name expects."""
+    """The output of a run of ours has the form that the script of this name expects."""
     (map_,) = load_probes(TOOLS / f"{name}.toml").maps
     assert [field.type for field in map_.fields] == [NAMES[letter] for letter in layout.form]
     assert map_.size == struct.calcsize(layout.form) and (map_.capacity is None) == layout.several
@@ -123,7 +122,7 @@ def test_results_are_read_right(name, layout, second, threads, tmp_path):
     assert [len(block) for block in records] == [threads // layout.divide] * 2 and sections[0].offset == 48
 
 
-SUMS = {  # what an analysis of ours says, of what the script reads
+SUMS = {  # an analysis of ours, applied to what the script reads
     "gmem_bytes": (GmemBytes, "gmem_bytes:{}", lambda found: sum(map(sum, found))),
     "tensorop_count": (
         TensoropCount,

@@ -1,4 +1,4 @@
-"""The package `neutrino` that programs and analyses import below gpt-neutrino."""
+"""The package `neutrino`, which programs and analyses import under gpt-neutrino."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def python(text, *arguments, **env):
 
 
 def test_what_programs_import():
-    """As the seeds' programs and notebooks do, also of a probe file in Python, which is not run here."""
+    """The imports are those in the seeds' programs and notebooks, and in a probe file in Python that isn't run here."""
     done = python(
         "import neutrino, os, neutrino.language as nl\n"
         "from neutrino import probe, Map, TraceHeader, TraceSection\n"
@@ -47,7 +47,7 @@ def test_what_programs_import():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tools(name):
-    """They are probes of the first form, each with an analysis beside it that begins with the generated reader."""
+    """They are probes of the first form, each with an analysis that begins with the generated reader."""
     path = TOOLS / f"{name}.toml"
     loaded = load_probes(path)
     verify(loaded)
@@ -62,7 +62,7 @@ def test_tools(name):
 
 
 def test_what_p_means(tmp_path, monkeypatch):
-    """A folder with a tool's name does no harm: the notebook has some."""
+    """A folder with a tool's name changes nothing: the notebook has some."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "block_sched").mkdir()
     (tmp_path / "dmat.toml").touch()
@@ -116,7 +116,7 @@ tensortrace(forward)(1, Tensor())
 
 
 def test_tensor_trace(tmp_path):
-    """Lines as Neutrino's: on standard error where nothing is recorded."""
+    """The lines are like Neutrino's: on standard error if nothing is recorded."""
     done = subprocess.run(
         [sys.executable, "-S", "-c", TENSORS], capture_output=True, text=True, check=True, cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(PACKAGE)},
@@ -130,7 +130,7 @@ def test_tensor_trace(tmp_path):
 @pytest.mark.parametrize("first", ["import gpt", "import json"])
 @pytest.mark.parametrize("file", ["gpt.py", "gpt/__init__.py"])
 def test_a_program_with_a_gpt_of_its_own(tmp_path, file, first):
-    """As a model may be called. Loaded before or after, it is what the program imports."""
+    """A model may have this name. Whether ours is loaded before or after, the program imports its own."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("LAYERS = 12\n")
     check = "import gpt, sys; assert gpt.LAYERS == 12; assert 'gpt.tensors' not in sys.modules"
@@ -147,7 +147,7 @@ def analysis(folder, name, data):
 
 
 def test_block_sched(tmp_path):
-    """Two blocks run beside each other on SM 0, then a third one 5 clocks after the first; one is alone on SM 1."""
+    """Two blocks run at the same time on SM 0, and a third one 5 clocks after the first; one runs alone on SM 1."""
     head = struct.pack("<8I2Q", 4, 1, 1, 32, 1, 1, 0, 1, 16, 48)
     warps = [(100, 10, 0), (100, 20, 0), (115, 30, 0), (7, 30, 1)]
     found = analysis(tmp_path, "block_sched", head + b"".join(struct.pack("<QII", *warp) for warp in warps))
@@ -173,7 +173,7 @@ def test_program_progress(tmp_path):
 
 @pytest.mark.full
 def test_dmat(tmp_path):
-    """The picture is drawn of a result, and of the .dmat that was left of it."""
+    """The picture is drawn from a result, and from the .dmat that was kept of it."""
     pytest.importorskip("matplotlib")
     head = struct.pack("<8I2Q", 1, 1, 1, 2, 1, 1, 0, 1, 48, 48)
     accesses = [(100, 4096), (100, 4100), (120, 1 << 20), (100, 4096), (0, 0), (0, 0)]

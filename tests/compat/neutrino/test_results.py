@@ -1,4 +1,4 @@
-"""The `.bin` of a launch, and the generated reader that reads it back."""
+"""The `.bin` file of a launch, and the generated reader for it."""
 
 import ast
 import os
@@ -33,7 +33,7 @@ def write(path, map_, blocks, threads, data, size=0):
 
 
 def read(path, map_, size):
-    """By the generated reader."""
+    """Read the file with the generated reader."""
     single = map_["type"] != "log" and map_["capacity"] == 1
     text = make_reader([ReadMap(map_["name"], map_["level"], fields_of(map_), size, single)])
     assert text.startswith(BEGIN) and text.rstrip().endswith(END)
@@ -43,7 +43,7 @@ def read(path, map_, size):
 
 
 def array(layout, blocks, threads, value):
-    """A buffer in which each record of a unit has these values."""
+    """Return a buffer in which each record of a unit has these values."""
     units = layout.units(threads)
     found = [value(block, unit) for block in range(blocks) for unit in range(units)]
     return b"".join(struct.pack("<Q", 1) + one.ljust(layout.stride * layout.capacity, b"\0") for one in found)
@@ -123,7 +123,7 @@ def test_an_empty_log(tmp_path):
 
 
 def test_a_log_of_few_units_takes_little_of_the_disk(tmp_path):
-    """The space between the units is a hole."""
+    """The space between units is a hole."""
     map_ = forge.probe_map("m", type_="log", level="thread", capacity=100_000, n="u64")
     entries = np.zeros((2000, 2), "<u8")
     entries[:, 0], entries[:, 1] = 999_999, 5
@@ -158,7 +158,7 @@ def test_several_maps(tmp_path):
 
 
 def named(name, single=True):
-    """Read maps of this name and of one that's the same to Python, both of which have fields with such names."""
+    """Read maps of this name and of names that are the same to Python, with fields that are named so too."""
     fields = [(name, "I"), (f"{name}-", "I"), (f"{name}+", "I")]
     return make_reader([ReadMap(one, "block", fields, 12, single) for one in (f"{name}-", name, f"{name}+")])
 

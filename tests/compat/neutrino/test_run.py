@@ -23,7 +23,7 @@ BOTH = SUM.format(2 * 96 * 4) + SUM.format(2 * 96 * 8)  # `distribution` only wr
 
 
 def environment(**more):
-    """Commands are found as in an installation, and the programs run on the simulated device."""
+    """Return an environment with commands as in an installation, and the simulated device for programs."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return os.environ | {"GPT_DEVICE": "sim", "GPT_SIM_RUN": "all", "PATH": path} | more
 
@@ -40,7 +40,7 @@ def events(folder):
 
 
 def test_a_first_run(tmp_path):
-    """Section 7 of the dynamic notebook: the files and their contents. The exit status is the program's."""
+    """Run section 7 of the dynamic notebook: the files and their contents. The exit status is the program's."""
     (tmp_path / "block_sched").mkdir()
     (tmp_path / "block_sched" / "raw.py").symlink_to(PROGRAM)
     program = ["python", "block_sched/raw.py", "status=7"]
@@ -125,7 +125,7 @@ def test_what_was_kept_of_a_log_is_said_and_drawn(tmp_path):
 
 @pytest.mark.full
 def test_slowdown(tmp_path):
-    """The loop over METRICS and COMMANDS: probes beside the notebook, the folder moved to where it is wanted."""
+    """The loop over METRICS and COMMANDS uses probe files beside the notebook, and moves the results."""
     for metric in ("block_sched", "gmem_bytes"):
         shutil.copy(TOOLS / f"{metric}.toml", tmp_path)
         test, command = "attn", [sys.executable, str(PROGRAM), "4", "32"]
@@ -160,7 +160,7 @@ def test_slowdown(tmp_path):
     ("test", "needed"), [("block_sched", 6 * 24), ("gmem_bytes", 192 * 16), ("dmat", 2 * 192 * 24 + 8)]
 )
 def test_memory(tmp_path, test, needed):
-    """The loop over MODELS and TESTS: a line a process, each with the folder at its end; `max` of what lines say."""
+    """The loop over MODELS and TESTS prints a line per process with the folder at its end, and takes the `max`."""
     res = run(tmp_path, "neutrino", "-p", test, "--memusage", "python", PROGRAM, "fork", text=False)
     copied = []
     for tracedir in res.stderr.decode().split("\n"):
@@ -284,7 +284,7 @@ def test_interrupts(tmp_path, which):
 
 @pytest.mark.full
 def test_an_interrupt_of_an_analysis_that_hangs(tmp_path):
-    """The program has ended: the line of its folder comes, as that is complete."""
+    """The program has ended and its folder is complete, so the folder's line is printed."""
     (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(1000)\n")
     words = ["neutrino", "-p", "gmem_bytes", "--callback", "hang.py", "python", str(PROGRAM)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -335,7 +335,7 @@ def test_a_command_that_is_not_there(tmp_path):
 
 @pytest.mark.full
 def test_where_the_package_is(tmp_path):
-    """For a notebook that imports it itself."""
+    """A notebook imports the package itself."""
     assert run(tmp_path, "gpt-neutrino", "--path").stdout == f"{PACKAGE}\n"
 
 

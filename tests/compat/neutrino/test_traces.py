@@ -67,7 +67,7 @@ def test_what_no_warp_saved_is_zero_or_all_ones(tmp_path):
 
 
 def test_bytes_of_threads_are_those_that_the_built_in_probe_counts(tmp_path):
-    """The map of the tool has another name, and loads and stores are one number."""
+    """The tool's map has another name, and its loads and stores are one number."""
     threads = b"".join(struct.pack("<II", 4 * thread, 16) for thread in range(100))
     folder = folders.neutrino(tmp_path / "t", folders.GMEM_BYTES, folders.result((2, 1, 1), (50, 1, 1), (8, threads)))
     rows, verdicts = folders.answer(GmemBytes, folder)
@@ -225,7 +225,7 @@ def test_a_run_with_benchmark_saves_nothing_and_has_times(tmp_path):
 @settings(max_examples=examples(100))
 @given(st.data())
 def test_whatever_a_log_says_it_is_a_trace_or_an_error(data):
-    """Truncated, changed and mixed lines; readers accept every record."""
+    """Lines are truncated, changed and mixed; readers accept every record."""
     known = [
         "[pid] 7", "[cmd] 3 a b", "[jit] find 0x1 name k bin 0x2 size 9", "[jit] rename k 0_ab", "[jit] rename k ..",
         "[exec] funcmap-find 0x1 success", "[exec] funcmap-find 0x1 fail", "[exec] 99999999999999999999 param 1",

@@ -1,4 +1,4 @@
-"""Options that choose no kernel: what gpt-neutrino says there was."""
+"""Options that select no kernel: gpt-neutrino lists the available ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""JSON lines of calls as traces: from tracers, from `events --json`, and from neither."""
+"""JSON lines of calls as traces: from tracers, from `events --json`, and from other sources."""
 
 import json
 import random
@@ -131,7 +131,7 @@ def test_lines_of_two_processors_in_another_order(calls):
 
 
 def test_a_line_a_call(calls):
-    """As recipes for such files have them: ts in us."""
+    """The lines are like those in recipes for such files: ts in us."""
     found, missing = calls(
         {"ts": 5, "type": "kernel", "op": "launch", "name": "cuLaunchKernel", "duration_us": 2.5},
         {"ts": 1, "type": "memory", "op": "alloc", "size": 4096},
@@ -264,7 +264,7 @@ def test_they_do_not_say_what_was_used(tmp_path):
 
 
 def test_any_bytes_are_read_or_refused(tmp_path):
-    """Nothing but what errors are made for is raised, and each record is one."""
+    """Only errors of ours may be raised, and each record is valid."""
     good = [json.dumps(line) for line in (begin(6.0, "cuMemAlloc"), end(6.1, "cuMemAlloc", 100), LAUNCH, GOOD)]
     good.append("# " + next(jsonl.lines(forge.trace()[0])))
     good += ['# {"kind":"api","id":1,"symbol":"a","name":"cuInit","type":"other","op":"init"}', '# {"kind":"end"}',

@@ -110,7 +110,7 @@ class Listing:
                 lines.append(line)
 
     def text(self, names):
-        """These kernels, and all other functions."""
+        """Return these kernels, and all other functions."""
         kept = [name for name, (kind, *_) in self.functions.items() if kind == "function" or name in names]
         return "".join(f"{line}\n" for name in kept for line in [self.head(name), *self.functions[name][2]])
 
@@ -161,7 +161,7 @@ def lower(plan, function, listing, names):
 
 
 def describe(use, shared):
-    """Say what a snippet reads and saves, and which registers of its file outlive it."""
+    """Return what a snippet reads and saves, and the registers of its file that outlive it."""
     saves = [save.map for save in use.snippet.saves if save.last]
     said = [f"{use.probe.name}: {use.when} {use.site.position}"]
     said += [f"reads {' '.join(sorted(use.snippet.helpers))}"] if use.snippet.helpers else []

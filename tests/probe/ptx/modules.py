@@ -22,7 +22,7 @@ REGISTERS = """
 
 @dataclass(frozen=True)
 class Feature:
-    """`declared` stands before the kernels that use it, `body` in these, `after` at the end of the module."""
+    """`declared` precedes the kernels that use it, `body` is in these kernels, and `after` at the end of the module."""
 
     declared: str = ""
     body: str = ""
@@ -40,12 +40,12 @@ DATA = ".global .align 4 .u32 leaf_data = 7;\n"
 
 
 def leaf(name: str, before: str = ".visible .func ", loc: str = "") -> str:
-    """A function that loads and stores."""
+    """Return a function that loads and stores."""
     return before + LEAF.replace("NAME", name).replace("leaf_data", f"data_{name}").replace("LOC", loc)
 
 
 def call(name: str) -> str:
-    """A call of it."""
+    """Return a call to it."""
     return CALL.replace("NAME", name)
 
 
@@ -197,13 +197,13 @@ st.param.b32 [z], r; ret; }
 
 
 def random_uses(chance: random.Random) -> dict[str, list[str]]:
-    """Kernels and the features that each uses."""
+    """Return kernels and the features that each uses."""
     names = chance.sample(sorted(FEATURES), chance.randrange(4, 14))
     return {f"kernel{number}": chance.sample(names, chance.randrange(1, len(names))) for number in range(1, 4)}
 
 
 def module(uses: dict[str, list[str]], chance: random.Random) -> str:
-    """A module with these kernels, and one before that has the positions where code of the others was inlined."""
+    """Return a module with these kernels, preceded by one with the positions of code inlined from the others."""
     uses = {"kernel0": ["position"]} | uses
     names = list(dict.fromkeys(name for used in uses.values() for name in used))
     order = [*names[1:], *list(uses)[1:]]

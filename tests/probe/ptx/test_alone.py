@@ -1,4 +1,4 @@
-"""A kernel that is taken out of its module, with probes or without, assembles if ptxas takes the whole module."""
+"""A kernel taken out of its module, with or without probes, assembles if ptxas accepts the whole module."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def faults(parts, folder, *options):
 
 
 def parts(text, probes):
-    """A module, and each of its kernels alone and with probes; and why kernels got none."""
+    """Return a module, each of its kernels alone and with probes, and why the others have none."""
     whole = scan_module(text, "m")
     found, left = [("whole", text)], {}
     names = [item.name for item in whole.entries]
@@ -69,7 +69,7 @@ def parts(text, probes):
 
 
 def test_every_feature(tmp_path):
-    """All features at once in two kernels, which are woven; others are left alone for a true reason."""
+    """All features at once in two kernels, which are woven; the other kernels are left alone for a correct reason."""
     names = [name for name in modules.FEATURES if name not in {*POINTERS, "shadows"}]
     uses = {"kernel1": names[::2], "kernel2": names[1::2], "kernel3": sorted(POINTERS), "kernel4": ["shadows"]}
     found, left = parts(modules.module(uses, random.Random(2)).encode(), ["block_sched", "gmem_bytes"])

@@ -71,7 +71,7 @@ def test_what_an_instruction_leaves_out_of_a_register(instruction, saved, field,
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_is_cut_assembles(when, tmp_path):
-    """Registers of every size that ptxas takes, in all fields."""
+    """The cut uses registers of every size that ptxas takes, in all fields."""
     body = ""
     for bits, names in ((8, "c1 h1 r1 rd2"), (16, "h1 r1 rd2"), (32, "r1 rd2")):
         for name in names.split():
@@ -100,8 +100,8 @@ def test_vectors_in_wider_registers(tmp_path):
 
 
 def test_a_conversion_of_what_is_no_float_of_that_size():
-    """cvt takes integers of any size; of a float all bits count."""
+    """cvt takes integers of any size; of a float all bits are kept."""
     reads = "cvt.rn.f32.f64 %a, OUT;"
     text = f'[x]\nposition = "add.f32"\ndatamodel = "thread:8"\nafter = ".reg .f32 %a; {reads} SAVE.f32 {{%a}};"\n'
-    with pytest.raises(LeftAlone, match="OUT has 32 bits, and line 4 wants 64"):
+    with pytest.raises(LeftAlone, match="OUT has 32 bits, and line 4 expects 64"):
         weave(kernel("add.f32 %f1, %f1, %f2;\nret;"), "k", [probe(text)])

@@ -29,7 +29,7 @@ NEWEST = b".version 9.0"  # that the ptxas of the tests knows
 
 @cache
 def kernels(arch):
-    """The kernels of the sources, each pruned to what it needs."""
+    """Return the kernels of the sources, each pruned to what it needs."""
     found = {}
     for source in SOURCES:
         module = scan.scan_module(cuda.nvrtc_compile(source.read_text(), ARCHS[arch]), source.name)
@@ -38,7 +38,7 @@ def kernels(arch):
 
 
 def assemble(data, arch, folder):
-    """Registers and bytes spilled, of all functions, by ptxas's report."""
+    """Return the registers and spilled bytes of all functions, as ptxas reports them."""
     text = folder / f"{abs(hash(data))}.ptx"
     text.write_bytes(data)
     command = [cuda.tool("ptxas"), f"-arch={arch}", "-v", text, "-o", text.with_suffix(".cubin")]
@@ -49,7 +49,7 @@ def assemble(data, arch, folder):
 
 
 def woven(data, kernel, file):
-    """The kernel with probes, or None if there is nothing for them."""
+    """Return the kernel with probes, or None if they don't apply to it."""
     try:
         found = weave(data, kernel, [file])
     except LeftAlone as error:
@@ -141,7 +141,7 @@ L:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_the_stores_that_a_head_speaks_of(name):
-    """Adding to a count is one of them, except for a log's, which it calls an atomic."""
+    """Additions to a count are included, except for a log's, which the head calls an atomic."""
     told = re.search(r"(two|three|five) stores", PROBES[name].source.replace("\n#          ", ""))
     text = weave(PLACES, "k", [PROBES[name]]).data.decode()
     places = re.findall(r"(?:\n[^\n]*//@[^\n]*)+", text)
@@ -151,7 +151,7 @@ def test_the_stores_that_a_head_speaks_of(name):
 
 
 def test_progress_is_that_of_the_warp():
-    """FLOPS are a lane's: 64 of mma.m16n8k8, times the lanes that are there."""
+    """FLOPS are per lane: 64 for mma.m16n8k8, times the active lanes."""
     text = weave(PLACES, "k", [PROBES["warp_progress"]]).data.decode()
     (count,) = re.findall(r"popc\.b32 (\S+),", text)
     assert f"cvt.u64.u32 %gpt_0_lanes, {count};" in text

@@ -17,7 +17,7 @@ def counts(woven):
 
 
 def saved_where(woven):
-    """The guards of the counts of records."""
+    """Return the guards of the counts of records."""
     return [line.split()[0] for line in lines(woven) if "st.global.u64" in line]
 
 
@@ -129,7 +129,7 @@ def test_what_only_sets_registers_is_nothing():
 
 @pytest.mark.parametrize("name", ["inst_latency", "value_range"])
 def test_what_does_not_fit_leaves_no_halves(name, tmp_path):
-    """Registers that are one size here and another there are known when the code is made."""
+    """Registers whose sizes differ between uses are known when the code is made."""
     body = "{ .reg .f32 r; add.f32 r, %f1, %f2; ld.global.f32 r, [%rd1]; } { .reg .b64 r; }"
     file = load_probes(find_probe(name))
     with pytest.raises(LeftAlone, match=r"no probe applies to it: probe '.*' at '.*': an instruction has 'r'"):

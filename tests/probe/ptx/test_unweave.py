@@ -1,4 +1,4 @@
-"""Weaving and back: random and damaged programs come back as they were, or are refused with their place."""
+"""Weaving and unweaving: random and damaged programs are restored, or rejected with their place."""
 
 import re
 
@@ -47,7 +47,7 @@ FILES = [
     st.lists(st.tuples(st.sampled_from(VARIABLES), BLANKS), max_size=3),
 )
 def test_weaving_and_back(body, function, files, blank, variables):
-    """Also where the program makes no sense: weaving does not look at what it has no business with."""
+    """This also holds for programs that make no sense: weaving doesn't check them."""
     text = lambda parts: balanced("".join(statement + blank for statement, blank in parts))  # noqa: E731
     declared = "".join(variable + blank for variable, blank in variables)
     data = (
@@ -68,7 +68,7 @@ def test_weaving_and_back(body, function, files, blank, variables):
 
 
 def balanced(text):
-    """The text with braces that no other matches taken out."""
+    """Return the text without unmatched braces."""
     out, depth = [], 0
     for piece in re.split(r"(/\*.*?\*/|//[^\n]*\n|[{}])", text):
         if piece == "}" and not depth:

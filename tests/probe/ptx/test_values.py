@@ -66,7 +66,7 @@ def test_registers_of_other_types_and_sizes(tmp_path):
 
 @pytest.mark.parametrize("other", ["u32", "b32", "f32"])
 def test_a_name_that_is_a_register_of_another_type_in_another_scope(other, tmp_path):
-    """As inline assembly has it: { .reg .f32 r0; .. }."""
+    """Inline assembly has such scopes: { .reg .f32 r0; .. }."""
     scopes = f"{{ .reg .f32 r; add.f32 r, %f1, %f2; }} {{ .reg .{other} r; mov.b32 r, %r1; }}"
     woven = check(kernel(f"{scopes} ret;"), simple("add.f32", "mov.b32 %a, OUT;", "after"), tmp_path=tmp_path)
     assert not woven.misfits
@@ -184,7 +184,7 @@ def test_loads_of_all_widths_are_timed(load, tmp_path):
 
 @pytest.mark.parametrize("type_", ["u8", "s8", "b8"])
 def test_registers_of_a_byte_are_read_by_cvt(type_, tmp_path):
-    """As CUB's inline assembly has them; of all opcodes only ld, st and cvt take one."""
+    """CUB's inline assembly uses them; of all opcodes only ld, st and cvt take one."""
     body = f"{{ .reg .{type_} d; ld.global.{type_} d, [%rd1]; cvt.u8.u8 d, d; st.global.{type_} [%rd1], d; }} ret;"
     check(kernel(body), load_probes(find_probe("inst_latency")), tmp_path=tmp_path)
     for wanted, when in (("u32", "after"), ("s32", "after")):
@@ -236,7 +236,7 @@ def test_what_bytes_of_global_memory_are(body, counted, tmp_path):
 
 
 def test_bulk_bytes_are_those_of_global_memory(tmp_path):
-    """A bulk copy between the shared memories of a cluster reads none of it, and a wait moves nothing."""
+    """A bulk copy between the shared memories of a cluster doesn't read global memory, and a wait moves nothing."""
     wait = "mbarrier::complete_tx::bytes"
     body = (
         f"cp.async.bulk.shared::cluster.global.{wait} [%r1], [%rd1], 64, [%r2];"
@@ -259,7 +259,7 @@ def test_a_constant_of_the_program_where_ptxas_takes_none(snippet, tmp_path):
 
 @pytest.mark.parametrize("source", ["%smid", "%clock64", "SMID", "CLOCK", "%tid.x"])
 def test_a_special_register_is_converted_to_a_float(source, tmp_path):
-    """ptxas takes one in a conversion between integers only."""
+    """ptxas accepts special registers in conversions between integers only."""
     type_ = "u64" if "clock" in source.lower() else "u32"
     file = simple("ld.global", f".reg .f32 %f;\ncvt.rn.f32.{type_} %f, {source}; mov.b32 %a, %f;")
     verify(file)

@@ -39,7 +39,7 @@ def report(data, folder):
 
 
 def check(data, folder, file=SCHED):
-    """Weaves: the program comes back, and the kernel assembles with nothing in global memory but the table."""
+    """Weave, and check that the program is unchanged and the kernel assembles with only the table in global memory."""
     woven = weave(data, "k", [file])
     assert unweave(woven.data) == data
     size = 8 * sum(variable.space == "global" for variable in woven.variables)
@@ -58,7 +58,7 @@ def told(woven):
 
 
 def code(woven):
-    """The text as ptxas reads it: without comments, one blank between words."""
+    """Return the text as ptxas reads it: without comments, one blank between words."""
     return " ".join(re.sub("//[^\n]*", "", woven.data.decode()).split())
 
 
@@ -254,7 +254,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 6), PIECES), min_size=1, max_size=4))
 def test_torn_modules(edits):
-    """Whatever the module looks like: it is refused or left alone, or comes back."""
+    """The module is rejected, left alone, or restored."""
     text = TEXT
     for at, length, piece in edits:
         text = text[:at] + piece + text[at + length :]
@@ -266,7 +266,7 @@ def test_torn_modules(edits):
 
 
 def test_relocatable_kernels_have_tables_of_their_own(tmp_path):
-    """Two of them, of two modules, are linked."""
+    """Two kernels from two modules are linked."""
     cubins = []
     for name in ("first", "second"):
         data = kernel(f"ld.global.u32 %r1, [{name}];", f".global .u32 {name};")

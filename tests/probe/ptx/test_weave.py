@@ -148,7 +148,7 @@ def test_what_the_kernel_says_of_its_blocks_is_not_read(block, read, extents, tm
 
 
 def test_what_other_positions_save_is_counted_beside_what_the_kernel_replaces(tmp_path):
-    """As many as the warp's groups of lanes may add to the count at once, and none goes missing."""
+    """All groups of lanes in the warp may add to the count at once, and no addition is lost."""
     file = probe(
         '[map.m]\nlevel = "warp"\ndata = {a = "u32"}\n'
         '[probe.end]\nposition = "kernel"\nlevel = "warp"\nafter = "SAVE [m] {SMID};"\n'
@@ -162,7 +162,7 @@ def test_what_other_positions_save_is_counted_beside_what_the_kernel_replaces(tm
 
 
 def test_names_of_probes_never_meet(tmp_path):
-    """Whatever tables and labels are called, and whatever the program calls its own."""
+    """Names are kept apart whatever tables and labels are called, in probes and in the program."""
     halves = 'position = "kernel"\ndatamodel = "warp:16"\nbefore = "SAVE.u64 {CLOCK};"\nafter = "SAVE.u32 {%smid};"\n'
     file = probe("".join(f'["{name}"]\n{halves}' for name in ("a-b", "a.b", "\u00e9", "\u00e8", "x\\ny")))
     labels = "@%p bra %L; bra $L; %L: mov.u32 %a, 1; $L: mov.u32 %a, 2; _L: mov.u32 %a, 3;"
@@ -233,7 +233,7 @@ def test_a_remainder_needs_no_division(value, divisor):
 
 
 def test_the_number_of_a_block_at_an_exit_has_64_bits_where_32_do_not(tmp_path):
-    """ptxas takes the lower 32 bits of a larger constant; a buffer of counts only has 32 GB for 2^32 units."""
+    """ptxas takes the lower 32 bits of a larger constant. A buffer of 2^32 counts has 32 GB."""
     fields, values = ", ".join(f'f{number} = "u64"' for number in range(32)), ", ".join(["TIME"] * 32)
     large = probe(
         f'[map.m]\nlevel = "block"\ncap = {1 << 24}\ndata = {{{fields}}}\n'
@@ -383,7 +383,7 @@ def test_function_that_another_kernel_calls():
 
 
 def test_a_function_whose_arguments_vary_in_number(tmp_path):
-    """More parameters would go after an array that must be the last one."""
+    """Its array must be the last parameter, so none can be added after it."""
     text = f"""{HEAD}.func (.param .b32 r) sum(.param .b32 n, .param .align 8 .b8 va[])
 {{ .reg .b32 %r; .reg .b64 %rd; mov.u64 %rd, va; ld.global.u32 %r, [%rd]; st.param.b32 [r], %r; ret; }}
 .visible .entry k() {{ .reg .b64 %rd; .reg .b32 %r;
@@ -429,7 +429,7 @@ def test_a_function_that_has_another_name(tmp_path, names):
 
 
 def test_a_function_that_is_named_like_an_instruction(tmp_path):
-    """Debug builds have functions such as sin, which call sin.approx."""
+    """Debug builds have functions such as sin, which calls sin.approx."""
     text = f"""{HEAD}.func (.reg .f32 r) sin(.reg .b64 p) {{ ld.global.f32 r, [p]; ret; }}
 .func (.param .f32 r) cos(.param .b64 p)
 {{ .reg .b64 x; .reg .f32 f; ld.param.b64 x, [p]; ld.global.f32 f, [x]; sin.approx.f32 f, f; cos.approx.f32 f, f;

@@ -1,4 +1,4 @@
-"""Kernels and probes in a few words, woven, assembled and looked at."""
+"""Short kernels and probes that are woven, assembled and examined."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def assembled(data, tmp_path, arch="sm_90"):
 
 
 def lines(woven):
-    """The instructions that were inserted, registers as they are."""
+    """Return the inserted instructions, with registers as they are."""
     found = [line.partition(MARK)[0].strip() for line in woven.data.decode().splitlines() if MARK in line]
     return [line for line in found if not line.startswith(".")]
 

@@ -1,4 +1,4 @@
-"""Probe files: every form becomes the same objects; what contradicts itself is refused with its line."""
+"""Probe files: every form gives the same objects; contradictions are rejected with their line."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -436,7 +436,7 @@ THREE = 'data = {a = "u64", b = "u64", c = "u64"}'
 
 
 def test_the_slots_of_a_table(tmp_path):
-    """A count, each 32 bits of the key in 8 bytes, and the rest by its alignment."""
+    """A slot has a count, 8 bytes per 32 bits of the key, and the other fields by their alignment."""
     data = 'data = {a = "u32", b = "u64", c = "u64"}'
     file = read(TABLE.format(f'{data}\nkey = ["b", "a"]\ncap = 9\nmin = ["c"]'), tmp_path)
     (map_,) = file.maps

@@ -1,4 +1,4 @@
-"""Probes in Python: what they compile to means what Python says, and ptxas takes it."""
+"""Probes in Python compile to code with Python's meaning, which ptxas accepts."""
 
 import re
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def compiled(body):
 
 
 def result(body, **values):
-    """The shared registers after a body, and what it saved."""
+    """Return the shared registers after a body, and what it saved."""
     file = compiled([*body.strip("\n").split("\n"), "if False: record.save(0, 0, 0)"])
     registers = {f"%{name}": values.get(name, 0) for name in "abcs"}
     helpers = {"ADDR": values.get("addr", 0), "BYTES": 16, "IN2": 5, "CLOCK": 1000, "SMID": 3, "ACTIVE": 32}
@@ -108,7 +108,7 @@ def test_an_operand_is_saved_as_what_it_is():
 
 
 def test_registers_may_have_any_name():
-    """`clock`, as the special register, and `p_1`, as a temporary of p might be called."""
+    """`clock` is also a special register, and `p_1` might be a temporary of p."""
     text = HEAD.replace("a: nl.u32", "clock: nl.u64 = 0\np_q: nl.u64 = 0\np_1: nl.u32 = 0\na: nl.u32")
     text += "    q = a + 1\n    clock = nl.clock()\n    p_q = 7\n    p_1 = (q * 3 + p_1) >> 1\n"
     file = compile_python(text + "    record.save(clock, p_1, q + p_q)\n", "p.py")
@@ -193,7 +193,7 @@ def test_any_program_means_what_python_says(lines, a, b, t):
 
 
 def typed_constants(line):
-    """The line with each constant an nl.u32, but for counts of shifts: a bare one is as wide as what it meets."""
+    """Return the line with each constant an nl.u32, except counts of shifts. Bare ones take their operand's width."""
     line = line.replace("nl.bytes", "16")
     return re.sub(r"(<< |>> )?\b(\d+)\b", lambda m: m[0] if m[1] else f"nl.u32({m[2]})", line)
 

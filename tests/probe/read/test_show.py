@@ -64,7 +64,7 @@ def read(text):
 
 
 def plain(file):
-    """A file without what only its text has: path, lines."""
+    """Return a file without the fields that only its text has: path, lines."""
 
     def of(snippet):
         return snippet and Snippet(tuple(replace(line, line=0) for line in snippet.lines))

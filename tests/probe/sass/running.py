@@ -1,4 +1,4 @@
-"""Run kernels of tests/sass/interp, plain and woven, on the interpreter; and what their buffers hold."""
+"""Run kernels of tests/sass/interp on the interpreter, plain and woven, and return their buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same probe in the same kernel, woven into machine code and into PTX: buffers hold the same.
+"""The same probe in the same kernel, woven into machine code and into PTX, gives the same buffers.
 
 The machine code runs on the interpreter, the PTX on the simulated device. The kernels are ones in which ptxas makes one
 access of each, and drops none.
@@ -18,6 +18,7 @@ from tests import cuda
 from tests.probe.sass import running
 from tests.runtime import hooked
 from tests.sass.interp.cases import CASES, KERNELS
+from tests.tiers import every
 
 NUMBERS = {case.name: number for number, case in enumerate(CASES)}
 MAPS = {
@@ -146,13 +147,16 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        *itertools.product(("reduction-2x256-5", "leaving-2x33-5", "groups-2x50-5"), sorted({*MAPS} - {"warps"})),
-        *itertools.product(("widths-2x64-5", "votes-2x96-5", "groups-2x50-5"), ["warps"]),  # which leave in one group
-    ],
+    every(  # `make test` has each kind, and each kernel of the first line
+        3,
+        [
+            *itertools.product(("reduction-2x256-5", "leaving-2x33-5", "groups-2x50-5"), sorted({*MAPS} - {"warps"})),
+            *itertools.product(("widths-2x64-5", "votes-2x96-5", "groups-2x50-5"), ["warps"]),  # leave in one group
+        ],
+    ),
 )
 def test_totals_hold_the_same(tmp_path, name, kind):
-    """Totals of every kind, with one writer per unit and with many: stores, atomics, and sums over a warp's lanes."""
+    """Totals of every kind are compared, with one writer per unit or many: stores, atomics, and sums over lanes."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     level = "thread" if kind in ("numbers", "rows") else kind.removesuffix("s") if kind != "floats" else "block"
     probe.write_text(PROBE.format(name=kind, map=MAPS[kind], saves=SAVES[kind], level=level))
@@ -162,7 +166,7 @@ def test_totals_hold_the_same(tmp_path, name, kind):
 
 @pytest.mark.parametrize("name", ["reduction-2x256-5", "blockwide-2x160-5"])
 def test_addresses_of_shared_memory_are_the_same(tmp_path, name):
-    """Each access of each lane. In the simulated device the window begins elsewhere."""
+    """Each lane's address in each access is compared. In the simulated device the window begins elsewhere."""
     case = CASES[NUMBERS[name]]
     try:
         made = running.woven(case, "bank_conflict")
@@ -206,7 +210,7 @@ SAVE [m] {{BLOCK, WARPID, %none}};'''
 
 @pytest.mark.parametrize(("name", "sample"), [("groups-2x50-5", "block/2"), ("reduction-2x256-5", "warp/3")])
 def test_samples_hold_the_same(tmp_path, name, sample):
-    """Blocks or warps that are left out jump over one of two probes, and the other probe still gets its values."""
+    """Skipped blocks or warps jump over one of two probes, and the other probe still gets its values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(SAMPLED.format(sample=sample))
     wanted = agreed(tmp_path, case, probe)

@@ -1,4 +1,4 @@
-"""Stalls that are lengthened in what ptxas compiled, and scoreboards that it leaves out."""
+"""Stalls that are lengthened in ptxas's code, and scoreboards that it leaves out."""
 
 from gpt.probe.sass import glue
 from gpt.probe.sass.waits import announce, space

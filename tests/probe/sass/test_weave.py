@@ -1,4 +1,4 @@
-"""Probes in machine code, run by the interpreter: memory stays what it was, and buffers hold what they should."""
+"""Probes in machine code on the interpreter: the kernel's memory doesn't change, and buffers are right."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ SCHED = str(Path(__file__).with_name("sched.toml"))
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_each_warp_has_a_begin_and_an_end(name):
-    """Through several exits, with more registers, and with none to spare, so that the begin is kept on the stack."""
+    """The kernels have several exits, more registers, or none to spare, so that the begin is kept on the stack."""
     made, (found,) = check(name, SCHED)
     assert len(found) == running.units(CASE[name], "warp")
     for count, ((record),) in found:
@@ -63,7 +63,7 @@ def test_each_warp_has_a_begin_and_an_end(name):
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_each_block_has_a_begin_and_an_end(name):
-    """A warp stores its own clocks, so the block's begin is the least of its warps', and its end the greatest."""
+    """A warp stores its own clocks; the block's begin is the least of its warps' begins, and its end the greatest."""
     made, (blocks, warps) = check(name, "block_sched", SCHED)
     each = len(warps) // len(blocks)
     assert len(blocks) == running.units(CASE[name], "block")
@@ -111,7 +111,7 @@ def name_uniform(case, is_variable):
 
 
 def test_where_uniform_registers_are_short_others_hold_them():
-    """`crowded` names 57 of 63, and lanes that stay in its loop need them all after others have left."""
+    """`crowded` uses 57 of 63, and lanes in its loop need all of them after others have left."""
     check("crowded-2x96-5", "block_sched")
     check("crowded-2x33-5", "warp_sched", "gmem_bytes")
     late, steady = name_uniform(CASE["crowded-2x96-5"], True)
@@ -138,7 +138,7 @@ def test_a_uniform_register_that_does_not_come_back_is_found(change, monkeypatch
 
 
 def test_bytes_of_global_memory():
-    """As `widths` and `generic` say in CUDA: 1 to 16 bytes a lane; generic accesses count where they're global."""
+    """The kernels are `widths` and `generic`: 1 to 16 bytes per lane; generic accesses count if they're global."""
     _, (found,) = check("widths-2x64-5", "gmem_bytes")
     assert found == [(None, [{"read": 2432, "written": 1984}])] * 2, "no field without a use in the kernel"
     _, (found,) = check("copies-2x128-5", "gmem_bytes")
@@ -148,7 +148,7 @@ def test_bytes_of_global_memory():
 
 
 def test_bulk_copies():
-    """As `bulk` says in CUDA: 80 and 64 bytes in, which its mbarrier expects, and 128 out."""
+    """The kernel is `bulk`: 80 and 64 bytes in, which its mbarrier expects, and 128 out."""
     made, (found,) = check("bulk-2x256-5", "gmem_bytes")
     assert found == [(None, [{"written": 1024, "bulk": 80 + 64 + 128, "expected": 80 + 64}])] * 2
     assert all(matched == woven for matched, woven in sites(made).values())
@@ -180,7 +180,7 @@ def test_two_probes_at_once():
 
 
 def test_addresses_of_each_access():
-    """dmat claims slots by an atomic, in every lane and at every place, with registers saved on the stack."""
+    """dmat claims slots with an atomic, in every lane and at every place, with registers saved on the stack."""
     case = CASE["tiles-2x128-5"]
     made, _ = check(case.name, "dmat")
     (data,) = running.run(case, made).buffers
@@ -227,7 +227,7 @@ print(hashlib.sha256(running.woven(case, "block_sched", "gmem_bytes", "dmat").da
 
 
 def test_weaving_depends_on_its_inputs_only():
-    """Answers are cached by their inputs, and two runs should differ in nothing. Python orders sets at random."""
+    """Answers are cached by their inputs, so two runs must give the same. Python orders sets at random."""
     check("stack-2x33-5", "block_sched")
     found = {
         subprocess.run(

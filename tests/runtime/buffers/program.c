@@ -4,9 +4,9 @@
 // is so busy that minutes pass while a thread of the hook doesn't run.
 //
 // A launch must find clear memory. Its record is written once, with the launch's own data, or counted as
-// lost, and lost only where the test allows that; with --complete no launch is left out without need. The
+// lost, and lost only where the test allows that; with --complete no launch is left out unnecessarily. The
 // driver isn't called under a lock, no more than --max-memory is allocated, memory isn't freed or written
-// while it's read, and nobody waits for ever, or for a time without need.
+// while it's read, and no thread waits forever or unnecessarily.
 //
 //     buffers [SEED [COUNT]]
 
@@ -21,7 +21,7 @@
 #include "hook/write/write.h"
 #include "schedule.h"
 
-// What drain.c writes comes here.
+// Receives drain.c's output.
 static void saw_buffer(const struct gpt_buffer *buffer);
 static void saw_times(const struct gpt_times *times) { (void)times; }
 #undef HOOK_WRITE
@@ -77,15 +77,14 @@ void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
     (void)demand, (void)map, (void)entries;
 }
 bool hook_is_counted(const struct demand *demand) { return *(const _Atomic bool *)demand; }
-void hook_add_need(struct slab *slab, const struct save *save) { (void)slab, (void)save; }
-bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original) {
+void hook_count_need(uint32_t function, uint64_t bytes) { (void)function, (void)bytes; }
+bool hook_read_times(const struct save *save, uint64_t *kernel, uint64_t *original) {
     return *kernel = *original = 0, (void)save, false;
 }
-void hook_forget_benchmark(struct save *save) { (void)save; }
+void hook_forget_events(struct save *save) { (void)save; }
 void hook_free_save(struct save *save) { free(save); }
 int gpt_set_aside(int file) { return file; }
-uint64_t hook_unit_bytes(const struct woven_map *map) { return map->head + map->capacity * map->stride; }
-bool hook_limit_reached(void) { return false; }
+_Atomic bool hook_limit_is_reached;
 bool hook_may_write(uint64_t size, bool needed) {
     (void)needed;
     return size > 0;

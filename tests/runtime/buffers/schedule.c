@@ -191,7 +191,7 @@ static bool is_ready(struct thread *thread) {
     return thread->there && !thread->ended && (!thread->is_over || thread->is_over(thread->of));
 }
 
-// The threads of the code under test never end: it is over once the others have.
+// The threads of the code under test never end: the run is over once the others have ended.
 extern _Atomic int programs_left;
 
 // Return whether the lazy thread could run but doesn't.

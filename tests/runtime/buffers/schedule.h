@@ -1,5 +1,5 @@
-// Threads that take turns as a random number says, so that a seed tells what happens: a schedule. Or, with
-// REAL_THREADS, threads of the system, for a sanitizer.
+// Threads that are interleaved by a random number, so that a seed determines the run: a schedule. With
+// REAL_THREADS, they're system threads, for a sanitizer.
 
 #ifndef SCHEDULE_H
 #define SCHEDULE_H

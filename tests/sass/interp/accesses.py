@@ -183,8 +183,8 @@ def _which_space(word: Word) -> Run:
 
 @operation("LDGSTS")
 def _copy(word: Word) -> Run:
-    """Copy to shared memory. With ZFILL, lanes without the predicate write zeros; the others' address says how many of
-    the last bytes become zeros, by how much it's off its alignment.
+    """Copy to shared memory. With ZFILL, lanes without the predicate write zeros. In the other lanes, the misalignment
+    of the address is the number of trailing bytes that become zero.
     """
     size, fills = _SIZES[word.field(73, 3)], word.bit(82)
     word.ignore((70, 72), 76, (77, 81), (84, 86), 90)

@@ -1,7 +1,7 @@
 """Bulk copies between global and shared memory, and the mbarriers that wait for them.
 
 A copy is done where it's issued, so code that forgets to wait isn't caught. An mbarrier's state is kept beside its
-memory: a phase ends when all arrivals and all bytes that it expects have come.
+memory: a phase ends when all expected arrivals and bytes have arrived.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _synchronize(word: Word) -> Run:
 
 
 def _initialize(word: Word) -> Run:
-    """SYNCS.EXCH, done once for a warp."""
+    """Execute SYNCS.EXCH, once per warp."""
     word.field(72, 16)
     at, low, offset = word.at(24), word.at(32), word.signed(40, 24)
 
@@ -81,7 +81,7 @@ def _initialize(word: Word) -> Run:
 
 
 def _check(word: Word) -> Run:
-    """SYNCS.PHASECHK: whether the phase with this parity is over."""
+    """Execute SYNCS.PHASECHK: test whether the phase with this parity is over."""
     word.field(72, 9)
     where, parity, write = address(word), word.at(32), word.decide(81)
 
@@ -97,7 +97,7 @@ def _check(word: Word) -> Run:
 
 @operation("UBLKCP")
 def _copy(word: Word) -> Run:
-    """Copy once for a warp, whatever lanes are there."""
+    """Copy once per warp, whatever lanes are active."""
     way = word.field(73, 2)
     if way not in (1, 2) or word.field(75, 2):
         raise word.refuse("a kind of copy")

@@ -41,7 +41,7 @@ def target(part: Part, word: int, entry: Opcode) -> int:
 
 
 def branch(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """BRA, and BRA.DIV, which jumps if not all lanes of a mask are here."""
+    """Execute BRA, and BRA.DIV, which jumps if some lanes of a mask aren't here."""
     to = target(part, word, entry)
     if entry.number == 0x547:  # on a uniform predicate
         raise refuse(word, entry, "not implemented")
@@ -74,7 +74,7 @@ def jump(warp: Warp, part: Part, taken: Array, to: int) -> None:
 
 
 def indirect(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Go to an address of each lane's own: BRX, and RET or CALL with a register."""
+    """Jump to an address per lane: BRX, and RET or CALL with a register."""
     register = bits(word, 24, 8)
     base = target_of(word, "split", part.place)
     if entry.name == "RET" and bits(word, 85, 1):
@@ -96,7 +96,7 @@ def indirect(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> 
 
 
 def call(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """CALL.REL: a jump; the caller has put the way back into registers."""
+    """Execute CALL.REL: a jump; the caller has put the return address into registers."""
     if entry.number == 0x944:
         jump(warp, part, second(warp, word, taken), target(part, word, entry))
     elif entry.number == 0x344:
@@ -106,7 +106,7 @@ def call(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None
 
 
 def end(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """EXIT."""
+    """Execute EXIT."""
     taken = second(warp, word, taken)
     warp.exited = warp.exited | taken
     part.place += SIZE
@@ -118,7 +118,7 @@ def end(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
 
 
 def remember(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """BSSY. Nothing looks at its label: on an H200 lanes go on behind the BSYNC, whatever the label says."""
+    """Execute BSSY. Its label isn't used: on an H200 lanes go on behind the BSYNC, whatever the label says."""
     barrier = bits(word, 16, 4)
     if taken.any():
         warp.barriers[barrier] = packed(taken)
@@ -126,7 +126,7 @@ def remember(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> 
 
 
 def move_barrier(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """BMOV between a barrier and a register."""
+    """Execute BMOV between a barrier and a register."""
     barrier = bits(word, 24, 4)
     if bits(word, 28, 1) or (entry.number == 0x356 and bits(word, 84, 1)):
         raise refuse(word, entry, "not a barrier")
@@ -144,7 +144,7 @@ def move_barrier(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode)
 
 
 def leave(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """BREAK: the lanes aren't waited for any longer at that barrier."""
+    """Execute BREAK: that barrier stops waiting for these lanes."""
     warp.barriers[bits(word, 16, 4)] &= ~packed(second(warp, word, taken))
     part.place += SIZE
     release(warp)
@@ -168,7 +168,7 @@ def wait(warp: Warp, part: Part, taken: Array, what: tuple[str, int]) -> None:
 
 
 def meet(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """BSYNC. Lanes that the barrier doesn't have go on at once."""
+    """Execute BSYNC. Lanes that the barrier doesn't have go on at once."""
     number = bits(word, 16, 4)
     if not packed(taken) & warp.barriers[number]:
         part.place += SIZE
@@ -177,7 +177,7 @@ def meet(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None
 
 
 def synchronize(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """WARPSYNC with a mask, .ALL, .COLLECTIVE and .EXCLUSIVE."""
+    """Execute WARPSYNC with a mask, .ALL, .COLLECTIVE and .EXCLUSIVE."""
     everyone = entry.number == 0x948
     if not taken.any():
         part.place += SIZE
@@ -193,7 +193,7 @@ def synchronize(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) 
 
 
 def end_collective(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """ENDCOLLECTIVE: the lanes that came together separate again."""
+    """Execute ENDCOLLECTIVE: the lanes that came together separate again."""
     part.place += SIZE
     pieces, part.inside = part.inside, []
     for piece in pieces[1:]:
@@ -203,14 +203,14 @@ def end_collective(warp: Warp, part: Part, taken: Array, word: int, entry: Opcod
 
 
 def forsake(warp: Warp, lanes: Array) -> None:
-    """Take lanes out of every barrier, as YIELD does."""
+    """Remove lanes from every barrier, as YIELD does."""
     for barrier in range(16):
         warp.barriers[barrier] &= ~packed(lanes)
     release(warp)
 
 
 def give_way(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """YIELD and NANOSLEEP."""
+    """Execute YIELD and NANOSLEEP."""
     part.place += SIZE
     if taken.any():
         forsake(warp, taken)
@@ -255,7 +255,7 @@ def _try(warp: Warp, part: Part) -> bool:
 
 
 def barrier(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """BAR.SYNC, .ARV and .RED with numbers in the word."""
+    """Execute BAR.SYNC, .ARV and .RED with numbers in the word."""
     kind = bits(word, 77, 3)
     if entry.number != 0xB1D or kind > 2:
         raise refuse(word, entry, "not implemented")

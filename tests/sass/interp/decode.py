@@ -57,7 +57,7 @@ def mask_of(*places: int | tuple[int, int]) -> int:
 
 
 def operation(*names: str) -> Callable[[Maker], Maker]:
-    """Say what makes an instruction."""
+    """Return the name of an instruction's operation."""
 
     def add(maker: Maker) -> Maker:
         OPERATIONS.update(dict.fromkeys(names, maker))

@@ -93,8 +93,8 @@ YIELD, NOP, LDG = 0x946, 0x918, 0x981
 
 
 def test_a_yield_where_others_wait_breaks_a_kernel(cubins):
-    """Hardware's behavior for a YIELD in a region whose other lanes already wait at its BSYNC. In place of a NOP
-    it can't be put here, so a load of the kernel that isn't needed to end it gives its place.
+    """As on hardware, a YIELD breaks a region whose other lanes already wait at its BSYNC. No NOP is in such a place,
+    so the YIELD replaces a load that the kernel can end without.
     """
     case = case_of("meeting")
     cubin = cubins[case.file]

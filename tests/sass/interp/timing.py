@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Two sorts of units; a result takes a cycle more to the other.
 MULTIPLIERS, ADDERS = {"IMAD", "FADD", "FMUL", "FFMA"}, {"IADD3", "MOV", "LOP3", "SEL", "ISETP", "R2UR"}
-LATE = 2  # cycles by which the operand at bit 64 is read after the others, at most: seen in code of ptxas
+LATE = 2  # the operand at bit 64 is read at most this many cycles after the others: seen in ptxas's code
 BRANCHES = {"BRA", "BRX", "CALL", "RET", "EXIT", "BSYNC", "BSSY", "WARPSYNC", "BAR"}
 BRANCH_CYCLES = 5  # that a branch takes beyond its stall
 GUARDS = {"VOTE", "VOTEU", *BRANCHES}

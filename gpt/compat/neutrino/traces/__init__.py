@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-PICKLE = "a pickle runs code when it is read, so it is not: take the .bin that it was made of"
+PICKLE = "a pickle can run code, so it is not read: use the .bin that it was made from"
 PICKLED = b"\x80\x04", b"\x80\x05"  # first bytes of pickles
 MARKS = "event.log", "result", "probe.toml"  # a trace folder has at least one of these
 

@@ -40,7 +40,7 @@ def read_dmat(path: Path) -> Iterator[Record]:
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
         if status.st_size > MOST:
-            raise GptError(f"larger than {MOST >> 30} GiB: read the .bin that it was made of", str(path))
+            raise GptError(f"larger than {MOST >> 30} GiB: read the .bin that it was made from", str(path))
         data = read_at_most(file, MOST)
     try:
         entries, fault = _parse(data)

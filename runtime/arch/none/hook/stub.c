@@ -5,21 +5,6 @@
 
 #include "hook/entry/stub.h"
 
-void *hook_stub_of(const struct slot *slot) {
-    (void)slot;
-    return NULL;
-}
-
-bool hook_is_stub(const void *address) {
-    (void)address;
-    return false;
-}
-
-// Never called, as there are no stubs.
-void hook_resolve(void) {}
-void hook_give_answer(void) {}
-void hook_dlsym_here(void) {}
-
 // Stacks are not walked.
 void hook_unwind_setup(void) {}
 

@@ -11,13 +11,15 @@ void sim_switch(void **from, void *to) {
     swapcontext(&here, to);
 }
 
-static void begin(unsigned high, unsigned low) {
-    sim_run_lanes((struct worker *)((uintptr_t)high << 32 | low));
+static void *pointer(unsigned high, unsigned low) { return (void *)((uintptr_t)high << 32 | low); }
+
+static void begin(unsigned run_high, unsigned run_low, unsigned high, unsigned low) {
+    ((void (*)(struct worker *))pointer(run_high, run_low))(pointer(high, low));
 }
 
 // The context stays at the top of its stack, because code that runs below may prepare this stack again for
 // another lane.
-void *sim_prepare_stack(unsigned char *top, struct worker *worker) {
+void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker) {
     enum {
         ROOM = (sizeof(ucontext_t) + 63) / 64 * 64,
         DEPTH = 64 << 10
@@ -27,7 +29,7 @@ void *sim_prepare_stack(unsigned char *top, struct worker *worker) {
     context->uc_link = NULL;
     context->uc_stack.ss_sp = top - ROOM - DEPTH;
     context->uc_stack.ss_size = DEPTH;
-    makecontext(context, (void (*)(void))begin, 2, (unsigned)((uintptr_t)worker >> 32),
-                (unsigned)(uintptr_t)worker);
+    makecontext(context, (void (*)(void))begin, 4, (unsigned)((uintptr_t)run >> 32), (unsigned)(uintptr_t)run,
+                (unsigned)((uintptr_t)worker >> 32), (unsigned)(uintptr_t)worker);
     return context;
 }

@@ -1,5 +1,5 @@
-// Walks a stack with the tables for exceptions (.eh_frame, found by .eh_frame_hdr), which every library on
-// x86-64 has, with frame pointers or without.
+// Walks a stack with the exception tables (.eh_frame, found by .eh_frame_hdr) that every library on x86-64
+// has, with frame pointers or without.
 //
 // Neither libgcc's unwinder nor backtrace(3) is used: both believe what they read, may take locks and
 // allocate. Here everything is read through the kernel (memory.c), so neither a wrong table nor an odd stack

@@ -36,17 +36,18 @@ __asm__(".text\n"
         ".globl sim_first\n"
         "sim_first:\n"
         "    movq %rbx, %rdi\n"
-        "    call sim_run_lanes\n"
+        "    call *%r12\n"
         "    ud2\n"
         ".size sim_first, . - sim_first\n");
 
 // Prepare a stack so that sim_switch continues at sim_first.
-void *sim_prepare_stack(unsigned char *top, struct worker *worker) {
+void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker) {
     uint64_t *at = (uint64_t *)top;
     *--at = (uint64_t)sim_first;
     *--at = 0;                // rbp
     *--at = (uint64_t)worker; // rbx
-    for (int i = 0; i < 4; i++)
+    *--at = (uint64_t)run;    // r12
+    for (int i = 0; i < 3; i++)
         *--at = 0;
     *--at = 0x037f00001f80; // the control words that a process starts with
     return at;

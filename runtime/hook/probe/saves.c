@@ -1,0 +1,331 @@
+// The save of a launch: the program's parameters, the sizes of the buffers, and their addresses among the
+// arguments of the kernel with probes. It lives until the buffers are written; a graph's nodes have one each.
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "abi/cuda.h"
+#include "graphs.h"
+#include "hook/watch/watch.h"
+#include "hook/write/write.h"
+
+// Copy the program's parameters to one block. Returns false if they're passed in an unknown form, or not all
+// of them are: the driver will reject that.
+static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
+    if (launch->params && launch->extra)
+        return false;
+    if (launch->params) {
+        bool good = true;
+        const void *param;
+        uintptr_t pointers = 0, values = 0;
+        for (size_t i = 0; i < woven->param_count && good; i++)
+            good = hook_read_near(&launch->params[i], &param, sizeof(param), &pointers) &&
+                   hook_read_near(param, block + woven->params[i].offset, woven->params[i].size, &values);
+        return good;
+    }
+    const void *packed = NULL;
+    size_t size = 0;
+    for (void **at = launch->extra; at; at += 2) {
+        void *pair[2];
+        if (!hook_read(at, pair, sizeof(pair[0])))
+            return false;
+        if (!pair[0])
+            break;
+        if (!hook_read(at, pair, sizeof(pair)))
+            return false;
+        if ((uintptr_t)pair[0] == CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
+            packed = pair[1];
+        else if ((uintptr_t)pair[0] != CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE ||
+                 !hook_read(pair[1], &size, sizeof(size)))
+            return false;
+    }
+    if (!packed)
+        return !woven->param_count;
+    return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
+}
+
+// Memory for saves. Signal handlers of the program may run while a launch takes one, may launch themselves,
+// and may leave with siglongjmp, which malloc doesn't survive. So a thread takes saves from its own list, or
+// else takes everything that the writer has given back, or else allocates several at once. They're kept for
+// later launches. An exchange empties a list in one step: a handler that runs after that finds none.
+
+enum { SMALLEST = 512, AT_ONCE = 16 };
+
+static struct save *_Atomic given_back[SAVE_SIZES];
+
+static void give_back(struct save *save) {
+    if (!save->size) {
+        HOOK_HOLD_SIGNALS;
+        free(save);
+        return;
+    }
+    struct save *_Atomic *to = &given_back[save->size - 1];
+    save->next = atomic_load(to);
+    while (!atomic_compare_exchange_weak(to, &save->next, save))
+        continue;
+}
+
+static struct save *make_saves(size_t bytes, unsigned count) {
+    HOOK_HOLD_SIGNALS;
+    char *made = malloc(bytes * count);
+    for (unsigned i = 0; made && i < count; i++)
+        ((struct save *)(made + i * bytes))->next = i + 1 < count ? (void *)(made + (i + 1) * bytes) : NULL;
+    return (struct save *)made;
+}
+
+static struct save *take_save(size_t bytes) {
+    struct thread *thread = hook_thread;
+    unsigned size = 0;
+    while (size < SAVE_SIZES && bytes > (size_t)SMALLEST << size)
+        size++;
+    bool listed = size < SAVE_SIZES && thread;
+    struct save *taken = listed ? atomic_exchange(&thread->saves[size], NULL) : NULL;
+    if (listed && !taken)
+        taken = atomic_exchange(&given_back[size], NULL);
+    if (!taken && !(taken = listed ? make_saves((size_t)SMALLEST << size, AT_ONCE) : make_saves(bytes, 1)))
+        return NULL;
+    struct save *left = listed ? atomic_exchange(&thread->saves[size], taken->next) : NULL;
+    memset(taken, 0, bytes);
+    taken->size = (uint8_t)(listed ? size + 1 : 0);
+    for (struct save *next; left; left = next) { // a handler that has launched meanwhile left these
+        next = left->next;
+        left->size = taken->size;
+        give_back(left);
+    }
+    return taken;
+}
+
+struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
+    const struct woven *woven = probed->woven;
+    size_t count = woven->param_count + woven->added_count,
+           head = sizeof(struct save) + count * sizeof(void *);
+    struct save *save = take_save(head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
+    char *block = save ? (char *)save + (head + 15) / 16 * 16 : NULL;
+    if (save && !copy_params(launch, woven, block)) {
+        give_back(save);
+        save = NULL;
+    }
+    if (!save)
+        return NULL;
+    hook_hold_again(save->probed = probed);
+    save->block = block;
+    for (size_t i = 0; i < woven->param_count; i++)
+        save->arguments[i] = block + woven->params[i].offset;
+    return save;
+}
+
+void hook_free_save(struct save *save) {
+    if (!save || atomic_fetch_sub(&save->others, 1))
+        return;
+    if (save->probed)
+        hook_let_probed_go(save->probed);
+    give_back(save);
+}
+
+// A grid may be specified in clusters. Returns false if there are too many blocks.
+static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]) {
+    bool good = true;
+    for (int i = 0; i < 3; i++)
+        good &= !__builtin_mul_overflow(grid[i], woven->cluster[i], &blocks[i]);
+    return good;
+}
+
+bool hook_size_buffers(struct save *save, const struct launch *launch) {
+    const struct woven *woven = save->probed->woven;
+    if (!find_blocks(woven, launch->grid, save->grid))
+        return false;
+    save->bytes = 0;
+    for (size_t i = 0; i < woven->map_count; i++) {
+        if (!hook_map_bytes(&woven->maps[i], save->grid, launch->block, &save->sizes[i]))
+            return false;
+        save->bytes += hook_rounded(save->sizes[i]);
+        if (save->bytes >> 62)
+            return false;
+    }
+    return !hook_settings.memusage || hook_needed_bytes(woven, save->grid, launch->block, &save->needed);
+}
+
+void hook_point_at_buffers(struct save *save, uint64_t address) {
+    const struct woven *woven = save->probed->woven;
+    uint64_t *values = (uint64_t *)(save->block + (woven->param_bytes + 7) / 8 * 8);
+    for (size_t i = 0; i < woven->added_count; i++) {
+        uint64_t at = address;
+        for (uint32_t k = 0; k < woven->added[i].map; k++)
+            at += hook_rounded(save->sizes[k]);
+        const struct woven_map *map = &woven->maps[woven->added[i].map];
+        values[i] = at | (save->repeats && map->knows_repeats) | (save->shared && map->has_room) |
+                    save->steps[woven->added[i].map];
+        save->arguments[woven->param_count + i] = &values[i];
+    }
+}
+
+// -- Nodes of graphs -------------------------------------------------------
+
+void hook_drop_members(struct members *members) {
+    if (atomic_fetch_sub(&members->users, 1) > 1)
+        return;
+    for (size_t i = 0; i < members->count; i++)
+        hook_free_save(members->all[i].save);
+    free(members->all);
+    free(members->written);
+    free(members->tallies);
+    free(members);
+}
+
+static bool write_replayed(const struct replay *replay, const struct member *member, struct save *node) {
+    const struct woven *woven = node->probed->woven;
+    uint64_t grid[3], block[3];
+    for (int i = 0; i < 3; i++)
+        grid[i] = member->save->grid[i], block[i] = member->block[i];
+    node->id = replay->thread ? hook_new_id(&hook_watched->probed) : 0;
+    if (node->id &&
+        HOOK_WRITE(probed, .id = node->id, .kernel = woven->number, .function = member->function,
+                   .thread = replay->thread, .start = replay->start, .device = (uint64_t)replay->device,
+                   .stream = replay->stream, .grid = {grid, 3}, .block = {block, 3}, .shared = member->shared,
+                   .room = {node->shared, node->shared - member->shared},
+                   .params = {member->save->block, woven->param_bytes}, .exec = {true, replay->exec},
+                   .node = {true, member->node}, .repeats = {!member->sure, 1}))
+        return true;
+    node->id = 0;
+    return false;
+}
+
+bool hook_next_replayed(const struct save *of, size_t *at, struct save *node) {
+    const struct replay *replay = of->replay;
+    while (*at < replay->members->count) {
+        const struct member *member = &replay->members->all[(*at)++];
+        if (!member->save || member->disabled)
+            continue;
+        const struct reason *reason = hook_left_out(member->choice.first);
+        if (reason) {
+            hook_count_unprobed(member->function, reason);
+            continue;
+        }
+        *node = *member->save;
+        node->offset = replay->starts[member->set] + member->save->offset;
+        if (hook_settings.memusage || write_replayed(replay, member, node))
+            return true;
+    }
+    return false;
+}
+
+void hook_end_replay(struct replay *replay) {
+    hook_drop_members(replay->members);
+    free(replay);
+}
+
+// -- Sizes of logs ---------------------------------------------------------
+//
+// Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
+// logs that are large enough.
+//
+// The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
+// writes adds to it with atomics.
+
+enum { BUCKETS = 1 << 10, MOST_STEPS = 160 };    // the last step is 2^40 times the capacity
+static const uint64_t MOST_ENTRIES = 1ull << 44; // more than any device has room for
+
+struct key {
+    uint32_t kernel, maps, grid[3], block[3]; // kernel: its number in the trace
+};
+
+struct demand {
+    struct demand *next;
+    struct key key;
+    _Atomic bool counted;
+    _Atomic uint64_t entries[]; // most that a launch claimed, by map
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct demand *buckets[BUCKETS];
+
+static struct demand **bucket_of(const struct key *key) {
+    const uint32_t *words = (const uint32_t *)key;
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof(*key) / sizeof(*words); i++)
+        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u;
+    return &buckets[(hash >> 32) % BUCKETS];
+}
+
+bool hook_has_growing_log(const struct woven *woven) {
+    bool found = false;
+    for (size_t i = 0; i < woven->map_count; i++)
+        found |= woven->maps[i].grows;
+    return found;
+}
+
+struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first) {
+    const struct woven *woven = save->probed->woven;
+    struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
+    *first = false;
+    if (!hook_has_growing_log(woven))
+        return NULL;
+    memcpy(key.grid, save->grid, sizeof(key.grid));
+    memcpy(key.block, block, sizeof(key.block));
+    pthread_mutex_lock(&lock);
+    struct demand **bucket = bucket_of(&key), *found = *bucket;
+    while (found && memcmp(&found->key, &key, sizeof(key)))
+        found = found->next;
+    if (!found && (found = calloc(1, sizeof(*found) + woven->map_count * sizeof(*found->entries)))) {
+        *first = true;
+        found->key = key;
+        found->next = *bucket;
+        *bucket = found;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+bool hook_is_counted(const struct demand *demand) { return atomic_load(&demand->counted); }
+
+void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
+    if (!demand)
+        return;
+    uint64_t before = atomic_load(&demand->entries[map]);
+    if (entries > before) // only the thread that writes does this
+        atomic_store(&demand->entries[map], entries);
+    if (!atomic_exchange(&demand->counted, true))
+        hook_wake_claims();
+}
+
+uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
+    unsigned __int128 entries = map->capacity + (unsigned __int128)(step % 4) * (map->capacity / 4);
+    entries <<= step / 4;
+    return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
+}
+
+// Return the steps that a launch's claim needs, or 0 if it fitted. The next launch may claim a little more.
+static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
+    unsigned step = 0;
+    if (map->grows && claimed > map->capacity)
+        while (step < MOST_STEPS && hook_log_capacity(map, step) / 9 * 8 < claimed)
+            step++;
+    return step;
+}
+
+static void size_log(struct save *save, size_t at, unsigned step, const uint32_t block[3]) {
+    struct woven_map map = save->probed->woven->maps[at];
+    map.capacity = hook_log_capacity(&map, step);
+    if (!hook_map_bytes(&map, save->grid, block, &save->sizes[at]))
+        save->sizes[at] = UINT64_MAX / MOST_MAPS / 2;
+    save->steps[at] = (uint8_t)step;
+}
+
+bool hook_size_logs(struct save *save, uint64_t most) {
+    const struct woven *woven = save->probed->woven;
+    uint64_t before = save->bytes;
+    unsigned less = 0, largest = 0;
+    do {
+        save->bytes = largest = 0;
+        for (size_t i = 0; i < woven->map_count; i++) {
+            unsigned step = steps_for(&woven->maps[i], atomic_load(&save->demand->entries[i]));
+            largest = step > largest ? step : largest;
+            if (woven->maps[i].grows)
+                size_log(save, i, step > less ? step - less : 0, save->demand->key.block);
+            save->bytes += hook_rounded(save->sizes[i]);
+        }
+    } while (save->bytes > most && less++ < largest);
+    return save->bytes < before;
+}
