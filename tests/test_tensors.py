@@ -178,7 +178,7 @@ def test_a_function_may_be_wrapped_and_blocks_nested():
         return x
 
     x = Pointed()
-    assert work(x) is x and work.__doc__ == "Says so." and sys.getprofile() is None
+    assert work(x) is x and work.__doc__ == "Do some work under a name." and sys.getprofile() is None
     assert ("first", "callee") in names(found)
 
 

@@ -28,9 +28,11 @@ from gpt.base.keep import keeping
 from gpt.extract.contents import Opened, Opener
 from gpt.extract.listing import MAX_PAYLOAD
 from gpt.formats import elf
+from gpt.formats.callgraph import KeptWhole
 from gpt.formats.closed import REASON as CLOSED
 from gpt.formats.closed import find_closed_kernel, is_closed_library
-from gpt.formats.cubin import find_ptx
+from gpt.formats.cubin import find_ptx, parse_cubin
+from gpt.formats.cubin_drop import drop_kernels
 from gpt.formats.fatbin import Unpacker
 from gpt.formats.image import Placed, parse_image
 from gpt.formats.source import Source
@@ -209,8 +211,6 @@ def _open_cubin(source: Source, cubins: Iterable[Placed], kernel: str, arch: str
     opener = Opener(source)
     fits = [(code, -placed.index, placed) for placed in cubins if (code := find_arch(placed.element.arch))]
     for _, _, placed in sorted((fit for fit in fits if device is None or _runs(fit[0], device)), reverse=True):
-        if placed.element.size > MAX_PAYLOAD:
-            raise Refused("image_too_large", f"{placed.element.size} bytes; the limit is {MAX_PAYLOAD}")
         try:
             opened = opener.open(placed, keep=True)
         except MalformedError as error:
@@ -219,8 +219,21 @@ def _open_cubin(source: Source, cubins: Iterable[Placed], kernel: str, arch: str
         if find_closed_kernel(names):
             raise Refused(CLOSED)
         if kernel in names:
-            return opened
+            return opened if len(opened.data or b"") <= MAX_PAYLOAD else _cut_to(kernel, opened)
     raise Refused("no_ptx", f"and no cubin for {arch}")
+
+
+def _cut_to(kernel: str, opened: Opened) -> Opened:
+    """Return a cubin that's too large for a record without its other kernels. Raises Refused."""
+    assert opened.data is not None
+    data, fault = opened.data, ""
+    try:
+        data = drop_kernels(data, {symbol["name"] for symbol in opened.contents.kernels} - {kernel})
+    except KeptWhole as error:
+        fault = f"; it can't be cut to the kernel: {error}"
+    if len(data) > MAX_PAYLOAD:
+        raise Refused("image_too_large", f"{len(data)} bytes; the limit is {MAX_PAYLOAD}{fault}")
+    return opened._replace(contents=parse_cubin(data), data=data)
 
 
 def _runs(code: Arch, device: Arch) -> bool:

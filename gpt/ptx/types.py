@@ -147,7 +147,7 @@ def takes(opcode: str, wanted: str, given: str) -> bool:
         return wanted[0] in "bus" and (larger or fits(opcode, wanted, PACKED[given]))
     if opcode in ("ld", "ldu", "st") and "pred" not in (wanted, given):
         return SIZES[given] >= SIZES[wanted] if "b" in (given[0], wanted[0]) else fits("cvt", wanted, given)
-    if SIZES[wanted] == 1:  # 8-bit registers are rare
+    if SIZES[wanted] == 1 and opcode:  # 8-bit registers are rare
         return fits("cvt", wanted, given)
     return fits(opcode, wanted, given)
 

@@ -6,8 +6,7 @@
 // name, which may mean something else a moment later:
 //
 // Each folder must be root's or this user's, and nobody else may write to it, unless it has the sticky bit,
-// as /tmp does: others can add names there, but can't replace ours, and a component that they added is
-// theirs.
+// as /tmp does. In such a folder others can add names but not replace ours, and they own what they added.
 //
 // A link is followed if it's root's or this user's, and is in a folder that nobody else may write to at all:
 // a home that was moved, /home/x -> /data/x. The same rules apply to its target.

@@ -6,10 +6,12 @@ import pytest
 
 from gpt.extract import kernels
 from gpt.extract.kernels import KernelFinder, Refused
+from gpt.formats.cubin import parse_cubin
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
 from gpt.stream.reasons import Reason
+from tests import cuda
 from tests.formats import forge, samples
 
 HEAD = ".version 8.0\n.target {}\n.address_size 64\n.global .u32 shared;\n"
@@ -135,3 +137,22 @@ def test_a_closed_library_under_another_name(tmp_path):
         (placed,) = parse_image(whole).iter_elements()
         part = whole.sub(placed.element.region, placed.element.end - placed.element.region)
         assert refusal(part, file=file.fileno()) == (Reason("closed_library"), True)
+
+
+def test_a_cubin_that_is_too_large_is_cut_to_the_kernel(monkeypatch):
+    body = "".join(f"x[{n}] = x[{n}] * x[{n + 1}] + {n};" for n in range(400))
+    try:
+        cubin = cuda.nvrtc_compile(
+            f'extern "C" __global__ void a(float *x) {{ x[0] = 1; }}\n'
+            f'extern "C" __global__ void b(float *x) {{ {body} }}\n',
+            "sm_90",
+        )
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    source = Source("x", pack_fatbin([Payload("cubin", "sm_90", cubin)], "zstd"))
+    monkeypatch.setattr(kernels, "MAX_PAYLOAD", len(cubin) // 2)
+    found = KernelFinder(cubins=True).find(source, None, "a", "sm_90")
+    assert [kernel["name"] for kernel in found.contents.kernels] == ["a"]
+    assert parse_cubin(found.data) == found.contents and len(found.data) < len(cubin) // 2
+    reason, whole = refusal(source, "b", cubins=True)
+    assert (reason.code, whole) == ("image_too_large", False)

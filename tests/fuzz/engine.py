@@ -115,7 +115,7 @@ def repeat(target: Target, sample: Sample, folder: Path, data: bytes) -> str | N
 
 
 def _wait(pid: int, shared: mmap.mmap) -> int:
-    """Return a child's status. A child that waits is killed; one that works for too long ends itself."""
+    """Return a child's status. A waiting child is killed, and a child that works for too long ends itself."""
     seen, since = "", time.monotonic()
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)

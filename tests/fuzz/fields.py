@@ -68,7 +68,7 @@ def saves() -> list[Record]:
     node = forge.probed(2, 1, 1, 2, 32) | {"start": 5000, "params": bytes(8), "exec": 77, "node": 5, "repeats": 1}
     data = {map_["id"]: _saved(map_) for map_ in maps}
     total, histogram = (next(map_ for map_ in maps[3:] if map_["type"] == type_) for type_ in ("total", "histogram"))
-    sums = {  # of --detail
+    sums = {  # --detail adds these
         histogram["id"]: bytes(histogram["stride"]),
         total["id"]: struct.pack("<3Q", 2, 0, 2) + len(total["fields"]) * struct.pack("<5Q", 14, 7, 7, 3, 0),
     }

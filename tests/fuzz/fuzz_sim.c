@@ -8,6 +8,7 @@
 
 int sim_major = 9, sim_minor;
 bool sim_runs;
+const char *sim_twins;
 __thread char sim_said[1024];
 void sim_say(const char *format, ...) { (void)format; }
 void sim_say_once(const char *format, ...) { (void)format; }

@@ -204,7 +204,7 @@ def printed_seeds(sample: Sample) -> list[bytes]:
 
 
 def convert_printed(data: bytes) -> None:
-    """Make a trace of what bpftrace printed, which must be readable."""
+    """Make a trace from bpftrace's output. The trace must be readable."""
     Path("printed").write_bytes(data)
     done = call(stage_main("attach"), "gpt-attach", "-q", "-f", "-o", "trace.mp", "printed")
     if not done.status:

@@ -7,9 +7,9 @@ code and with this GPU's alone, and runs all six in processes of their own, with
 Prints the size, the median times of the first call (which makes the context and loads) and of the second, and the
 resulting sum. Fails unless the sum is the same everywhere.
 
-With the paths of wheels, which wheel_uses has scripts for, it does the same with these instead (wheels.py): as shipped,
-recompressed, for the architecture of this GPU, and both. --packages is a folder with the wheels that they need, if this
-Python doesn't have them. --dry-run does all of it on the CPU, with what a script computes there.
+If paths of wheels are given, it does the same with these wheels (wheels.py): as shipped, recompressed, for this GPU's
+architecture, and both. wheel_uses must have scripts for them. --packages is a folder with the wheels that they require,
+if this Python doesn't have these. --dry-run does everything on the CPU, with the script's results there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tests/lab/attention.py [LAUNCHES]
 
-12 heads of 64, 512 tokens, half precision; the tensors are named (gpt.tensors). Prints whether PyTorch's is the same.
-Measured once: the pictures of attention in docs/figures/analyses (pictures.py).
+12 heads of 64, 512 tokens, half precision; the tensors are named (gpt.tensors). Prints whether the result equals
+PyTorch's. Measured once: the pictures of attention in docs/figures/analyses (pictures.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests when something is wrong: the request is faulty, or the answering process is stopped, killed or missing."""
+"""Faults of requests: the request itself is faulty, or the answering process is stopped, killed or missing."""
 
 import os
 import re

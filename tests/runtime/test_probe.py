@@ -432,7 +432,7 @@ def test_a_pipeline_that_is_late_is_used_later(tmp_path):
         (("-p", "nonsense"), 4, "nonsense"),
         (("-p", "gmem_bytes", "--jit", "cat"), 2, "--jit"),
         (("--jit", " "), 2, "--jit: no pipeline"),
-        (("--wait", "3"), 2, "no -p or --jit"),
+        (("--wait", "3"), 2, "without -p or --jit"),
         (("-p", "gmem_bytes", "--wait", "soon"), 2, "not a number: 'soon'"),
         (("-p", "gmem_bytes", "--launch-skip", "1.5"), 2, "not a number: '1.5'"),
         (("-p", "gmem_bytes", "--sample", "1/0"), 2, "not a share: '1/0'"),

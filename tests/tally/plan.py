@@ -1,10 +1,10 @@
 """The order of the work, in which the pieces done so far are always a sample of every kind of kernel.
 
-Modules are in strata: of one corpus, one target, and sizes within a factor of four. In a stratum they're in the
-order of their digests, which is as good as none: the first piece of each, then the second pieces. A piece is the module
-itself and some of its kernels, or some more of them. All strata get the same share of the time, which goes with the
-bytes: a piece comes next if its stratum's sum, including the piece, is less than the others'. Modules that take the
-grammar long are pieces of their own, at the end. All of it is the same each time.
+Modules are divided into strata by corpus, target and size (within a factor of four). Within a stratum they're ordered
+by digest, so effectively at random: first the first piece of each, then the second pieces. A piece is the module itself
+and some of its kernels, or more of its kernels. All strata get the same share of the time, which is estimated from
+bytes: the next piece is from the stratum whose sum, including the piece, is least. Modules that take the grammar long
+are separate pieces at the end. The order is the same each time.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ _CONVERSION = [
         "d:D = a",
         "({D})host_to_integer(read_{T.name}({a}, FLAG{ftz}), ROUND{R},"
         " {D.bits}, IS_SIGNED({D}), NAN_INTEGER({D}, {T}))",
-        needs="ftz: f32; bf16: !sat; bf16: !u8; bf16: !s8; bf16: sm_90",
+        needs="ftz: f32; bf16: !sat; bf16: sm_90",
         R=INTEGRAL,
         D=INTEGERS,
         T=FLOATS,
@@ -262,7 +262,7 @@ _CONVERSION = [
         "cvt.R{.ftz}{.sat}.D.T",
         "d:D = a",
         "integer_{D.name}((uint64_t){a}, IS_SIGNED({T}), ROUND{R}, FLAG{sat})",
-        needs="ftz: f32; bf16: !sat; bf16: !u8; bf16: !s8; bf16: sm_90",
+        needs="ftz: f32; bf16: !sat; bf16: sm_90",
         R=MODES,
         D=FLOATS,
         T=INTEGERS,

@@ -236,7 +236,7 @@ class _Lines:
         return max(begun or found, key=lambda one: int(one.header["monotonic"]))
 
     def _find_api(self, name: str, line: Record) -> Api:
-        """Return the function of a call. Tracers have other types, but for functions ours follow from the name."""
+        """Return the function of a call. Tracers have other types; for driver functions, ours follow from the name."""
         words = [word if isinstance(word := line.get(key), str) else "" for key in ("type", "op", "symbol")]
         key = name, *words
         api = self._apis.get(key)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from gpt.asm.host.backend import find_compiler
+from gpt.base.errors import GptError
 from tests.asm.host import exact
 from tests.asm.host.exact import BF16, F16, F32, F64, FORMATS, Format, Fraction
 from tests.asm.host.floats import MODES, WHOLE, Case, arithmetic, cases_of
@@ -137,7 +138,7 @@ def test_integers_to_floats(thread):
     edges += [(1 << 64) - value for value in edges if value]
     cases = []
     for (of, (signed, bits)), to, mode in product(WHOLE.items(), (F16, BF16, F32, F64), MODES):
-        if to is BF16 and bits == 8:  # PTX has no such conversion
+        if to is BF16 and bits == 8:  # takes registers of 8 bits only
             continue
 
         def does(a: int, signed=signed, bits=bits, to=to, mode=mode) -> int:
@@ -186,6 +187,31 @@ def test_products_at_the_least_normal_number(thread):
     plain = (least, least - 1, least - 1, least)
     (found,) = results(thread, cases, [(least, factor, 0)])
     assert found == ((0,) * 4 + plain) * 2
+
+
+def test_bf16_and_registers_of_8_bits(thread):
+    """As in CUDA's cuda_bf16.h, for sm_90. ptxas takes no larger registers there."""
+    text = """
+    .reg .b8 %s, %u;
+    mov.u32 %r1, 0;
+NEXT:
+    cvt.u16.u32 %h1, %r1;
+    mul.wide.u32 %d2, %r1, 8; add.u64 %d2, %d2, %p;
+    cvt.rzi.s8.bf16 %s, %h1; cvt.rmi.u8.bf16 %u, %h1; mov.b16 %h2, {%s, %u}; st.global.b16 [%d2], %h2;
+    mov.b16 {%s, %u}, %h1; cvt.rn.bf16.s8 %h2, %s; cvt.rz.bf16.u8 %h3, %s; st.global.v2.b16 [%d2+4], {%h2, %h3};
+    add.u32 %r1, %r1, 1; setp.ne.u32 %p1, %r1, 65536; @%p1 bra NEXT;"""
+    data = thread.run(kernel(text), bytes(8 * 65536))
+    found = np.frombuffer(data, np.dtype([("s", "i1"), ("u", "u1"), ("", "<u2"), ("of_s", "<u2"), ("of_u", "<u2")]))
+    bits = np.arange(65536, dtype=np.uint32)
+    values = (bits << 16).view(np.float32)
+    number = ~np.isnan(values)
+    assert np.array_equal(found["s"][number], np.trunc(values[number]).clip(-128, 127))
+    assert np.array_equal(found["u"][number], np.floor(values[number]).clip(0, 255))
+    for name, byte in ("of_s", bits.astype(np.int8)), ("of_u", bits.astype(np.uint8)):
+        assert np.array_equal((found[name].astype(np.uint32) << 16).view(np.float32), byte.astype(np.float32))
+    for register in ("%h1", "%r1"):
+        with pytest.raises(GptError, match=r"where \.s8 is expected"):
+            thread.run(kernel(f"mov.b16 %h2, 0; cvt.rzi.s8.bf16 {register}, %h2;"), bytes(8))
 
 
 def test_every_small_number(thread):

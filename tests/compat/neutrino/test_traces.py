@@ -260,7 +260,7 @@ def test_no_code_of_a_folder_runs(tmp_path):
     assert not ran.exists()
     for name in ("tmp.pkl", "tmp"):
         (tmp_path / name).write_bytes(b"\x80\x04cos\nsystem\n.")
-        with pytest.raises(GptError, match="a pickle runs code"):
+        with pytest.raises(GptError, match="a pickle can run code"):
             gpt.trace.open(tmp_path / name)
 
 

@@ -140,7 +140,7 @@ after = "SAVE [m] {OUT};"
     )
     woven = echo(file)  # the result of LOAD8 has 64 bits
     assert [(site.matched, site.woven) for site in woven.sites] == [(2, 1)]
-    assert woven.misfits == ["probe 'load' at 'ld.global': an instruction OUT has 64 bits, and line 6 wants 32"]
+    assert woven.misfits == ["probe 'load' at 'ld.global': an instruction OUT has 64 bits, and line 6 expects 32"]
     with pytest.raises(LeftAlone, match="no probe applies to it"):
         echo(file, "empty")
 
