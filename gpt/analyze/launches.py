@@ -202,8 +202,8 @@ def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
     if 100 * calls < IN_CALLS * rest:
         yield (
             f"no kernel of the {length} runs in {human_share(saves[0])} of the {took}, but only {human_time(calls)} "
-            "pass in calls that launch: a CUDA graph helps only if it replaces what else the host does then, of which "
-            "'gpt-analyze idle' says more"
+            "pass in calls that launch: a CUDA graph helps only if it replaces what else the host does; 'gpt-analyze "
+            "idle' says what that is"
         )
         return
     yield (

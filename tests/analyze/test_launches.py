@@ -46,7 +46,7 @@ def test_what_the_host_does_besides_launching_is_not_saved():
         made.call("cuLaunchKernel", at + 950, 5, at + 955, 20, function=2)
     assert ask("launches", made.segment()).verdicts["units"] == [
         "no kernel of the 2 launches runs in 88.0 % of the 1.00ms, but only 10.0us pass in calls that launch: a CUDA "
-        "graph helps only if it replaces what else the host does then, of which 'gpt-analyze idle' says more"
+        "graph helps only if it replaces what else the host does; 'gpt-analyze idle' says what that is"
     ]
 
 
