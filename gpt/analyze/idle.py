@@ -80,6 +80,7 @@ LONGEST = (
 )
 TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
 NO_RANGE = "(no range)"
+MANY, TINY = 100, 16 << 10  # copies, and bytes of a copy that takes hardly longer than an empty one
 LEAST = 1  # % of the time from which on a cause is worth a verdict
 UNUSED = 50  # % of the SMs, on average over the kernels' time
 COPIES, SMALL, ONE = "only copies", "few blocks", "one kernel"
@@ -95,7 +96,7 @@ ACTIONS = {  # by the type of the function that a cause names
     "module": "load code before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "memcpy": "copy from pinned memory, which lets the host go on",
-    "sync": "the host waits for something other than this GPU: another one, or an event",
+    "sync": "the host waits for something other than this GPU, or the system wakes it late",
     "graph": "instantiate graphs once, before the loop",
     "context": "create contexts once, before the loop",
 }
@@ -247,6 +248,7 @@ class _Answer:
                 kernels=use.kernels + other.kernels,
                 copies=use.copies + other.copies,
                 idle=use.idle + other.idle,
+                host_copies=min(use.host_copies, other.host_copies),
                 times=use.times + other.times,
                 cut=use.cut + other.cut,
                 first=min(use.first, other.first),
@@ -342,14 +344,15 @@ class _Answer:
         waited = human_time(times.waited / times.count)
         match cause:
             case causes.WAIT if 2 * times.items >= times.count:
+                then = f"the GPU is then idle for {mean}{each}{self._find_doing(name)}"
                 return (
-                    f"the host waits for a value {count}, {waited}{each}, as '.item()' does{where}; the GPU is then "
-                    f"idle for {mean}{each}: read values less often, or later, when they are there"
+                    f"the host waits for a value {count}, {waited}{each}, as '.item()' does{where}; {then}: read "
+                    "values less often, or later, when they are there"
                 )
             case causes.WAIT:
                 return (
                     f"the host waits for the GPU {count} in {name}, {waited}{each}{where}; the GPU is then idle for "
-                    f"{mean}{each}: launch the next work before waiting, or wait less often"
+                    f"{mean}{each}{self._find_doing(name)}: launch the next work before waiting, or wait less often"
                 )
             case causes.PACE:
                 took, period = (human_time(ns / times.count) for ns in (times.took, times.took + times.total))
@@ -387,6 +390,20 @@ class _Answer:
                 )
         return f"{count}: the trace doesn't say which call launched what ran next"
 
+    def _find_doing(self, waited: str | None) -> str:
+        """Say what the host does after a wait while the GPU is idle, if that's one thing for at least half of it."""
+        from gpt.analyze.lib.idle_causes import HOST_CODE
+
+        found = {what: times.total for (what, after), times in self._sums.doing.items() if after == waited}
+        most = max(found, key=lambda what: found[what], default=None)
+        if (
+            most is None
+            or 2 * found[most] < sum(found.values())
+            or (most != HOST_CODE and most not in self._sums.types)
+        ):
+            return ""
+        return f", while the host mostly {'runs its own code' if most == HOST_CODE else f'is in {most}'}"
+
     def _find_range(self, cause: str, names: list[str | None]) -> str:
         """Name the NVTX range in which most of the time of a cause is, if that's at least half of it."""
         found = {
@@ -400,7 +417,13 @@ class _Answer:
 
     def _advise_copies(self, copies: int) -> str:
         """Say how much is copied while no kernel runs, and from where."""
-        found = []
+        found, share = [], human_share(100 * copies / (self._whole or 1))
+        both = [self._copied[op] for op in ("HtoD", "DtoH") if op in self._copied]
+        calls, size = sum(one.calls for one in both), sum(one.bytes for one in both)
+        mostly = all(2 * use.host_copies >= 1 for use in self._all() if use.copies)
+        if calls >= MANY and size < calls * TINY and mostly:
+            each = human(size / calls)
+            return f"for {share} of the time the GPU only copies: {calls:,} times, {each} each: copy more at once"
         for op, way in (("HtoD", "to"), ("DtoH", "from")):
             if (sums := self._copied.get(op)) and sums.pageable:
                 found.append(
@@ -408,7 +431,7 @@ class _Answer:
                     f" of {human(sums.bytes)}) use pageable memory"
                 )
         told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a stream of its own while kernels run"
-        return f"for {human_share(100 * copies / (self._whole or 1))} of the time the GPU only copies{told}"
+        return f"for {share} of the time the GPU only copies{told}"
 
     def _iter_lines(self) -> Iterator[str]:
         from gpt.analyze.lib.gap_lengths import describe_cut, describe_loading

@@ -64,7 +64,8 @@ def test_waiting_for_a_value():
     verdict = found.rows["verdict"][0]
     assert verdict["share"] == pytest.approx(100 * 630 / 3615)
     assert verdict["told"].startswith(
-        "the host waits for a value 2 times, 990us each, as '.item()' does; the GPU is then idle for 315us each: read "
+        "the host waits for a value 2 times, 990us each, as '.item()' does; the GPU is then idle for 315us each, while "
+        "the host mostly runs its own code: read "
     )
     first = found.rows["longest"][0]
     assert (first["after"], first["before"], first["cause"], first["took"]) == (
@@ -162,6 +163,17 @@ def test_copies_are_not_idle_and_overlap_counts_once():
     assert "causes" not in found.rows
     (row,) = found.rows["verdict"]
     assert row["cause"] == "only copies" and "1 of 2 copies to the device (300 B of 400 B) use page" in row["told"]
+
+
+def test_tiny_copies_are_better_made_together():
+    """200 copies of 64 bytes: pinned memory wouldn't help. It would for a large copy."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 10)
+    for number in range(200):
+        made.call("cuMemcpyHtoDAsync", 15 + 4 * number, 2, 15 + 4 * number, 4, size=64, address=0x10000)
+    (row,) = ask("idle", made.segment()).rows["verdict"]
+    assert row["told"] == "for 98.8 % of the time the GPU only copies: 200 times, 64 B each: copy more at once"
+    other = Made().call("cuLaunchKernel", 0, 5, 5, 10).call("cuMemcpyHtoDAsync", 0, 1, 15, 900, size=1 << 26)
+    assert "use pageable memory: pin" in ask("idle", other.segment()).rows["verdict"][0]["told"]
 
 
 def test_time_that_was_not_recorded_is_neither():

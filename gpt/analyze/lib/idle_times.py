@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.sequence import LAUNCH, Acts
+from gpt.analyze.lib.sequence import IN, LAUNCH, OUT, Acts
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.spill import Array, Aside, Sorted
 from gpt.trace.unrecorded import Unrecorded, unite
@@ -41,6 +41,7 @@ class Use(NamedTuple):
     idle: int
     times: int  # idle periods, without cut ones
     cut: int  # those in which recording was off for a while
+    host_copies: float  # part of the time of copies and memsets that is of copies to the device or from it
     first: int
     last: int
     off: int  # ns between work that aren't recorded: recording was off, or no process had work left
@@ -114,9 +115,12 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         off = [trace.unrecorded(trace.processes[number]) for number in numbers]
         if len(numbers) > 1:
             off.append(_find_breaks([_find_edges(trace, number, own) for number in numbers]))
-        gpu = _Gpu(unite(off))
+        gpu, host_copies, moved = _Gpu(unite(off)), 0.0, 0.0
         for rows in trace.iter_gpu_times(own):
-            found = gpu.add(rows, _find_kernels(rows, acts, numbers), at)
+            is_kernel = _find(rows, acts, numbers, LAUNCH) | (rows["function"] != 0)
+            moved += float(rows["duration"][~is_kernel].sum())
+            host_copies += float(rows["duration"][~is_kernel & _find(rows, acts, numbers, IN | OUT)].sum())
+            found = gpu.add(rows, is_kernel, at)
             for number in numbers:
                 _add_times(times[number], rows if len(numbers) == 1 else rows[rows["process"] == number])
                 if len(mine := found[found["process"] == number]):
@@ -124,7 +128,7 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         assert gpu.first is not None
         whole = gpu.reach - gpu.first - gpu.off
         copies = whole - gpu.idle - gpu.kernels
-        sums = whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.cut
+        sums = whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.cut, host_copies / (moved or 1)
         uses.append(Use(key, numbers, *sums, gpu.first, gpu.reach, gpu.off))
     return uses, idle, times
 
@@ -157,9 +161,9 @@ def _add_times(times: Counter[int], rows: Array) -> None:
     times.update(dict(zip(functions.tolist(), sums.tolist(), strict=True)))
 
 
-def _find_kernels(rows: Array, acts: list[Acts], numbers: list[int]) -> npt.NDArray[np.bool_]:
-    """Return which rows are kernels or graphs: the others are copies, and set memory."""
-    found: npt.NDArray[np.bool_] = rows["function"] != 0
+def _find(rows: Array, acts: list[Acts], numbers: list[int], wanted: int) -> npt.NDArray[np.bool_]:
+    """Return which rows were started by a call with one of the `wanted` acts."""
+    found = np.zeros(len(rows), bool)
     for number in numbers:
-        found |= (rows["process"] == number) & ((acts[number].of_ids(rows["api"]) & LAUNCH) != 0)
+        found |= (rows["process"] == number) & ((acts[number].of_ids(rows["api"]) & wanted) != 0)
     return found
