@@ -351,8 +351,11 @@ def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
     if ends:
         left = max(ends) - last
         told += f" and ended {human_time(abs(left))} {'before' if left >= 0 else 'after'} the last call did"
-    if (off := last - first - whole) > 0:
-        told += f", without {human_time(off)} in which recording was off"
+    between = use.breaks.within_one(first, last)
+    if between:
+        told += f", without {human_time(between)} in which no process had work left"
+    if (off := last - first - whole - between) > 0:
+        told += f"{' and' if between else ', without'} {human_time(off)} in which recording was off"
     yield told
     if cut := use.gaps.cut(group)[0]:
         yield describe_cut(cut, amount(cut, "idle period"), "'idle'")

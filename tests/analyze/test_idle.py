@@ -242,6 +242,12 @@ def test_time_between_two_runs_on_a_gpu_is_not_idle():
     (gpu,) = found.rows["gpus"]
     assert (gpu["whole"], gpu["kernels"], gpu["idle"], gpu["count"]) == (395 * US, 285 * US, 110 * US, 2)
     assert "not recorded between work: 400us, which are neither busy nor idle" in found.verdicts["gpus"]
+    gaps = ask("gaps", one.segment(), two.segment())
+    row = next(row for row in gaps.rows["idle"] if row["stream"] == "all processes")
+    assert (row["busy"], row["total"], row["count"]) == (285 * US, 110 * US, 2)
+    assert ", without 400us in which no process had work left" in gaps.verdicts["idle"][0]
+    assert [period["took"] for period in gaps.rows["periods"]] == [60 * US, 50 * US]
+    assert [switch["total"] for switch in gaps.rows["switches"]] == [400 * US]
     apart = [fold(one.segment()), fold(two.segment())]
     apart[0].merge(apart[1])
     assert Answers(apart[0].answer([])).rows == found.rows

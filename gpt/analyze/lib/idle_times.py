@@ -114,7 +114,7 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         numbers = sorted({number for number, _ in own})
         off = [trace.unrecorded(trace.processes[number]) for number in numbers]
         if len(numbers) > 1:
-            off.append(_find_breaks([_find_edges(trace, number, own) for number in numbers]))
+            off.append(find_breaks(trace, own))
         gpu, host_copies, moved = _Gpu(unite(off)), 0.0, 0.0
         for rows in trace.iter_gpu_times(own):
             is_kernel = _find(rows, acts, numbers, LAUNCH) | (rows["function"] != 0)
@@ -143,8 +143,9 @@ def _find_edges(trace: TraceModel, number: int, places: list[tuple[int, int]]) -
     return first or 0, last
 
 
-def _find_breaks(edges: list[tuple[int, int]]) -> Unrecorded:
-    """Return the times between the first and the last of all work in which no process had work left."""
+def find_breaks(trace: TraceModel, places: list[tuple[int, int]]) -> Unrecorded:
+    """Return the times between the first and the last work on some devices in which no process had work left."""
+    edges = [_find_edges(trace, number, places) for number in {number for number, _ in places}]
     begins, ends = [], []
     reach: int | None = None
     for first, last in sorted(edges):
