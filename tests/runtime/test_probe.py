@@ -221,6 +221,27 @@ def test_streams_of_one_hash_are_known(tmp_path):
     assert (len(trace.of("probed")), unprobed(trace)) == (10, {})
 
 
+def test_the_end_of_a_context_leaves_streams_of_others_known(tmp_path):
+    source = (
+        CLIENT
+        + r"""
+    int main(int argc, char **argv) {
+        void *stream, *other, *params[] = {&items, &added, &count};
+        setup(argv[1]);
+        OK(D(cuStreamCreate)(&stream, 1));
+        for (int i = 0; i < 10; i++) {
+            OK(D(cuCtxCreate_v2)(&other, 0, 0));
+            OK(D(cuCtxDestroy_v2)(other));
+            OK(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, params, NULL));
+        }
+        return 0;
+    }
+    """
+    )
+    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    assert (len(trace.of("probed")), unprobed(trace)) == (10, {})
+
+
 @pytest.mark.full
 def test_threads_wait_for_each_others_launches(tmp_path):
     """There are four buffers for twelve streams. While all are in flight none is free, but soon one is."""

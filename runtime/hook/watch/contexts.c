@@ -54,7 +54,7 @@ void hook_before_context_gone(struct frame *frame) {
     frame->note = (struct note){NOTE_GENERATION, {.number = hook_object_generation()}};
     if (thread)
         hook_gpu_read(thread);
-    hook_forget_streams(0);
+    hook_forget_streams(hook_context_that_ends(frame));
 }
 
 uint64_t hook_context_that_ends(const struct frame *frame) {

@@ -14,6 +14,7 @@ static bool find_all(void) {
 #define FIND(member, name)                                                                                   \
     (hook_cu.member = (__typeof__(hook_cu.member))(uintptr_t)hook_driver_function(name))
     (void)FIND(get_device, "cuCtxGetDevice"); // without this function, assume the first device
+    (void)FIND(context_of, "cuStreamGetCtx");
     return FIND(get_context, "cuCtxGetCurrent") && FIND(push_context, "cuCtxPushCurrent_v2") &&
            FIND(pop_context, "cuCtxPopCurrent_v2") && FIND(create_stream, "cuStreamCreate") &&
            FIND(is_capturing, "cuStreamIsCapturing") &&
@@ -50,42 +51,63 @@ uint64_t hook_stream_of(const struct frame *frame) {
 }
 
 // Known streams, in sets of eight. A stream whose set is full replaces another one, which is forgotten until
-// the driver accepts it again.
-enum { WAYS = 8 };
+// the driver accepts it again. Above the bits of an address stands a tag of the stream's context, so that
+// only streams of a context that ends are forgotten; 0 if it isn't known.
+enum { WAYS = 8, TAG = 48 };
+static const uint64_t factor = 0x9e3779b97f4a7c15u;
 static _Atomic uint64_t known[512][WAYS];
 
-static _Atomic uint64_t *set_of(uint64_t stream) { return known[stream * 0x9e3779b97f4a7c15u >> 55]; }
+static _Atomic uint64_t *set_of(uint64_t stream) { return known[stream * factor >> 55]; }
+
+static uint64_t tag_of(uint64_t context) { return context ? context * factor >> TAG | 1 : 0; }
+
+static bool is_of(uint64_t word, uint64_t stream) { return word % (1ull << TAG) == stream; }
 
 bool hook_stream_is_known(uint64_t stream) {
     if (stream <= CU_STREAM_PER_THREAD_HANDLE)
         return true;
     _Atomic uint64_t *set = set_of(stream);
     for (int i = 0; i < WAYS; i++)
-        if (atomic_load_explicit(&set[i], memory_order_relaxed) == stream)
+        if (is_of(atomic_load_explicit(&set[i], memory_order_relaxed), stream))
             return true;
     return false;
 }
 
 void hook_know_stream(uint64_t stream) {
     static _Atomic unsigned turn;
-    if (hook_stream_is_known(stream))
+    void *context = NULL;
+    if (hook_stream_is_known(stream) || stream >> TAG)
         return;
+    if (!hook_streams_setup() || !hook_cu.context_of ||
+        hook_cu.context_of((void *)(uintptr_t)stream, &context))
+        context = NULL;
+    uint64_t word = stream | tag_of((uint64_t)(uintptr_t)context) << TAG;
     _Atomic uint64_t *set = set_of(stream);
     for (int i = 0; i < WAYS; i++) {
         uint64_t none = 0;
-        if (atomic_compare_exchange_strong(&set[i], &none, stream))
+        if (atomic_compare_exchange_strong(&set[i], &none, word))
             return;
     }
-    atomic_store_explicit(&set[atomic_fetch_add(&turn, 1) % WAYS], stream, memory_order_relaxed);
+    atomic_store_explicit(&set[atomic_fetch_add(&turn, 1) % WAYS], word, memory_order_relaxed);
 }
 
-void hook_forget_streams(uint64_t stream) {
-    for (int i = 0; stream && i < WAYS; i++) {
-        uint64_t expected = stream;
-        atomic_compare_exchange_strong(&set_of(stream)[i], &expected, 0);
+static void forget_stream(uint64_t stream) {
+    _Atomic uint64_t *set = set_of(stream);
+    for (int i = 0; i < WAYS; i++) {
+        uint64_t word = atomic_load_explicit(&set[i], memory_order_relaxed);
+        if (is_of(word, stream))
+            atomic_compare_exchange_strong(&set[i], &word, 0);
     }
-    for (size_t i = 0; !stream && i < sizeof(known) / sizeof(**known); i++)
-        atomic_store_explicit(&known[i / WAYS][i % WAYS], 0, memory_order_relaxed);
+}
+
+void hook_forget_streams(uint64_t context) {
+    uint64_t tag = tag_of(context);
+    for (size_t i = 0; i < sizeof(known) / sizeof(**known); i++) {
+        _Atomic uint64_t *place = &known[i / WAYS][i % WAYS];
+        uint64_t word = atomic_load_explicit(place, memory_order_relaxed);
+        if (word && (!tag || !(word >> TAG) || word >> TAG == tag))
+            atomic_compare_exchange_strong(place, &word, 0);
+    }
 }
 
 // cuStreamCreate, cuStreamCreateWithPriority, cuGreenCtxStreamCreate
@@ -97,7 +119,7 @@ void hook_on_stream(struct frame *frame) {
 // cuStreamDestroy
 void hook_before_stream_gone(struct frame *frame) {
     if (frame_arg(frame, 0) > CU_STREAM_PER_THREAD_HANDLE)
-        hook_forget_streams(frame_arg(frame, 0));
+        forget_stream(frame_arg(frame, 0));
 }
 
 int hook_stream_mode(int mode) {

@@ -705,7 +705,7 @@ struct stream_queues {
 // Functions of the driver; hook_streams_setup returns false if one of them is missing.
 struct stream_functions {
     CUresult (*get_context)(void **), (*get_device)(CUdevice *), (*push_context)(void *),
-        (*pop_context)(void **);
+        (*pop_context)(void **), (*context_of)(void *, void **);
     CUresult (*create_stream)(void **, unsigned), (*is_capturing)(void *, int *), (*exchange_mode)(int *);
     CUresult (*create)(void **, unsigned), (*record)(void *, void *), (*query)(void *);
     CUresult (*elapsed)(float *, void *, void *);
@@ -719,7 +719,7 @@ uint64_t hook_stream_of(const struct frame *frame); // as the driver sees it; 0:
 // call, which the driver may refuse without looking at the stream.
 bool hook_stream_is_known(uint64_t stream);
 void hook_know_stream(uint64_t stream);
-void hook_forget_streams(uint64_t stream); // 0: all of them
+void hook_forget_streams(uint64_t context); // streams of a context that ends; 0: all of them
 extern handler hook_on_stream, hook_before_stream_gone;
 
 // While the program captures a stream, the driver refuses most of our calls and invalidates the capture,
