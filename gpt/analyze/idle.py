@@ -392,17 +392,13 @@ class _Answer:
 
     def _find_doing(self, waited: str | None) -> str:
         """Say what the host does after a wait while the GPU is idle, if that's one thing for at least half of it."""
-        from gpt.analyze.lib.idle_causes import HOST_CODE
+        from gpt.analyze.lib.idle_causes import HOST_CODE, QUEUED, UNKNOWN
 
         found = {what: times.total for (what, after), times in self._sums.doing.items() if after == waited}
         most = max(found, key=lambda what: found[what], default=None)
-        if (
-            most is None
-            or 2 * found[most] < sum(found.values())
-            or (most != HOST_CODE and most not in self._sums.types)
-        ):
+        if most is None or most in (waited, QUEUED, UNKNOWN) or 2 * found[most] < sum(found.values()):
             return ""
-        return f", while the host mostly {'runs its own code' if most == HOST_CODE else f'is in {most}'}"
+        return f", while the host {'mostly runs its own code' if most == HOST_CODE else f'is mostly in {most}'}"
 
     def _find_range(self, cause: str, names: list[str | None]) -> str:
         """Name the NVTX range in which most of the time of a cause is, if that's at least half of it."""

@@ -74,6 +74,18 @@ def test_waiting_for_a_value():
     assert [row["start"] - ZERO for row in found.rows["longest"]] == [1000 * US, 2310 * US]
 
 
+def test_what_the_host_does_after_a_wait():
+    made = Made()
+    for at in (0, 1000, 2000):
+        made.call("cuLaunchKernel", at, 5, at + 5, 600).call("cuStreamSynchronize", at + 10, 600)
+        made.call("cuMemAlloc", at + 620, 300)
+    (row,) = (row for row in ask("idle", made.segment()).rows["verdict"] if row["cause"] == "after a wait")
+    assert row["told"] == (
+        "the host waits for the GPU 2 times in cuStreamSynchronize, 595us each; the GPU is then idle for 400us each, "
+        "while the host is mostly in cuMemAlloc: launch the next work before waiting, or wait less often"
+    )
+
+
 def test_a_wait_costs_at_most_what_the_host_waited():
     """The host needs 300 us for each step and the GPU 100: without waiting for it, it would be idle for 200 us."""
     made = Made()
