@@ -92,7 +92,7 @@ SHARED = "{} is in several traces that were read separately: what other processe
 PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # by the type of the function that a cause names
-    "memory": "allocate before the loop, or from a pool that keeps freed memory",
+    "memory": "allocate or register memory before the loop, or take it from a pool that keeps it",
     "module": "load code before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "memcpy": "copy from pinned memory, which lets the host go on",
