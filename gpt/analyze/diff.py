@@ -156,7 +156,8 @@ class Diff:
             run.rename(names)
         kernels = _compare([run.kernels for run in a], [run.kernels for run in b], max(on_gpu))
         yield answer_sides(a, b)
-        yield _answer_whole(a, b, functions, kernels)
+        work = _compare([run.work for run in a], [run.work for run in b], max(on_gpu))
+        yield _answer_whole(a, b, functions, [*kernels, *work])
         rows = [(one.name, one.type, *_row(one), one.a.bytes or None, one.b.bytes or None) for one in functions]
         drawn = plot("bars", "name", "change", title="time in calls, B - A")
         yield make_answer("functions", FUNCTIONS, rows, [*_verdict("functions", functions)], top=TOP, plots=[drawn])
@@ -196,7 +197,7 @@ def _row(one: Compared) -> tuple[Any, ...]:
 
 
 def _answer_whole(
-    a: list[RunSummary], b: list[RunSummary], functions: list[Compared], kernels: list[Compared]
+    a: list[RunSummary], b: list[RunSummary], functions: list[Compared], work: list[Compared]
 ) -> dict[str, Any]:
     """Compare whole runs: how much longer B takes, whether that's more than noise, and what takes most of it."""
     sides = a, b
@@ -225,8 +226,8 @@ def _answer_whole(
     if any(run.counted for run in (*a, *b)):
         verdict.append("calls that were not timed count as outside of calls")
     verdict += filter(None, (
-        _find_most("in calls", "", functions, changes[IN_CALLS]),
-        _find_most("on the GPU", "kernel ", kernels, changes.get(ON_GPU, 0.0)),
+        _find_most("in calls", functions, changes[IN_CALLS]),
+        _find_most("on the GPU", work, changes.get(ON_GPU, 0.0)),
     ))  # fmt: skip
     verdict += _tell_outliers(a, b)
     return make_answer("whole", WHOLE, rows, verdict)
@@ -313,7 +314,7 @@ def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: f
     return f"{told}; folders of {RUNS} runs or more each, in place of A and B, show whether that is noise"
 
 
-def _find_most(where: str, what: str, compared: list[Compared], whole: float) -> str | None:
+def _find_most(where: str, compared: list[Compared], whole: float) -> str | None:
     """Name the function or kernel that changed most, if that isn't noise; all changed together by `whole` ns."""
     known = (one for one in compared if one.differs not in (NOISE_ONLY, NOTHING, NOT_TIMED))
     found = max(known, key=lambda one: abs(one.change), default=None)
@@ -321,7 +322,10 @@ def _find_most(where: str, what: str, compared: list[Compared], whole: float) ->
         return None
     rest = whole - found.change  # may be far larger, with the opposite sign
     most = "most of it" if 2 * abs(rest) < abs(whole) else "the largest change"
-    told = f"{where}, {most}: {what}{brief_name(found.name)}, {human_time(abs(found.change))} "
+    is_kernel = not found.type
+    told = (
+        f"{where}, {most}: {'kernel ' if is_kernel else ''}{brief_name(found.name)}, {human_time(abs(found.change))} "
+    )
     told += "longer" if found.change > 0 else "less"
     if found.differs == SLOWEST:
         longest = human_time(found.a.times.largest), human_time(found.b.times.largest)
@@ -330,9 +334,8 @@ def _find_most(where: str, what: str, compared: list[Compared], whole: float) ->
         told += ", which may be noise: its calls vary by as much"
     if found.differs == FEW_TIMES:
         timed = round(min(side.timed for side in (found.a, found.b) if side.number))
-        told += (
-            f", with times of only {amount(timed, 'launch' if what else 'call')}: too few to tell whether that's noise"
-        )
+        few = amount(timed, "launch" if is_kernel else "call")
+        told += f", with times of only {few}: too few to tell whether that's noise"
     return told
 
 

@@ -93,7 +93,6 @@ AT_LEAST = (
 )
 NO_GAPS = "{} launched once, so nothing is between two launches"
 PAUSED = "recording of {} was off for {}: launches in that time are missing"
-CUT = "{} around that time {} not counted or listed, but the recorded time is in {} and 'share'"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 COUNT, SHARE = 5, 7  # their places in a row of GAPS
 WHOLE = "all processes", "all streams"
@@ -162,6 +161,7 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
 def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> Iterator[str]:
     """Name the processes whose recording was off at times, and say where the gaps around that are."""
+    from gpt.analyze.lib.gap_lengths import describe_cut
     from gpt.analyze.lib.launch_gaps import WAITS
 
     found = {number: between.unrecorded.within_one(between.first, between.last) for number, between in launching}
@@ -175,7 +175,7 @@ def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> It
             cut["after waits" if group == WAITS else "after launches"] += between.gaps.cut(group)[0]
     told = [f"{count:,} {where}" for where, count in cut.items() if count]
     if told:
-        yield CUT.format(f"{amount(cut.total(), 'gap')} ({', '.join(told)})", _are(cut.total()), "'total'")
+        yield describe_cut(cut.total(), f"{amount(cut.total(), 'gap')} ({', '.join(told)})", "'total'")
 
 
 def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
@@ -238,10 +238,6 @@ def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
     yield from sorted(found, key=lambda row: -row[6])
     if _any(gaps, WAITS):
         yield WAIT, *who, None, *_times(gaps, WAITS, whole)
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
 
 
 def _any(gaps: GapLengths, group: Hashable) -> bool:
@@ -339,6 +335,7 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
 
 def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
     """Say how long a GPU was idle between its first and last work, and how far these are from the processes' ends."""
+    from gpt.analyze.lib.gap_lengths import describe_cut, describe_loading
     from gpt.analyze.lib.gpu_use import ALL
 
     group = ALL if len(use.processes) > 1 else use.processes[0]
@@ -354,15 +351,17 @@ def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
     if ends:
         left = max(ends) - last
         told += f" and ended {human_time(abs(left))} {'before' if left >= 0 else 'after'} the last call did"
-    if (off := last - first - whole) > 0:
-        told += f", without {human_time(off)} in which recording was off"
+    between = use.breaks.within_one(first, last)
+    if between:
+        told += f", without {human_time(between)} in which no process had work left"
+    if (off := last - first - whole - between) > 0:
+        told += f"{' and' if between else ', without'} {human_time(off)} in which recording was off"
     yield told
     if cut := use.gaps.cut(group)[0]:
-        yield CUT.format(amount(cut, "idle period"), _are(cut), "'idle'")
+        yield describe_cut(cut, amount(cut, "idle period"), "'idle'")
     kernels, time = trace.loading(use.places)
     if kernels:
-        code = f"the code of {amount(kernels, 'kernel')}"
-        yield f"idle includes {human_time(time)} in which first launches loaded {code}"
+        yield describe_loading(kernels, time)
 
 
 def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:

@@ -80,6 +80,7 @@ LONGEST = (
 )
 TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
 NO_RANGE = "(no range)"
+MANY, TINY = 100, 16 << 10  # copies, and bytes of a copy that takes hardly longer than an empty one
 LEAST = 1  # % of the time from which on a cause is worth a verdict
 UNUSED = 50  # % of the SMs, on average over the kernels' time
 COPIES, SMALL, ONE = "only copies", "few blocks", "one kernel"
@@ -91,11 +92,11 @@ SHARED = "{} is in several traces that were read separately: what other processe
 PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # by the type of the function that a cause names
-    "memory": "allocate before the loop, or from a pool that keeps freed memory",
+    "memory": "allocate or register memory before the loop, or take it from a pool that keeps it",
     "module": "load code before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "memcpy": "copy from pinned memory, which lets the host go on",
-    "sync": "the host waits for something other than this GPU: another one, or an event",
+    "sync": "the host waits for something other than this GPU, or the system wakes it late",
     "graph": "instantiate graphs once, before the loop",
     "context": "create contexts once, before the loop",
 }
@@ -161,10 +162,25 @@ class Idle(Parts[IdlePart]):
             yield from _Answer(parts).iter()
 
 
+def _describe_times(times: Times) -> str:
+    """Say how often something happened, and how long it took each time, or at most if the others were far shorter."""
+    count = amount(times.count, "time")
+    if times.count > 1 and 2 * times.longest > times.total:
+        return f"{count}, {human_time(times.total)} together, {human_time(times.longest)} of it once"
+    return f"{count}, {human_time(times.total / (times.count or 1))}{' each' if times.count > 1 else ''}"
+
+
 def _sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
     """Return the ns of kernels, and of the part of these for which SMs had no block: if all had one, that's 0."""
     known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
     return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
+
+
+def _waited(cause: str, times: Times) -> int | None:
+    """Return how long the host had waited, unless one wait is the same for many idle times, as if work is queued."""
+    from gpt.analyze.lib.idle_causes import BETWEEN, LATE
+
+    return times.waited or None if cause not in (BETWEEN, LATE) else None
 
 
 class _Answer:
@@ -232,7 +248,9 @@ class _Answer:
                 kernels=use.kernels + other.kernels,
                 copies=use.copies + other.copies,
                 idle=use.idle + other.idle,
+                host_copies=min(use.host_copies, other.host_copies),
                 times=use.times + other.times,
+                cut=use.cut + other.cut,
                 first=min(use.first, other.first),
                 last=max(use.last, other.last),
                 off=use.off + other.off + gap,
@@ -246,7 +264,7 @@ class _Answer:
         yield make_answer("gpus", GPUS, self._iter_uses(), [*self._iter_lines()])
         sums = self._sums
         rows = [
-            (cause, name, *self._times(times), times.waited or None, f"{cause}: {name}" if name else cause)
+            (cause, name, *self._times(times), _waited(cause, times), f"{cause}: {name}" if name else cause)
             for (cause, name), times in sums.causes.items()
         ]
         if not rows:
@@ -320,19 +338,21 @@ class _Answer:
         name = names[0]
         count, mean = amount(times.count, "time"), human_time(times.total / times.count)
         each = "" if times.count == 1 else " each"
+        often = _describe_times(times)
         where = self._find_range(cause, names)
         share = human_share(100 * times.total / (self._whole or 1))
         waited = human_time(times.waited / times.count)
         match cause:
             case causes.WAIT if 2 * times.items >= times.count:
+                then = f"the GPU is then idle for {mean}{each}{self._find_doing(name)}"
                 return (
-                    f"the host waits for a value {count}, {waited}{each}, as '.item()' does{where}; the GPU is then "
-                    f"idle for {mean}{each}: read values less often, or later, when they are there"
+                    f"the host waits for a value {count}, {waited}{each}, as '.item()' does{where}; {then}: read "
+                    "values less often, or later, when they are there"
                 )
             case causes.WAIT:
                 return (
                     f"the host waits for the GPU {count} in {name}, {waited}{each}{where}; the GPU is then idle for "
-                    f"{mean}{each}: launch the next work before waiting, or wait less often"
+                    f"{mean}{each}{self._find_doing(name)}: launch the next work before waiting, or wait less often"
                 )
             case causes.PACE:
                 took, period = (human_time(ns / times.count) for ns in (times.took, times.took + times.total))
@@ -344,14 +364,14 @@ class _Answer:
                 others = f" and {names[1]}" if len(names) == 2 else ""
                 others = f", {names[1]} and {len(names) - 2} more" if len(names) > 2 else others
                 return (
-                    f"the GPU waits {count}, {mean}{each}, while the host is in {name}{others}{where}: "
+                    f"the GPU waits {often}, while the host is mostly in {name}{others}{where}: "
                     f"{ACTIONS.get(self._sums.types.get(name or '', ''), ELSE)}"
                 )
             case causes.HOST_CODE:
                 hint = "" if set(self._sums.ranges) - {None} else "; NVTX ranges would say which"
                 return (
-                    f"the host runs its own code {count}, {mean}{each}, between calls{where}{hint}: do that in another "
-                    "thread while the GPU works"
+                    f"the GPU waits {often}, while the host mostly runs its own code between calls{where}{hint}: do "
+                    "that in another thread while the GPU works"
                 )
             case causes.BETWEEN:
                 return (
@@ -363,7 +383,22 @@ class _Answer:
                     f"work begins late, {count}, although it was launched before{where}: its stream waits for another "
                     "one, or the GPU serves another process; 'gpt-analyze timeline' shows the streams"
                 )
+            case causes.OFF:
+                return (
+                    f"recording was off for a part of {amount(times.count, 'idle period')}, so why isn't known: record "
+                    "without a pause to see that"
+                )
         return f"{count}: the trace doesn't say which call launched what ran next"
+
+    def _find_doing(self, waited: str | None) -> str:
+        """Say what the host does after a wait while the GPU is idle, if that's one thing for at least half of it."""
+        from gpt.analyze.lib.idle_causes import HOST_CODE, QUEUED, UNKNOWN
+
+        found = {what: times.total for (what, after), times in self._sums.doing.items() if after == waited}
+        most = max(found, key=lambda what: found[what], default=None)
+        if most is None or most in (waited, QUEUED, UNKNOWN) or 2 * found[most] < sum(found.values()):
+            return ""
+        return f", while the host {'mostly runs its own code' if most == HOST_CODE else f'is mostly in {most}'}"
 
     def _find_range(self, cause: str, names: list[str | None]) -> str:
         """Name the NVTX range in which most of the time of a cause is, if that's at least half of it."""
@@ -378,7 +413,13 @@ class _Answer:
 
     def _advise_copies(self, copies: int) -> str:
         """Say how much is copied while no kernel runs, and from where."""
-        found = []
+        found, share = [], human_share(100 * copies / (self._whole or 1))
+        both = [self._copied[op] for op in ("HtoD", "DtoH") if op in self._copied]
+        calls, size = sum(one.calls for one in both), sum(one.bytes for one in both)
+        mostly = all(2 * use.host_copies >= 1 for use in self._all() if use.copies)
+        if calls >= MANY and size < calls * TINY and mostly:
+            each = human(size / calls)
+            return f"for {share} of the time the GPU only copies: {calls:,} times, {each} each: copy more at once"
         for op, way in (("HtoD", "to"), ("DtoH", "from")):
             if (sums := self._copied.get(op)) and sums.pageable:
                 found.append(
@@ -386,9 +427,11 @@ class _Answer:
                     f" of {human(sums.bytes)}) use pageable memory"
                 )
         told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a stream of its own while kernels run"
-        return f"for {human_share(100 * copies / (self._whole or 1))} of the time the GPU only copies{told}"
+        return f"for {share} of the time the GPU only copies{told}"
 
     def _iter_lines(self) -> Iterator[str]:
+        from gpt.analyze.lib.gap_lengths import describe_cut, describe_loading
+
         yield "share: of the time from the GPU's first work to its last; copies are not idle"
         if self._partial:
             yield PARTIAL
@@ -398,11 +441,13 @@ class _Answer:
         yield from (SHARED.format(f"GPU {number}") for number, uses in enumerate(self._uses) if len(uses) > 1)
         if off := sum(use.off for use in self._all()):
             yield f"not recorded between work: {human_time(off)}, which are neither busy nor idle"
+        if cut := sum(use.cut for use in self._all()):
+            told = describe_cut(cut, amount(cut, "idle period"), "'idle'")
+            yield f"{told}, as 'recording off'"
         if self._counted:
             yield UNTIMED.format(amount(self._counted, "call"), "its" if self._counted == 1 else "their")
         if self._loaded[0]:
-            kernels = amount(self._loaded[0], "kernel")
-            yield f"idle, not busy: {human_time(self._loaded[1])} for loading {kernels} in a first launch"
+            yield describe_loading(*self._loaded)
 
     def _iter_uses(self) -> Iterator[tuple[Any, ...]]:
         for number, uses in enumerate(self._uses):

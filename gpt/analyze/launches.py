@@ -57,6 +57,7 @@ TOP, TOP_STEPS = 10, 30
 NO_RANGE = "(no range)"
 BOUND = 50  # % of the launches that find nothing queued
 IN_CALLS = 25  # % of the time
+LITTLE = 1  # % of a unit: what saves less is no advice
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
 NO_LAUNCH = "no launch is recorded as a call: 'gpt-hook run' records launches unless --calls excludes them"
 MEANS = "a call, its work, begins after: means; none queued: launches that found no earlier one waiting or running"
@@ -191,13 +192,24 @@ def _unit_row(who: tuple[Any, ...], found: ProcessLaunches) -> Iterator[tuple[An
 
 def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
     """Say how much of a unit a graph or fusion could save."""
-    if found.unit and (saves := _saves(found)):
-        took = human_time(found.unit.took)
+    if not found.unit or not (saves := _saves(found)):
+        return
+    took, length = human_time(found.unit.took), amount(found.unit.length, "launch")
+    if max(saves) < LITTLE:
+        yield f"a CUDA graph of the {length} would save nothing: the GPU needs longer for them than the host, {took}"
+        return
+    calls, rest = found.unit.sums.calls / found.unit.times, found.unit.took * saves[0] / 100
+    if 100 * calls < IN_CALLS * rest:
         yield (
-            f"a CUDA graph of the {amount(found.unit.length, 'launch')} could save at most {human_share(saves[0])} of "
-            f"the {took}, in which no kernel of it runs; fusing kernels that are shorter than their launch with others "
-            f"could save {human_share(saves[1])}"
+            f"no kernel of the {length} runs in {human_share(saves[0])} of the {took}, but only {human_time(calls)} "
+            "pass in calls that launch: a CUDA graph helps only if it replaces what else the host does; 'gpt-analyze "
+            "idle' says what that is"
         )
+        return
+    yield (
+        f"a CUDA graph of the {length} could save at most {human_share(saves[0])} of the {took}, in which no kernel of "
+        f"it runs; fusing kernels that are shorter than their launch with others could save {human_share(saves[1])}"
+    )
 
 
 def _iter_ranges(found: list[ProcessLaunches]) -> list[tuple[Any, ...]]:

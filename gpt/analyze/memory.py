@@ -151,10 +151,12 @@ def _describe_growth(found: list[Pieces], trace: TraceModel) -> Iterator[str]:
     from gpt.screen.units import human, human_time
 
     for pieces in found:
-        grown = find_growth(pieces, trace.last(trace.processes.index(pieces.process)))
-        if grown:
+        last = trace.last(trace.processes.index(pieces.process))
+        for where, chosen in (("GPU", pieces.on_gpu), ("host", ~pieces.on_gpu)):
+            if not (grown := find_growth(pieces, last, chosen)):
+                continue
             yield (
-                f"GPU memory grows all the time, from {human(grown.start)} to {human(grown.end)} in "
+                f"{where} memory grows all the time, from {human(grown.start)} to {human(grown.end)} in "
                 f"{human_time(grown.time)}: {grown.pieces:,} allocations are kept. Which results does the program keep?"
             )
 

@@ -92,6 +92,7 @@ COPIES = 0.05  # share of the time from which copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 BETWEEN = "Other: the time between the stages, {} of it in no CUDA call"
 UNTIMED = "counted but not timed, and in no stage"
+ONLY_WAITED = "{}: while the host was in its {}, it only waited for earlier work, which is part of {}"
 RECURS = "each kernel that's launched more than once had been launched; host code, waits and copies included"
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and stages are found by launches: "
@@ -165,6 +166,9 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
                 verdict.append(_describe_other(process, row, longest))
     if not marked and not tapes.copies_timed:
         verdict += [COPIES_WAIT for row in rows if row[0] == OUTPUT and row[TIME] > COPIES * total]
+    if not marked:
+        verdict += [ONLY_WAITED.format(row[0], amount(row[CALLS_OF], "call"), SYNC)
+                    for row in rows if row[0] in (INPUT, OUTPUT) and row[CALLS_OF] and not row[TIME]]  # fmt: skip
     if off := process.unrecorded_until(tapes.last - process.machines.offset(process.header)):
         verdict.append(f"recording was off for {human_time(off)}, which are in no stage")
     first = tapes.find_launch(inference)

@@ -148,8 +148,11 @@ def _describe(startup: Startup) -> Iterator[str]:
         f"{amount(startup.length, 'launch')}, which comes {startup.times:,} times and takes {human_time(startup.usual)}"
     )
     if startup.skipped:
-        units = amount(startup.skipped, "unit")
-        yield f"not steady: its first {units}, of which the first took {human_time(startup.first)}"
+        first = human_time(startup.first)
+        if startup.skipped == 1:
+            yield f"its first unit isn't steady yet: it took {first}"
+        else:
+            yield f"its first {startup.skipped:,} units aren't steady yet: the first of them took {first}"
 
 
 def _iter_kinds(startup: Startup) -> Iterator[tuple[Any, ...]]:
@@ -212,13 +215,15 @@ def _advise_loading(startup: Startup) -> str:
     """Say which libraries' code was loaded, and when."""
     from gpt.analyze.lib import startup_times as kinds
 
-    time = sum(startup.kinds[what].time for what in (kinds.LOAD, kinds.LAZY) if what in startup.kinds)
+    lazy = startup.kinds[kinds.LAZY].time if kinds.LAZY in startup.kinds else 0
+    time = lazy + (startup.kinds[kinds.LOAD].time if kinds.LOAD in startup.kinds else 0)
     told = f"loading GPU code takes {human_time(time)}, {human_share(100 * time / (startup.time or 1))} of the start"
     loaded = {name: one for name, one in startup.libraries.items() if one.loaded}
-    if loaded:
+    if lazy and loaded:
+        inside = human_time(lazy)
         most = max(loaded, key=lambda name: (loaded[name].time, name))
         kernels = amount(sum(one.loaded for one in loaded.values()), "first launch")
-        told += f"; {kernels} of kernels did it, most of it for {most}"
+        told += f", {inside} of that in {kernels} of kernels, mostly of {most}"
     return f"{told}: run a warm-up before it matters, or cut the code with gpt-debloat"
 
 

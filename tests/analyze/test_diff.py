@@ -193,6 +193,18 @@ def test_a_change_that_others_make_up_for_is_not_most_of_it(tmp_path):
     assert "in calls, the largest change: cuStreamSynchronize, 100ms longer" in found.verdicts["whole"]
 
 
+def test_copies_count_among_what_changed_on_the_gpu(tmp_path):
+    """Kernels take 1 ms less, and copies 2 ms longer."""
+    for name, kernel, copy in (("a.mp", 200, 100), ("b.mp", 100, 300)):
+        times = [(100 * MS * n, kernel * 1000 + n % 5, LAUNCH, 1) for n in range(1, 11)]
+        times += [(100 * MS * n + 50 * MS, copy * 1000 + n % 5, COPY, 0) for n in range(1, 11)]
+        made = forge.trace(*APIS, records.make("function", id=1, name="_Z2k1v"), forge.gpu_times(times),
+                           forge.calls([(1, 5, INIT, 0)]), forge.launches({1: 10}), pid=kernel)  # fmt: skip
+        (tmp_path / name).write_bytes(forge.pack(made))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert found.verdicts["whole"][-1] == "on the GPU, the largest change: cuMemcpyHtoD, 2.00ms longer"
+
+
 def test_few_calls_are_no_proof_that_nothing_differs(tmp_path):
     for name, took in (("a.mp", 5), ("b.mp", 50)):
         (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls([(1, took * MS, INIT, 0)]), pid=took)))

@@ -28,6 +28,28 @@ def steps(count=4):
     return made
 
 
+def test_a_graph_saves_nothing_if_the_gpu_is_the_limit():
+    made = Made()
+    for number in range(20):
+        made.call("cuLaunchKernel", 10 * number, 4, 10 + 500 * number, 490, function=number % 2 + 1)
+    assert ask("launches", made.segment()).verdicts["units"] == [
+        "a CUDA graph of the 2 launches would save nothing: the GPU needs longer for them than the host, 20.0us"
+    ]
+
+
+def test_what_the_host_does_besides_launching_is_not_saved():
+    """Two launches of 5 us in steps of 1000 us, most of which pass in an allocation."""
+    made = Made()
+    for number in range(10):
+        at = 1000 * number
+        made.call("cuLaunchKernel", at, 5, at + 5, 100, function=1).call("cuMemAlloc", at + 10, 900)
+        made.call("cuLaunchKernel", at + 950, 5, at + 955, 20, function=2)
+    assert ask("launches", made.segment()).verdicts["units"] == [
+        "no kernel of the 2 launches runs in 88.0 % of the 1.00ms, but only 10.0us pass in calls that launch: a CUDA "
+        "graph helps only if it replaces what else the host does; 'gpt-analyze idle' says what that is"
+    ]
+
+
 def picked(row, *names):
     return tuple(row[name] / US if isinstance(row[name], int) and name not in COUNTS else row[name] for name in names)
 

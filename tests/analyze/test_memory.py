@@ -307,3 +307,11 @@ def test_memory_that_grows_until_the_last_allocation():
     gone = [("cuMemFree", 10 * n + 2, BASE + (30 + n) * PAGE) for n in range(20)]
     (line,) = grows(*steps, *twice, *gone)
     assert "to 20 KiB" in line
+
+
+def test_host_memory_may_grow_too():
+    pinned = [("cuMemAllocHost", 10 * n, BASE + n * PAGE, 1024) for n in range(20)]
+    assert grows(*pinned, ("cuMemAlloc", 1, BASE + 50 * PAGE, 1 << 20)) == [
+        "host memory grows all the time, from 1 KiB to 20 KiB in 180ms: 19 allocations are kept. Which results does "
+        "the program keep?"
+    ]

@@ -59,9 +59,9 @@ def test_memory_that_grows(allocs, command):
 
 
 def test_a_long_start():
-    assert named(made(at=12_000 * MS)) == ("startup", "where 12.0s go before it's steady, for 90.0ms")
+    assert named(made(at=12_000 * MS)) == ("startup", "where 12.0s go before steady work of 90.0ms")
     assert named(made(at=9_000 * MS))[0] == "idle"
-    assert named(made(first=2_000 * MS)) == ("startup", "where 2.11s go before it's steady, for 80.0ms")
+    assert named(made(first=2_000 * MS)) == ("startup", "where 2.11s go before steady work of 80.0ms")
     assert named(made(first=80 * MS))[0] == "idle"
     assert named(made(first=2_000 * MS, steps=400))[0] == "idle"
 

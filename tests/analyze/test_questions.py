@@ -262,3 +262,23 @@ def test_long_names_of_kernels_are_cut():
     found = [one | {"name": name} if one["kind"] == "function" else one for one in found]
     rows = {row["question"]: row["evidence"] for row in ask("summary", found).rows["questions"]}
     assert f"between {'k' * 59}\u2026 and {'k' * 59}\u2026;" in rows["idle periods of the GPU"]
+
+
+def test_the_median_of_iterations_is_not_all_of_their_time():
+    """Every third of 30 iterations takes 9 ms, and the others 20 us."""
+    made, at = Made(), 0
+    for number in range(30):
+        made.call("cuLaunchKernel", at, 5, at + 5, 10, function=1)
+        at += 9000 if number % 3 == 2 else 20
+    evidence = questions(ask("summary", made.segment()))["kernels an iteration"]["evidence"]
+    assert "each takes 20.0us, the median" in evidence
+    assert "all of them take 81.4ms: some far longer than others" in evidence and "ahead" not in evidence
+
+
+def test_the_host_may_launch_ahead_of_the_gpu():
+    made = Made()
+    for number in range(30):
+        made.call("cuLaunchKernel", 20 * number, 5, 10 + 500 * number, 490, function=1)
+    evidence = questions(ask("summary", made.segment()))["kernels an iteration"]["evidence"]
+    assert "each takes 20.0us, the median" in evidence and "some far longer" not in evidence
+    assert "; the GPU is busy for 14.7ms: the host launches ahead of it" in evidence

@@ -6,6 +6,7 @@ import pytest
 from gpt.analyze.lib.rounds import find_rounds
 from gpt.stream import records
 from tests.analyze.asked import ask, run
+from tests.analyze.working import US, Made
 from tests.trace import forge
 
 APIS = [
@@ -732,3 +733,20 @@ def test_gaps_of_a_process_that_made_no_call():
     text = " ".join(done.stdout.decode().split())
     said = "GPU 0: idle 42.9 % of the 14.0ms from the first to the last thing that ran on it, which began"
     assert done.returncode == 0 and said in text and "the last call" not in text
+
+
+def test_a_copy_that_only_waits_takes_no_time_of_its_own():
+    """Each copy from the device returns at once, while the kernel before it runs; then the host waits for both."""
+    at = Made()
+    for number in range(8):
+        time = 1000 * number
+        at.call("cuLaunchKernel", time, 5, time + 5, 900)
+        at.call("cuMemcpyDtoHAsync", time + 10, 6, time + 905, 2, size=4).call("cuStreamSynchronize", time + 20, 890)
+    found = ask("stages", at.segment())
+    rows = {row["category"]: row for row in found.rows["stages"]}
+    assert (rows["Output Transfer"]["calls"], rows["Output Transfer"]["time"]) == (8, 0)
+    assert rows["Sync"]["time"] == (8 * 890 + 7 * 6) * US  # the first copy is the wait with which the inference begins
+    assert (
+        "Output Transfer: while the host was in its 8 calls, it only waited for earlier work, which is part of Sync"
+        in found.verdicts["stages"]
+    )

@@ -90,13 +90,15 @@ def test_slow_first_units_belong_to_the_start():
         "before CUDA": 100.0, "driver start": 10.0, "host code": 90.0, "lazy loading": 380.0,
         "launches": pytest.approx(0.1 + 0.03), "host code, warm-up": pytest.approx(921 - 580 - 0.13),
     }  # fmt: skip
-    assert found.verdicts["startup"][1] == ("process 10: not steady: its first 2 units, of which the first took 500ms")
+    assert (
+        found.verdicts["startup"][1] == "process 10: its first 2 units aren't steady yet: the first of them took 500ms"
+    )
     rows = {row["library"]: (row["kernels"], row["loaded"], row["time"] / MS) for row in found.rows["libraries"]}
     assert rows == {"libfast.so": (2, 1, pytest.approx(299.99)), "libbig.so": (2, 2, pytest.approx(79.9))}
     row = next(row for row in found.rows["startup"] if row["what"] == "lazy loading")
     assert row["told"].startswith(
-        "loading GPU code takes 380ms, 41.3 % of the start; 3 first launches of kernels did it, most of it for "
-        "libfast.so"
+        "loading GPU code takes 380ms, 41.3 % of the start, 380ms of that in 3 first launches of kernels, mostly of "
+        "libfast.so: "
     )
     assert [(row["name"], row["took"] / MS) for row in found.rows["longest"]][:2] == [
         ("cuLaunchKernel", 300.0), ("cuLaunchKernel", 50.0)

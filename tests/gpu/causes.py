@@ -235,9 +235,11 @@ PROGRAMS = {
     "pageable": Planted(pageable, r"only copies.* copies to the device .* use pageable memory"),
     "launches": Planted(launches, r"launch-bound: kernels of .* behind launches of .* CUDA graph would save"),
     "late": Planted(late, r"waiting, [\d.]+ % of that for rank 1", ranks=2),
-    "allocation": Planted(allocation, r"while the host is in cuMem(Alloc|Free|Create|Release|Map|Unmap).*: allocate"),
+    "allocation": Planted(
+        allocation, r"while the host is mostly in cuMem(Alloc|Free|Create|Release|Map|Unmap).*: allocate"
+    ),
     "lazy": Planted(lazy, r"loading GPU code"),
-    "loader": Planted(loader, r"host runs its own code \d+ times.*in the range 'load batch'"),
+    "loader": Planted(loader, r"waits \d+ times.*while the host mostly runs its own code.*in the range 'load batch'"),
     "batch": Planted(batch, r"launches have fewer blocks than the GPU has SMs.* larger batch"),
     "graph": Planted(graph, r"DeviceScan\w*.* [5-9]\d\.\d %", ("--gpu-time", "-p", "block_sched")),
     "growth": Planted(growth, r"GPU memory grows all the time"),

@@ -8,6 +8,18 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from gpt.analyze.lib.numbers import Numbers, Whole, add_up
+from gpt.screen.units import amount, human_time
+
+
+def describe_cut(count: int, what: str, where: str) -> str:
+    """Say where the time of cut gaps is; `what` tells their number, and `where` names columns."""
+    verb = "is" if count == 1 else "are"
+    return f"{what} around that time {verb} not counted or listed, but the recorded time is in {where} and 'share'"
+
+
+def describe_loading(kernels: int, time: float) -> str:
+    """Say how much idle time lies in first launches, while their code was loaded."""
+    return f"idle includes {human_time(time)} in which first launches loaded the code of {amount(kernels, 'kernel')}"
 
 
 class GapLengths(Numbers):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.gap_lengths import GapLengths
+from gpt.analyze.lib.idle_times import find_breaks
 from gpt.analyze.lib.locations import Gpus, Who
 from gpt.analyze.lib.sequence import CONTEXTS, POP, PUSH, CallTable, Groups, iter_calls
 from gpt.trace.calls_store import NO_DEVICE
@@ -94,10 +95,11 @@ class GpuUse:
     """The work on a GPU, and the idle time of each group.
 
     A group is the whole GPU (ALL), a process, or a stream of a process. `gaps` has the lengths of its idle periods.
-    `longest` has the longest idle periods of the whole GPU, without those in which recording was off.
+    `longest` has the longest idle periods of the whole GPU, without those in which recording was off. In `breaks` no
+    process had work left, until the next one began to use the GPU: it isn't known what the GPU did, so it wasn't idle.
     """
 
-    def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded]) -> None:
+    def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded], breaks: Unrecorded) -> None:
         """Begin without work; `unrecorded` has the times that each process didn't record."""
         self.name = name
         self.places = places
@@ -110,7 +112,8 @@ class GpuUse:
         self._last: int | None = None  # the process whose kernel started last
         self.longest: list[IdlePeriod] = []
         self._ender: tuple[Work, int] | None = None  # the work that ended last so far, and when
-        self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([*unrecorded.values()])}
+        self.breaks, self._paused = breaks, unite([*unrecorded.values()])
+        self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([self._paused, breaks])}
         for process, off in unrecorded.items():
             self._unrecorded[process] = off
         self._unknown = defaultdict[Hashable, int](int)  # ns by which gaps were shortened, by group
@@ -128,7 +131,8 @@ class GpuUse:
         if len(self.processes) > 1:
             gaps, off = self._add(ALL, rows)
             self._keep_longest(ALL, rows, np.where(off > 0, 0, gaps))
-            self._add_switches(rows, gaps, names, switches)
+            paused = self._paused.within(rows["begin"] - gaps - off, rows["begin"])
+            self._add_switches(rows, gaps + off - paused, names, switches)
         for process in self.processes:
             mine = rows if len(self.processes) == 1 else rows[rows["process"] == process]
             if len(mine):
@@ -195,7 +199,12 @@ def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[G
         places[place].append((number, device))
     unrecorded = [trace.unrecorded(process) for process in trace.processes]
     found = [
-        GpuUse(f"GPU {gpu}", own, {process: unrecorded[process] for process, _ in own})
+        GpuUse(
+            f"GPU {gpu}",
+            own,
+            {process: unrecorded[process] for process, _ in own},
+            find_breaks(trace, own) if len({process for process, _ in own}) > 1 else Unrecorded([], []),
+        )
         for gpu, own in sorted(places.items())
     ]
     for use in found:

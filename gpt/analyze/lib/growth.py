@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from gpt.analyze.lib.allocations import Pieces
@@ -25,13 +26,13 @@ class Growth(NamedTuple):
     time: int
 
 
-def find_growth(pieces: Pieces, last: int) -> Growth | None:
-    """Return how the GPU memory of a process grew until its last call, or None if it didn't all the time.
+def find_growth(pieces: Pieces, last: int, chosen: npt.NDArray[np.bool_]) -> Growth | None:
+    """Return how the `chosen` memory of a process grew until its last call, or None if it didn't all the time.
 
     It did if each quarter of the time from the first allocations, START of all bytes, to the last one has at least a
     tenth of the growth.
     """
-    begins, ends, sizes = (one[pieces.on_gpu] for one in (pieces.begins, pieces.ends, pieces.sizes))
+    begins, ends, sizes = (one[chosen] for one in (pieces.begins, pieces.ends, pieces.sizes))
     if len(begins) < LEAST:
         return None
     order = np.argsort(begins, kind="stable")
@@ -41,7 +42,7 @@ def find_growth(pieces: Pieces, last: int) -> Growth | None:
         return None
     edges = np.linspace(first, stop, PARTS + 1)
     edges[-1] += 1
-    freed = ~pieces.left[pieces.on_gpu]
+    freed = ~pieces.left[chosen]
     grown = np.array([
         sizes[(begins >= low) & (begins < high)].sum(dtype=float)
         - sizes[freed & (ends >= low) & (ends < high)].sum(dtype=float)

@@ -5,6 +5,7 @@ or the code that the thread was in. From the call that launches the next work to
 being in that call, and once it has returned the work is *queued*. Then each idle time gets one cause, by the first rule
 that holds:
 
+- OFF: recording was off for a part of it. Neither its length nor what happened in that part is known.
 - UNKNOWN: the trace doesn't say which call launched the next work.
 - BETWEEN, LATE: half of the time or more passed after that call returned. The GPU had work and didn't begin. Up to FAST
   that's what it takes from one piece of work to the next; beyond that it waited for another stream, say.
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
 HOST, QUEUED_WORK, NOT_SAID = NOTHING, -2, -3  # in `what` of a piece; other values are ids of functions
-UNKNOWN, BETWEEN, LATE, WAIT, PACE, CALL, HOST_CODE = CAUSES = (
-    "not known", "between work", "begun late", "after a wait", "launch pace", "in a call", "host code",
+OFF, UNKNOWN, BETWEEN, LATE, WAIT, PACE, CALL, HOST_CODE = CAUSES = (
+    "recording off", "not known", "between work", "begun late", "after a wait", "launch pace", "in a call", "host code",
 )  # fmt: skip
 SHORT, FAST = 100_000, 20_000  # ns
 QUEUED = "launched, not begun"
@@ -224,6 +225,7 @@ class _Sums:
             (LATE, 2 * queued >= total),
             (BETWEEN, (2 * queued >= total) & (total <= FAST)),
             (UNKNOWN, unknown > 0),
+            (OFF, rows["off"] > 0),
         ):
             cause[mask] = CAUSES.index(name)
         named = np.where(cause == CAUSES.index(WAIT), before, np.where(cause == CAUSES.index(CALL), top, NOTHING))
@@ -279,7 +281,7 @@ class _Sums:
     ) -> None:
         kept = self.reasons.longest
         least = kept[-1].took if len(kept) == LISTED else 0
-        places = np.flatnonzero(total > least)
+        places = np.flatnonzero((total > least) & (rows["off"] == 0))
         places = places[np.argsort(-total[places], kind="stable")[:LISTED]]
         for at in places.tolist():
             row, inside = rows[at], groups[np.searchsorted(which, at) : np.searchsorted(which, at, "right")]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.sequence import LAUNCH, Acts
+from gpt.analyze.lib.sequence import IN, LAUNCH, OUT, Acts
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.spill import Array, Aside, Sorted
 from gpt.trace.unrecorded import Unrecorded, unite
@@ -39,7 +39,9 @@ class Use(NamedTuple):
     kernels: int
     copies: int
     idle: int
-    times: int
+    times: int  # idle periods, without cut ones
+    cut: int  # those in which recording was off for a while
+    host_copies: float  # part of the time of copies and memsets that is of copies to the device or from it
     first: int
     last: int
     off: int  # ns between work that aren't recorded: recording was off, or no process had work left
@@ -52,7 +54,7 @@ class _Gpu:
         self.unrecorded = unrecorded
         self.first: int | None = None
         self.reach = self.kernel_reach = 0
-        self.kernels = self.idle = self.count = self.off = 0
+        self.kernels = self.idle = self.count = self.cut = self.off = 0
         self.ender: tuple[int, int, int] = (0, 0, 0)  # process, function and call of the work that ended last
 
     def add(self, rows: Array, is_kernel: npt.NDArray[np.bool_], number: int) -> Array:
@@ -65,7 +67,8 @@ class _Gpu:
         last = np.maximum.accumulate(np.where(ends >= reach[1:], np.arange(len(rows)), -1))
         found = self._find(rows, reach, last, number)
         self.idle += int((found["end"] - found["begin"] - found["off"]).sum())
-        self.count += len(found)
+        cut = int(np.count_nonzero(found["off"]))
+        self.count, self.cut = self.count + len(found) - cut, self.cut + cut
         self.off += int(found["off"].sum())
         if last[-1] >= 0:
             self.ender = tuple(rows[["process", "function", "api"]][last[-1]].tolist())
@@ -111,10 +114,13 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         numbers = sorted({number for number, _ in own})
         off = [trace.unrecorded(trace.processes[number]) for number in numbers]
         if len(numbers) > 1:
-            off.append(_find_breaks([_find_edges(trace, number, own) for number in numbers]))
-        gpu = _Gpu(unite(off))
+            off.append(find_breaks(trace, own))
+        gpu, host_copies, moved = _Gpu(unite(off)), 0.0, 0.0
         for rows in trace.iter_gpu_times(own):
-            found = gpu.add(rows, _find_kernels(rows, acts, numbers), at)
+            is_kernel = _find(rows, acts, numbers, LAUNCH) | (rows["function"] != 0)
+            moved += float(rows["duration"][~is_kernel].sum())
+            host_copies += float(rows["duration"][~is_kernel & _find(rows, acts, numbers, IN | OUT)].sum())
+            found = gpu.add(rows, is_kernel, at)
             for number in numbers:
                 _add_times(times[number], rows if len(numbers) == 1 else rows[rows["process"] == number])
                 if len(mine := found[found["process"] == number]):
@@ -122,7 +128,8 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         assert gpu.first is not None
         whole = gpu.reach - gpu.first - gpu.off
         copies = whole - gpu.idle - gpu.kernels
-        uses.append(Use(key, numbers, whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.first, gpu.reach, gpu.off))
+        sums = whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.cut, host_copies / (moved or 1)
+        uses.append(Use(key, numbers, *sums, gpu.first, gpu.reach, gpu.off))
     return uses, idle, times
 
 
@@ -136,8 +143,9 @@ def _find_edges(trace: TraceModel, number: int, places: list[tuple[int, int]]) -
     return first or 0, last
 
 
-def _find_breaks(edges: list[tuple[int, int]]) -> Unrecorded:
-    """Return the times between the first and the last of all work in which no process had work left."""
+def find_breaks(trace: TraceModel, places: list[tuple[int, int]]) -> Unrecorded:
+    """Return the times between the first and the last work on some devices in which no process had work left."""
+    edges = [_find_edges(trace, number, places) for number in {number for number, _ in places}]
     begins, ends = [], []
     reach: int | None = None
     for first, last in sorted(edges):
@@ -154,9 +162,9 @@ def _add_times(times: Counter[int], rows: Array) -> None:
     times.update(dict(zip(functions.tolist(), sums.tolist(), strict=True)))
 
 
-def _find_kernels(rows: Array, acts: list[Acts], numbers: list[int]) -> npt.NDArray[np.bool_]:
-    """Return which rows are kernels or graphs: the others are copies, and set memory."""
-    found: npt.NDArray[np.bool_] = rows["function"] != 0
+def _find(rows: Array, acts: list[Acts], numbers: list[int], wanted: int) -> npt.NDArray[np.bool_]:
+    """Return which rows were started by a call with one of the `wanted` acts."""
+    found = np.zeros(len(rows), bool)
     for number in numbers:
-        found |= (rows["process"] == number) & ((acts[number].of_ids(rows["api"]) & LAUNCH) != 0)
+        found |= (rows["process"] == number) & ((acts[number].of_ids(rows["api"]) & wanted) != 0)
     return found

@@ -124,7 +124,7 @@ def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hin
     for one in sorted(hints, key=lambda one: -one.loading - one.warm)[:1]:
         before = one.loading + one.warm
         if (before > one.steady and before >= LONG) or (one.warm > one.steady and one.warm >= WARM):
-            return "startup", f"where {human_time(before)} go before it's steady, for {human_time(one.steady)}", None
+            return "startup", f"where {human_time(before)} go before steady work of {human_time(one.steady)}", None
     if graphs > MOST * whole and share < BUSY:
         return *in_graphs, "-p block_sched"
     if idle:

@@ -60,6 +60,7 @@ NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
 SHOWN, WIDEST = 4, 60  # parts that a line names, and columns of a kernel's name
 TOP = 12  # rows per table
 NEVER = 1 << 64  # a time stamp
+FAR = 2  # times as long as by the median
 WAIT = "cuStreamSynchronize"
 # The resource manager's control commands that put channels on the GPU's runlists or take them off (NVIDIA,
 # open-gpu-kernel-modules: ctrla06c.h, ctrla06f/ctrla06fgpfifo.h).
@@ -258,6 +259,15 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 
+def _compare_median(main: InferenceFacts, usual: float) -> Iterator[str]:
+    """Say that iterations take far longer than `usual`, the ns by their median, or the GPU longer than the host."""
+    time = next((row[3] for row in main.phases if row[0] == ITERATING), 0)
+    if time >= FAR * usual > 0:
+        yield f"all of them take {human_time(time)}: some far longer than others"
+    if time and main.idle and main.idle_all and (busy := main.idle.total - main.idle.idle) > time:
+        yield f"the GPU is busy for {human_time(busy)}: the host launches ahead of it"
+
+
 def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     from gpt.analyze.lib.iterations import INSIDE, OTHER, WHOLE
     from gpt.analyze.lib.periods import REPEATS
@@ -276,7 +286,7 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
         parts.append(f"from launch {first:,}{begins} on")
         parts.append(f"{human_share(share)} of its launches" + (", where a graph counts as one" if graphs else ""))
         lasts = f"each takes {human_time(took)}, the median from its first launch to the one after its last"
-        told = [", ".join(parts), lasts]
+        told = [", ".join(parts), lasts, *_compare_median(main, count * took)]
         if in_threads and in_threads > count:
             told.append(INTERLEAVED.format(f"{in_threads:,} times"))
         same = [row for row in main.units if row[1] == scope]
@@ -339,7 +349,8 @@ def _compute(totals: Totals) -> Said:
     inside = sum(done.number for done in replayed)
     made = sum(function.moved["calls"] for function in copying) + inside
     host = f"on the host {human_time(_host_time(launching))} in launch calls, "
-    noun = " and sets" if any(api.type == "memset" and one.calls for api, one in totals.functions.items()) else ""
+    sets = [one for api, one in totals.functions.items() if api.type == "memset"]
+    noun = " and sets" if any(one.calls for one in sets) else ""
     host += f"{human_time(_host_time(copying))} in {amount(made, 'copy')}{noun} of {size}" if made else "no copy"
     host += f", {inside:,} in graphs" if inside else ""
     if not (launches or copied or made or _launched(totals)):
@@ -353,7 +364,11 @@ def _compute(totals: Totals) -> Said:
     graphs = _gpu_time(_chosen(totals, ("graph",), "launch"))[1]
     among = f" ({graphs:,} of graphs)" if graphs else ""
     evidence = f"on the GPU {human_time(kernels)} for {amount(launches, 'launch')}{among}, "
-    evidence += f"{human_time(copies)} for {amount(copied, 'copy')}" if copied else "no copy"
+    evidence += (
+        f"{human_time(copies)} for {amount(copied, 'copy')}{noun if _gpu_time(sets)[1] else ''}"
+        if copied
+        else "no copy"
+    )
     return Said(question, told, ratio, "ratio", f"{evidence}; {host}")
 
 

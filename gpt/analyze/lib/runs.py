@@ -49,6 +49,7 @@ class RunSummary:
         self.calls = self.counted = self.launches = self.probed = self.threads = 0
         self.functions: dict[Api, RunSums] = defaultdict(RunSums)
         self.kernels: dict[str, RunSums] = defaultdict(RunSums)
+        self.work: dict[Api, RunSums] = defaultdict(RunSums)  # on the GPU, but no kernel: copies, memsets, graphs
         self.on_gpu = 0.0  # ns
         self.in_thread = 0.0  # ns in calls, in the thread that spends most time in them
         self._begin, self._end, self.unrecorded = math.inf, -math.inf, 0
@@ -77,6 +78,8 @@ class RunSummary:
             number = function.calls + function.counted
             self.functions[api].add(number, function.moved["bytes"], function.durations)
             self.on_gpu += function.gpu.total
+            if function.gpu.count and (api.type, api.op) != ("kernel", "launch"):
+                self.work[api].add(function.gpu.count, 0, function.gpu)
         for (type_, op), done in totals.replays.done.items():
             if done.number:
                 self.functions[Api(type_, op, f"{op} in graphs")].add(done.number, done.bytes, Durations())
