@@ -33,7 +33,6 @@ def asking(tmp_path_factory):
         source / "portable.h",
         "-DGPT_SILENCE=1",
         source / "sim" / "stages.c",
-        source / "common" / "own.c",
     ]
     return hooked.compile_c(tmp_path_factory.mktemp("asking") / "asking", ASKING, *flags, prelude=False)
 

@@ -494,6 +494,38 @@ def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatc
     check_bytes(server.end(), 80)
 
 
+def test_replays_in_a_stream_that_was_forgotten_are_counted(tmp_path):
+    """The hook keeps eight streams of one hash, given by its upper 9 bits; the ninth replaces one."""
+    source = (
+        GRAPHS
+        + r"""
+    static unsigned place(void *stream) { return (unsigned long)stream * 0x9e3779b97f4a7c15u >> 55; }
+    int main(int argc, char **argv) {
+        static void *sets[512][9];
+        static int counts[512];
+        void *stream, *exec;
+        int at;
+        setup(argv[1]);
+        OK(D(cuStreamCreate)(&streams[0], 1));
+        exec = instantiated(captured(2));
+        do {
+            OK(D(cuStreamCreate)(&stream, 1));
+            at = (int)place(stream);
+            sets[at][counts[at]++] = stream;
+        } while (counts[at] < 9);
+        for (int i = 0; i < 9; i++) {
+            OK(D(cuGraphLaunch)(exec, sets[at][i]));
+            OK(D(cuStreamSynchronize)(sets[at][i]));
+        }
+        return 0;
+    }
+    """
+    )
+    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+    assert set(unprobed(trace)) == {"gpt-hook did not see its stream being created"}
+    assert len(trace.of("probed")) + sum(unprobed(trace).values()) == 18
+
+
 @in_both_forms
 def test_what_waits_for_buffers_does_not_wait_for_those_of_later_replays(tmp_path, monkeypatch):
     """Other threads go on. The program prints how long a failing allocation and the end of a context took, in ms."""

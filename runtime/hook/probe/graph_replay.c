@@ -38,6 +38,11 @@ static void leave(struct stay stay) {
     hook_relaxed_mode(stay.mode);
 }
 
+static bool is_captured(uint64_t stream) {
+    int capturing = 0;
+    return !hook_do.is_capturing(stream, &capturing) && capturing;
+}
+
 // Before the launch
 
 static bool is_other_stream(const struct prepared *graph, uint64_t stream, uint32_t thread) {
@@ -112,7 +117,6 @@ void hook_before_replay(struct frame *frame) {
     const struct order *order = hook_order();
     uint64_t stream = hook_stream_of(frame);
     uint32_t thread = frame->thread ? frame->thread->tid : 0;
-    int capturing = 0;
     graph->now = order->number;
     graph->quiet = frame->off || !order->identity;
     if (is_idle(graph)) {
@@ -120,21 +124,22 @@ void hook_before_replay(struct frame *frame) {
         return;
     }
     hook_end_burst();
+    graph->slab = NULL;
+    graph->captured = false;
+    frame_leave_note(frame, NOTE_REPLAY, graph);
     if (!hook_stream_is_known(
             stream)) { // the launch may fail for another reason before the driver looks at it
         hook_lose_sets(graph, WHY(stream_unknown));
-        hook_put_prepared(graph);
+        graph->no_room = graph->lost;
         return;
     }
     struct stay stay = enter(graph, stream);
-    graph->slab = NULL;
-    graph->captured = !hook_do.is_capturing(stream, &capturing) && capturing;
+    graph->captured = is_captured(stream);
     if (!graph->captured)
         get_ready(graph, stream, thread);
     if (!graph->captured && hook_settings.complete)
         find_place(graph, stream, thread);
     leave(stay);
-    frame_leave_note(frame, NOTE_REPLAY, graph);
 }
 
 // After it
@@ -218,6 +223,8 @@ void hook_after_replay(struct frame *frame) {
     bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint64_t stream = hook_stream_of(frame);
     struct stay stay = enter(graph, stream);
+    if (done && graph->lost == WHY(stream_unknown)) // now it's known
+        graph->captured = is_captured(stream);
     if (done && !graph->captured)
         collect(graph, frame, stream);
     else if (graph->slab)
