@@ -2,7 +2,7 @@
 
 To `make test-full`: downloads over 20 MB, corpora, long runs, the rest of a matrix. To `make soak`: stress of the hook.
 
-All of `make test-full` takes hours on two cores: an eighth took 26 minutes, and 28 while other programs ran. So CI runs
+All of `make test-full` takes about an hour on two cores, an eighth 7 minutes. So CI runs
 `make test-part`: an eighth of it, another one for each commit, and the tests of what the commit changed.
 """
 
