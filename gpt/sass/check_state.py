@@ -179,7 +179,9 @@ class TrampolineCheck:
             if other != number:
                 self._fault(index, "stall", mask & named, "isn't there yet")
         self.saved |= written & state.own & next_live
-        copies = keep_copies(one, state.copies, state.own)
+        # Where lanes are split, the others may have overwritten a uniform register already
+        own = state.own & ~SHARED if state.meetings else state.own
+        copies = keep_copies(one, state.copies, own)
         own = state.own & ~written | (find_restored(one, state.copies) if state.copies else 0)
         if not is_slot(one, around.declaration.stack):
             self.faults.append((index, "stack", "local memory that isn't the probe's"))

@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.probe.sass import glue
 from gpt.sass.check import Version
+from gpt.sass.check_known import State, Surroundings
 from gpt.sass.check_saves import is_slot
+from gpt.sass.check_state import TrampolineCheck
 from gpt.sass.check_words import NOP
+from gpt.sass.flow import NOTHING
 from gpt.sass.kernels import Relocation, read_facts, read_kernel
-from gpt.sass.masks import EVERY_REGISTER
+from gpt.sass.masks import EVERY_REGISTER, STARTS
 from gpt.sass.words import SIZE, Guard, control_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Inserted
 from tests import cuda
@@ -245,6 +249,21 @@ def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
                 leader, trampoline, number, index, lambda w, c=change: with_control(w, control_of(w)._replace(**c))
             )
             assert rules(leader, *changed) == {rule}, (index, code[part.start + index])
+
+
+def test_a_uniform_register_is_not_saved_where_lanes_are_split(leader):
+    """The other lanes may have overwritten it by then."""
+    trampoline, number = inserted(leader)
+    part = trampoline.parts[number]
+    words = list(leader.new.kernel.code.words)
+    words[part.start] = glue.save_uniform(9, 40)
+    code = with_words(leader.new, words).kernel.code
+    check = TrampolineCheck(Surroundings(leader.original.kernel, code, leader.declaration, ()), trampoline)
+    own = 1 << STARTS.UR + 40
+    for meetings, expected in (((), {("R", 9, STARTS.UR + 40)}), ((3,), set())):
+        state = State(own, 0, frozenset(), NOTHING, NOTHING, frozenset(), meetings, number)
+        ((_, after),) = check._insert(part.start, part, number, state)
+        assert after.copies == expected
 
 
 @pytest.mark.parametrize(("opcode", "expected"), [("LDG", set()), ("BAR", {"undefined"})])

@@ -13,7 +13,7 @@ that holds:
   idle. Without this wait the host could have launched the next work in that time.
 - PACE: at most SHORT, and no call but launches fills half of it. Kernels are shorter than what the host needs to launch
   the next one.
-- CALL: calls fill more of it than host code does. The function that fills most gives the name.
+- CALL: CUDA calls take more of the time than host code. The function that takes most is named.
 - HOST: the rest. The thread ran code of its own between calls.
 """
 

@@ -6,6 +6,7 @@ processes: how processes are named, and when each began, follows from all header
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from gpt.analyze.lib import base
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Part = TypeVar("Part")
 
 
-class Parts(Generic[Part]):
+class Parts(ABC, Generic[Part]):
     """The traces that were read here, and the parts that other folds found."""
 
     streams = True
@@ -44,17 +45,17 @@ class Parts(Generic[Part]):
         self._here = None
         self._model.end(process)
 
+    @abstractmethod
     def find(self, trace: TraceModel) -> Part:
         """Return the part of these traces."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find_need(self, parts: list[Part]) -> str | None:
         """Return what would have recorded the subject of the question, or None if it's there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer_parts(self, parts: list[Part]) -> Answers:
         """Yield the answers about all parts."""
-        raise NotImplementedError
 
     def parts(self) -> list[Part]:
         """Return the parts of merged folds, then our own."""

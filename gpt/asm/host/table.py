@@ -1,5 +1,6 @@
-"""Define the format of the instruction tables. A row gives the syntax of an instruction, in the style of the PTX
-manual, and its effect in C.
+"""Define the format of the instruction tables.
+
+A row gives an instruction's syntax, as the PTX manual writes it, and its effect in C.
 
     Row("mul.hi.T", "d = a b", "({T})(({T.wide}){a} * {b} >> {T.bits})", T="u16 s16 u32 s32")
     Row("add{.sat}.s32", "d:s32 = a:s32 b:s32", "add_s32({a}, {b}, FLAG{sat})")

@@ -1,8 +1,8 @@
 """Let histograms count in shared memory, where a launch leaves room for that, and add the counts up when a block ends.
 
-The launcher decides for each launch: it adds dynamic shared memory behind the kernel's own, and sets the lowest bit of
-the maps' addresses. Else they count in global memory. Both forms are in the code, behind predicates that are the same
-in all threads.
+The hook decides at each launch: it adds dynamic shared memory behind the kernel's own, and sets the lowest bit of
+the maps' addresses. Otherwise they count in global memory. Both forms are in the code, behind predicates that are
+the same in all threads.
 
 In the room there's a number of threads that have left, and then 32 bits for each bin. All threads clear it at the
 kernel's entry and meet there once, so nothing of the program has happened yet. Where threads leave, one lane adds their
@@ -61,7 +61,7 @@ def find_room(module: Module, functions: Sequence[PtxFunction], plan: Plan, pref
 def add_room(
     module: Module, entry: PtxFunction, maps: Sequence[PlacedMap], prefix: str, known: Mapping[str, int], to: Insertions
 ) -> None:
-    """Insert the code at the kernel's entry, and behind the probes' code where threads leave it."""
+    """Insert the code at the kernel's entry, and after the probes' code at its exits."""
     inside = [placed for placed in maps if placed.room]
     if not inside or not inside[0].room:
         return

@@ -4,9 +4,9 @@ All bodies of a kernel that aren't cached are compiled in one run, each as its o
 RET are the snippet. The RET itself is left out, so the next word takes over its waits. waits.py adds the waits that a
 function leaves to its caller.
 
-ptxas likes to jump over a predicated save with `@!P0 BRA.U` if no lane saves, and has `@!P0 BRA` between BSSY and BSYNC
-behind it for the case that some do. check.py doesn't take BRA.U, whose exact meaning nobody has measured. As the second
-branch is enough, the first one becomes a NOP.
+Where no lane of a warp may save, ptxas jumps over the predicated save with `@!P0 BRA.U`, and then has `@!P0 BRA`
+between BSSY and BSYNC for warps in which some lanes do. check.py refuses BRA.U: its exact meaning isn't measured.
+The second branch alone is enough, so the first one becomes a NOP.
 
 Compiled words are cached in memory and in the user's cache, under a digest of their text. They aren't shipped with the
 package. The text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves
