@@ -220,6 +220,27 @@ def test_braces_around_one_register_and_discarded_results(ptxas, tmp_path):
     assert forms.ours(lines, "sm_90", "8.6") == [""] * len(lines)
 
 
+@pytest.mark.parametrize("version", ["8.6", "9.0"])
+def test_operands_of_later_instructions(ptxas, tmp_path, version):
+    """Compare what sm_90 doesn't have: st.bulk, and stores of 256 bits with an eviction priority."""
+    lines = ["st.bulk [%b64_1], %b64_2, 0;", "st.bulk.shared::cta.weak [%b32_1], %b64_2, 0;"]
+    for address in ("[%b64_1]", "[%b64_1+8]", "[shared_]", "[global_]", "[%u32_1]", "[%b16_1]", "shared_"):
+        lines += [f"st.bulk{words} {address}, %b64_2, 0;" for words in ("", ".weak", ".weak.shared::cta")]
+    lines.remove("st.bulk.weak.shared::cta [shared_], %b64_2, 0;")  # ptxas fails: "instruction 'add': must be register"
+    sizes = [*(f"{name}2" for name in forms.REGISTERS.values()), "0", "12", "-8", "1.5", "16777216", "16777224"]
+    for size in sizes:
+        lines.append(f"st.bulk.weak.shared::cta [%b64_1], {size}, 0;")
+    lines += [f"st.bulk.weak [%b64_1], %b64_2{rest};" for rest in ("", ", 1", ", %b64_3", ", 0, 0")]
+    for words in (".shared", ".shared::cluster", ".global", ".relaxed", ".weak.b64", ".weak.cta"):
+        lines.append(f"st.bulk{words} [%b64_1], %b64_2, 0;")
+    lines.append("st.weak.bulk [%b64_1], %b64_2, 0;")
+    for type_ in ("b8", "u16", "b32", "f32", "b64"):
+        eight = ", ".join(f"{forms.REGISTERS.get(type_, '%b16_')}{number}" for number in range(8))
+        lines += [f"st.global.L2::evict_first.v8.{type_} [%b64_1], {{{eight}}};"]
+        lines += [f"ld.global.L2::evict_last.v8.{type_} {{{eight}}}, [%b64_1];"]
+    assert not differences(lines, ptxas, "sm_100", version, tmp_path)
+
+
 def test_operands(ptxas, tmp_path):
     """Compare constants out of range, registers of other widths, words in other orders and other forms of addresses."""
     lines = Path(__file__).with_name("operands.txt").read_text().splitlines()
