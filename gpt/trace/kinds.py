@@ -16,4 +16,5 @@ GPU_TIMES = frozenset(("gpu_times", "gpu_time"))
 GRAPHS = frozenset(("graph",))  # what graph launches ran
 SITES = frozenset(("call_site", "stack"))  # where calls came from
 TENSORS = frozenset(("tensor", "tensor_end"))
+NODES = frozenset(("graph_nodes",))  # which calls created the nodes of graphs
 RANGES = frozenset(("range", "range_end"))  # NVTX
