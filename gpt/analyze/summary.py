@@ -347,7 +347,9 @@ OPTIONS: dict[str, Any] = {
     "top": Annotated[
         int | None, Option("--top", metavar="NUMBER", min=1, max=1000, help="List this many of the slowest calls, too.")
     ],
-    "by": Annotated[By | None, Option("--by", help="Sum up launches and GPU time by this, and print nothing else.")],
     "verbose": cli.VerboseSummary,
 }
-ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS, instead=_choose)
+CHOICES: dict[str, Any] = {
+    "by": Annotated[By | None, Option("--by", help="Sum up launches and GPU time by this, and print nothing else.")],
+}
+ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS, instead=_choose, choices=CHOICES)

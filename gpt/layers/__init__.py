@@ -26,7 +26,7 @@ from types import CodeType, FunctionType
 from typing import Any, Callable
 
 BACKWARD = b" (backward)"
-KEY = "gpt.layers"  # in the metadata of autograd nodes
+MOST_NODES = 1 << 16  # remembered per thread
 MOST_DEPTH = 3  # levels of nested containers
 MOST_ITEMS = 64  # limit per container
 # Components that wrappers add to a path, such as torch.compile, DDP, FSDP and activation checkpointing.
@@ -49,11 +49,15 @@ class Recorder:
 
 
 class _Thread(threading.local):
-    """The names of modules that a thread is in, and whether a module of its backward pass is open."""
+    """The names of modules that a thread is in, and whether a module of its backward pass is open.
+
+    PyTorch numbers the autograd nodes of a thread in the order of their creation.
+    """
 
     def __init__(self) -> None:
         self.inside: list[bytes] = []
         self.backward = False
+        self.nodes: set[int] = set()  # sequence numbers of autograd nodes that have a hook
 
 
 class Names:
@@ -144,6 +148,7 @@ class Layers:
 
     def _tag(self, value: Any, name: bytes | None, depth: int = MOST_DEPTH) -> None:
         """Let the nodes that made these tensors belong to a module, or to none, unless they belong to one already."""
+        nodes = self._thread.nodes
         for one in list(value.values())[:MOST_ITEMS] if isinstance(value, dict) else value if isinstance(
             value, (tuple, list)
         ) else (value,):  # fmt: skip
@@ -152,9 +157,11 @@ class Layers:
                     self._tag(one, name, depth - 1)
                 continue
             node = getattr(one, "grad_fn", None)
-            if node is None or KEY in node.metadata:
+            if node is None or (number := node._sequence_nr()) in nodes:
                 continue
-            node.metadata[KEY] = name
+            if len(nodes) >= MOST_NODES:
+                nodes.clear()
+            nodes.add(number)
             node.register_prehook(partial(self._on_backward, name and name + BACKWARD))
 
     def _on_backward(self, name: bytes | None, _: Any) -> None:

@@ -72,7 +72,8 @@ class Analysis:
     lines: bool = False
     two: bool = False  # it compares two traces
     picture: bool = False  # --plot replaces the tables
-    instead: Callable[[Mapping[str, Any]], Analysis | None] | None = None  # the one to run with these options, or None
+    instead: Callable[[Mapping[str, Any]], Analysis | None] | None = None  # returns another one to run, or None
+    choices: Mapping[str, Any] = field(default_factory=dict)  # the options that decide this
 
     @property
     def merges(self) -> bool:
@@ -320,8 +321,9 @@ def make_command(declared: Analysis) -> Callable[..., int]:
                 cli.show(path)
         return signals.die(ended.number) if ended else status
 
-    options = {"traces": TRACES, **declared.options, **FILTERS, **({} if declared.lines else ANSWERED), **COMMON}
-    options |= declared.options  # in place of a common option of the same name
+    own_options = {**declared.options, **declared.choices}
+    options = {"traces": TRACES, **own_options, **FILTERS, **({} if declared.lines else ANSWERED), **COMMON}
+    options |= own_options  # in place of a common option of the same name
     command.__doc__ = declared.about
     command.__annotations__ = options
     command.__kwdefaults__ = {name: False if get_args(type_)[0] is bool else None for name, type_ in options.items()}
