@@ -120,7 +120,7 @@ class InstructionUse:
                     raise Unsupported(f"'{operand}' where one register is expected")
                 self._check_vector(operand, type_)
             else:
-                self.check(operand, type_)
+                self.check(operand, type_, exact=slot.name == "h")
 
     def _check_vector(self, vector: tree.Vector, type_: PtxType) -> None:
         """Reject elements that don't match each other or the vector's type. Raises Unsupported.
@@ -175,8 +175,11 @@ class InstructionUse:
             raise Unsupported(f"'{item}' is a variable: 'mov' its address to a register first")
         return ""
 
-    def check(self, operand: tree.Operand, type_: PtxType) -> None:
-        """Reject a register, special register or constant that doesn't fit a type. Raises Unsupported."""
+    def check(self, operand: tree.Operand, type_: PtxType, *, exact: bool = False) -> None:
+        """Reject a register, special register or constant that doesn't fit a type. Raises Unsupported.
+
+        If `exact`, registers of other sizes are rejected even if the opcode accepts them elsewhere.
+        """
         opcode = self.instruction.opcode
         if opcode in _ON_SHARED and (place := self.place(operand)) and place.space != "shared":
             raise Unsupported(f"'{operand}' is in .{place.space}, not .shared")
@@ -200,7 +203,7 @@ class InstructionUse:
                     raise Unsupported(f"'{operand}', a vector, where one .{type_.name} is expected")
             case tree.Name(name, parts):
                 found = self.body.find_register(name, parts) or self.body.find_register(name)
-                if found and found.width == 1 and not self._takes(type_, found.declared):
+                if found and found.width == 1 and not self._takes(type_, found.declared, exact=exact):
                     raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
                 taken = opcode in _TAKE_VARIABLES and type_.name != "pred" and not type_.is_float
                 if not found and not taken and self.body.find_place(name):
@@ -216,13 +219,13 @@ class InstructionUse:
                 if exact or opcode in _TAKE_NO_CONSTANT or not takes_constant(type_.name, text):
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
 
-    def _takes(self, type_: PtxType, declared: str) -> bool:
-        """Return True if ptxas accepts a register for an operand of this type."""
+    def _takes(self, type_: PtxType, declared: str, *, exact: bool = False) -> bool:
+        """Return True if ptxas accepts a register for an operand of this type; an `exact` one must have its size."""
         opcode = self.instruction.opcode
         if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
             return True
         # with these modifiers, no opcode accepts larger registers
-        exact = not {".bf16", ".async"}.isdisjoint(self.instruction.modifiers)
+        exact |= not {".bf16", ".async"}.isdisjoint(self.instruction.modifiers)
         return takes("" if exact else opcode, type_.name, declared)
 
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
