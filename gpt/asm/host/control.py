@@ -181,6 +181,8 @@ def _allocate(use: InstructionUse) -> str:
 
 
 def _save(use: InstructionUse) -> str:
+    if use.operands[0] == tree.Name("_"):
+        raise Unsupported("'_' where a register is expected")
     use.body.use_stack()
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)
