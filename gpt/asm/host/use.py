@@ -113,6 +113,7 @@ class InstructionUse:
                 raise Unsupported(f"'{operand}' where {slot.type} is expected")
             type_ = self.match.find_type(slot)
             exact = opcode == "redux" or (slot.type[0] in "us" and opcode != "cvt")
+            exact |= opcode in ("mma", "wmma") and slot.type == "b32"
             if slot.count is not None and len(self.vector(operand)) == 1 and not isinstance(operand, tree.Vector):
                 raise Unsupported(f"'{operand}' where a vector in braces is expected")
             if not type_:
@@ -220,13 +221,12 @@ class InstructionUse:
             case tree.Index():
                 self._check_variable(operand, type_)
             case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
-                plain = type_.name == "pred" and not {".bf16", ".bf16x2"}.isdisjoint(self.instruction.modifiers)
-                if plain or opcode in _TAKE_NO_CONSTANT or not takes_constant(type_.name, text):
+                if not self._takes_constant(type_, text):
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
             case _ if is_constant(operand):
                 if type_.is_float:
                     evaluate_float(operand, type_)
-                elif opcode in _TAKE_NO_CONSTANT or not takes_constant(type_.name, "1"):
+                elif not self._takes_constant(type_, "1"):
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
             case tree.Expression((tree.Name(name, parts), *_), _):
                 found = self.body.find_register(name, parts)
@@ -236,6 +236,11 @@ class InstructionUse:
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
                 if found and type_.is_float and found.declared[0] in "us":
                     raise Unsupported(f"'{name}' is a register of .{found.declared} where .{type_.name} is expected")
+
+    def _takes_constant(self, type_: PtxType, text: str) -> bool:
+        """Return True if ptxas accepts a constant for an operand of this type."""
+        plain = type_.name == "pred" and not {".bf16", ".bf16x2"}.isdisjoint(self.instruction.modifiers)
+        return not plain and self.instruction.opcode not in _TAKE_NO_CONSTANT and takes_constant(type_.name, text)
 
     def _check_variable(self, operand: tree.Operand, type_: PtxType) -> None:
         """Reject the address of a variable where ptxas does. Raises Unsupported."""
@@ -255,6 +260,7 @@ class InstructionUse:
             return True
         # with these modifiers, no opcode accepts larger registers
         exact = not {".bf16", ".async"}.isdisjoint(self.instruction.modifiers)
+        exact |= opcode == "cvt" and len(self.operands) > 2 and ".pack" not in self.instruction.modifiers
         return takes("" if exact else opcode, type_.name, declared)
 
     def _read(self, slot: Slot, operand: tree.Operand) -> str:

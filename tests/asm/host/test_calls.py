@@ -147,9 +147,19 @@ def test_ptxas_takes_and_refuses_the_same(thread, tmp_path, module, body, fault)
         thread.run(text, bytes(64))
 
 
-TYPES = "b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64".split()
-ARRAYS = (".b8 x[4]", ".align 4 .b8 x[4]", ".align 8 .b8 x[8]", ".align 8 .b8 x[16]", ".align 16 .b8 x[16]", ".b32 x[4]")
-FORMALS = (*(f"{space} .{type_} x" for type_ in TYPES for space in (".reg", ".param")), *(f".param {a}" for a in ARRAYS))
+TYPES = ("b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64")
+ARRAYS = (
+    ".b8 x[4]",
+    ".align 4 .b8 x[4]",
+    ".align 8 .b8 x[8]",
+    ".align 8 .b8 x[16]",
+    ".align 16 .b8 x[16]",
+    ".b32 x[4]",
+)
+FORMALS = (
+    *(f"{space} .{type_} x" for type_ in TYPES for space in (".reg", ".param")),
+    *(f".param {a}" for a in ARRAYS),
+)
 
 
 def test_arguments_have_the_types_of_parameters(tmp_path):
