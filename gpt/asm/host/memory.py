@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpt.asm.host.names import Unsupported, evaluate, float_bits
+from gpt.asm.host.names import Unsupported, evaluate, evaluate_float, float_bits
 from gpt.asm.host.table import TYPES, PtxType, Row
-from gpt.asm.host.use import InstructionUse, convert
+from gpt.asm.host.use import InstructionUse, convert, is_constant
 from gpt.ptx import tree
 
 ACCESSED = "u8 s8 b8 u16 s16 b16 u32 s32 b32 u64 s64 b64 b128 f32 f64"
@@ -31,6 +31,7 @@ VECTORS = {f"v{width}": str(width) for width in (2, 4, 8)}
 CHECKED = {"": "generic", "global": "global", "shared": "shared", "local": "local", "const": "constant"}
 WINDOWS = ("shared", "local", "const", "param")  # their addresses have 32 bits
 _STARTS = {"global": "0", "shared": "t->shared", "local": "t->local", "const": "t->constant", "param": "t->local"}
+_F32 = TYPES["f32"]
 _ADDRESS = TYPES["u64"]
 
 
@@ -179,7 +180,7 @@ def _change_space(use: InstructionUse) -> str:
     return use.assign(use.operands[0], _ADDRESS, value)
 
 
-def _refuse_address(use: InstructionUse, address: tree.Operand) -> None:
+def refuse_address(use: InstructionUse, address: tree.Operand) -> None:
     """Reject an address in another space than the instruction's, though nothing is accessed. Raises Unsupported."""
     pointer(
         use, next((space for space in ("global", "local") if f".{space}" in use.instruction.modifiers), ""), address, 1
@@ -191,7 +192,7 @@ def _hint(use: InstructionUse) -> str:
     address = bracketed(use.operands[0])
     if use.instruction.opcode == "prefetchu" and use.place(address):
         raise Unsupported(f"'{address}' is a variable: 'cvta' its address to a register first")
-    _refuse_address(use, address)
+    refuse_address(use, address)
     return ";"
 
 
@@ -199,13 +200,14 @@ def _policy(use: InstructionUse) -> str:
     """Write createpolicy: the policy is 0, as nothing reads it. Constants that ptxas rejects are rejected."""
     given = use.operands[1:]
     if len(given) == 3:
-        _refuse_address(use, bracketed(given[0]))
-    if len(given) == 1 and isinstance(given[0], tree.Number | tree.Prefixed):
+        refuse_address(use, bracketed(given[0]))
+    if len(given) == 1 and is_constant(given[0]):
         text = str(given[0])
-        bits = 0 if text[0] == "-" else float_bits(text, TYPES["f32"])
-        if not 0 < bits <= float_bits("1.0", TYPES["f32"]):
+        plain = isinstance(given[0], tree.Number)
+        bits = 0 if text[0] == "-" else float_bits(text, _F32) if plain else evaluate_float(given[0], _F32)
+        if not 0 < bits <= float_bits("1.0", _F32):
             raise Unsupported(f"'{text}' is not over 0 and at most 1")
-    if len(given) == 3 and not any(isinstance(one, tree.Name) for one in given[1:]):
+    if len(given) == 3 and all(map(is_constant, given[1:])):
         first, whole = (evaluate(one) & 0xFFFFFFFF for one in given[1:])
         if first > whole:
             raise Unsupported(f"{first} bytes of {whole}")

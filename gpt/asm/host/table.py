@@ -60,6 +60,9 @@ _FIRST = {  # words that precede all others, in this order
     "div": (".full",),
     "dp2a": (".lo", ".hi"),
     "cvta": (".to",),
+    "cvt": (".pack",),
+    "shf": (".l", ".r"),
+    "membar": (".proxy",),
 }
 _SPACE = re.compile(r"\.(?:global|local|const|(?:shared|param)(?:::\w+)?)")  # a copy has two, and their order counts
 _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
