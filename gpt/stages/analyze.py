@@ -31,6 +31,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "gaps",
     "startup",
     "stages",
+    "tokens",
     "nvtx",
     "ioctl",
     "tensorop_count",
