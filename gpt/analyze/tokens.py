@@ -116,7 +116,7 @@ def tokens(trace: TraceModel) -> Answers:
         return
     usual = [row[len(WHO) + 3] for row in phases if row[0] == DECODE and row[len(WHO) + 3]]
     if usual:
-        verdict.append(f"{1e9 / min(usual):,.1f} tokens per second and sequence, by the median; the batch isn't known")
+        verdict.append(f"{1e9 / min(usual):,.1f} tokens per second, times the batch")
     if not trace.gpus():
         verdict.append("no GPU times: 'gpt-hook run --gpu-time' records when kernels ran")
     yield make_answer("phases", PHASES, phases, [*dict.fromkeys(verdict)], plots=[plot("bars", "phase", "p50")])

@@ -41,7 +41,7 @@ def test_ranges_named_like_steps():
     assert rows == [(1, 6, 50 * MS, 10 * MS), (2, 4, 40 * MS, 20 * MS)]
     assert found.verdicts["phases"][:2] == [
         "steps: NVTX ranges named prefill or decode",
-        "100.0 tokens per second and sequence, by the median; the batch isn't known",
+        "100.0 tokens per second, times the batch",
     ]
 
 
