@@ -126,7 +126,8 @@ def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
 
 def test_which_analyses_are_merged_is_known():
     assert REFUSED == ["events", "block_sched", "memory", "gaps", "stages", "tokens", "nvtx", "ioctl", "warp_progress",
-                       "dmat", "program_progress", "maps", "timeline", "export", "collectives", "graphs", "diff"]  # fmt: skip
+                       "dmat", "program_progress", "maps", "timeline", "export", "collectives", "graphs",
+                       "diff"]  # fmt: skip
     assert all(isinstance(_load(name), Analysis) for name in MERGED)
     assert len(MAPS) >= 8 and all(issubclass(made, MapAnalysis) for made in MAPS.values())
 
