@@ -122,7 +122,7 @@ def _by_stack(part: _Part, path: int, function: int) -> str:
     """Name the functions of a stack, whose number is the path, innermost first, without the libraries in between."""
     if not path:
         return COPIES if function < 0 else UNKNOWN
-    found = []
+    found: list[str] = []
     for frame in part.process.sites.frames(path):
         file = os.path.basename(frame.path or "?")
         if found or not file.startswith(BETWEEN):
