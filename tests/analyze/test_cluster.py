@@ -71,6 +71,8 @@ def rank(number, seed, launches=3, extra=(), **header):
     found += [forge.calls(calls, forge.LAUNCH), forge.gpu_times(gpu)]
     sizes = [(3000, 10, 2, 0, 4096 * number, 0, 100, 7), (4000, 10 + seed, 3, 0, 64, 128, 1000 + seed, 7)]
     found.append(forge.calls(sizes, forge.MEMORY))
+    found += [records.make("stack", id=1, frames=[{"path": "/app", "offset": 64 * number}])]
+    found += [records.make("sample", thread=1, at=1500 + at, native=1) for at in range(seed)]
     found += [records.make("memusage", function=1, launches=2, bytes=100 * number, most=60 + seed)]
     found += [records.make("unprobed", function=2, launches=number, reason="no PTX comes with it"), *extra]
     return forge.trace(*found, pid=100 + number, rank=number, **header)

@@ -14,6 +14,7 @@ NOT_DRAWN = {  # analyses that docs/analyses.md may leave out, and why
     "events": "makes no picture",
     "export": "makes no picture",
     "stacks": "no run on a GPU has been drawn yet",
+    "tokens": "no run on a GPU has been drawn yet",
 }
 
 

@@ -138,8 +138,6 @@ def _fill(use: InstructionUse) -> str:
     if isinstance(size, tree.Name) and (found := use.body.find_register(size.name, size.parts)):
         if found.declared == "u32" and use.body.code.dialect.version < (9, 0):
             raise Unsupported(f"'{size}' is a register of .u32, which needs .version 9.0 or later")
-        if found.declared == "f16x2":
-            raise Unsupported(f"'{size}' is a register of .f16x2 where .u64 is expected")
         type_ = TYPES["u32"] if found.type.bits == 32 else _ADDRESS
     use.check(size, type_, exact=True)
     if use.words["W"] and (place := use.place(address)) and place.space != "shared":

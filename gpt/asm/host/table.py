@@ -14,7 +14,7 @@ The signature lists the operands that the instruction writes, then those it read
 PTX type, a set with types, or derived from one (`T.wide`, `T.signed`, `T.unsigned`); the default is T. `a[4]` is a
 vector of four operands and `a[]` one of any length; both are arrays in C. An operand that's written may be `_` or
 left out (`p|q`). `a:address` is an address in brackets, `n:number` a constant, `size:128` this constant, and an operand
-without a type in a row without T can be anything. A cache policy is called `h`; its registers must have its size.
+without a type in a row without T can be anything.
 
 The code is a C expression for the value of the single result, or statements with a `;`, which set variables named
 like the results. `{a}` is an operand with its type in C. For a word that's a PTX type, `{T}` is the C type, `{T.name}`

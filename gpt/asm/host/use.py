@@ -187,7 +187,7 @@ class InstructionUse:
         """Reject a register, special register, variable or constant that doesn't fit a type. Raises Unsupported.
 
         `exact` means that the table names the type, rather than a word of the instruction. Then ptxas accepts no
-        register of .f16x2 as untyped bits.
+        register of .f16x2 as untyped bits, and none of 128 bits for fewer.
         """
         opcode = self.instruction.opcode
         if opcode in _ON_SHARED and (place := self.place(operand)) and place.space != "shared":
@@ -206,7 +206,7 @@ class InstructionUse:
                     if said := rule.broken((), self.body.code.dialect):
                         raise Unsupported(said.replace("this form", f"'{operand}'", 1))
             case tree.Name("WARP_SZ", ()):  # an integer constant
-                if re.fullmatch(r"v\w+[24]", opcode):  # of 16 or 8 bits each
+                if re.fullmatch(r"v\w+[24]", opcode):  # video instructions on pairs and fours
                     raise Unsupported(f"'{operand}' where a register or number is expected")
                 self.check(tree.Number("32"), type_)
             case tree.Name(name, ()) if f"{name}.x" in SPECIAL:
@@ -254,7 +254,7 @@ class InstructionUse:
     def _takes(self, type_: PtxType, declared: str, strict: bool = False) -> bool:
         """Return True if ptxas accepts a register for an operand of this type; see `check`."""
         opcode = self.instruction.opcode
-        if strict and declared in PACKED and declared != type_.name:
+        if strict and declared != type_.name and (declared in PACKED or TYPES[declared].bits > max(type_.bits, 64)):
             return False
         if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
             return True
