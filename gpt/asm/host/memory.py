@@ -129,6 +129,28 @@ def store(use: InstructionUse) -> str:
     return " ".join(["{", *lines, "}"])
 
 
+def _fill(use: InstructionUse) -> str:
+    """Write st.bulk: zero shared memory, eight bytes at a time. Without `.shared::cta`, its address is generic."""
+    where, size, _ = use.operands
+    address, type_ = bracketed(where), _ADDRESS
+    if isinstance(size, tree.Number | tree.Prefixed) and evaluate(size) not in range(0, (16 << 20) + 1, 8):
+        raise Unsupported(f"'{size}' is not a multiple of 8 from 0 to {16 << 20}")
+    if isinstance(size, tree.Name) and (found := use.body.find_register(size.name, size.parts)):
+        if found.declared == "u32" and use.body.code.dialect.version < (9, 0):
+            raise Unsupported(f"'{size}' is a register of .u32, which needs .version 9.0 or later")
+        if found.declared == "f16x2":
+            raise Unsupported(f"'{size}' is a register of .f16x2 where .u64 is expected")
+        type_ = TYPES["u32"] if found.type.bits == 32 else _ADDRESS
+    use.check(size, type_, exact=True)
+    if use.words["W"] and (place := use.place(address)) and place.space != "shared":
+        raise Unsupported(f"an address of .{place.space} as one of .shared")
+    at = wrapped("shared", "a_ + i_") if use.words["W"] else "host_to_shared(t, a_ + i_)"
+    one = f"memset(host_shared(t, {use.site}, {at}, 8), 0, 8);"
+    check = f"if (n_ & 7) t->services->fault(t, {use.site}, HOST_FAULT_MISALIGNED, n_);"
+    given = f"uint64_t a_ = {use.address_of(address)}, n_ = {use.value(size, _ADDRESS)};"
+    return f"{{ {given} {check} for (uint64_t i_ = 0; i_ < n_; i_ += 8) {one} }}"
+
+
 def _is_parameter(use: InstructionUse) -> str:
     """Write a test whether an address lies in the kernel's parameters."""
     if not use.body.is_kernel:
@@ -211,7 +233,9 @@ _NEEDS = (
     "C=*: !volatile; C=*: !relaxed; C=*: !acquire; C=*: !release; E=*: !C=*; E=*: !volatile; E=*: !mmio;"
     "E=* F=* P=* L2::cache_hint: W=global !W=*; F=*: V=v8 V=v4; F=*: sm_100; L2::cache_hint: sm_80;"
     f"{' '.join(f'{word}+V=v4' for word in EVICTIONS_2.split())}: b64 u64 s64 f64;"
-    f"{_WIDE}: sm_100; {_WIDE}: W=global !W=*; T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
+    f"{' '.join(f'{word}+V=v8' for word in EVICTIONS_2.split())}: b32 u32 s32 f32;"
+    f"{_WIDE}: sm_100; {_WIDE}: 8.8; {_WIDE}: W=global !W=*;"
+    "T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
     "L2::cache_hint: !volatile; volatile: !const; volatile: !local;"
     "volatile: !param; volatile: !param::func; volatile: !param::entry;"
     "mmio: relaxed; mmio: sys; mmio: !P=*; mmio: !V=v8; nc: W=global; nc: !O=*; shared::cluster: sm_90; mmio: sm_70;"
@@ -249,6 +273,7 @@ ROWS = [
             ),
         )
     ),
+    Row("st.bulk{.weak}{.W}", "= a:address size init:0", _fill, needs=": sm_100; : 8.6", W={"shared::cta": "shared"}),
     Row(
         "ldu{.W}{.V}.T",
         "d = a:address",
