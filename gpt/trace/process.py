@@ -226,6 +226,8 @@ class Process:
                 self.changes.append((record["at"], record["on"]))
             case "graph":
                 self.graphs.add_graph(record)
+            case "graph_nodes":
+                self.graphs.add_nodes(record)
             case "library":
                 self.libraries[record["path"]] = record
             case "module":
