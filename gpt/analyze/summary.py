@@ -342,9 +342,9 @@ def _choose(given: Mapping[str, Any]) -> Analysis | None:
 
         return Analysis("", lambda **_: Stacks())
     from gpt.analyze.lib.attribution import attribute, find_lack
-    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODES, RANGES
+    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODES, RANGES, SITES
 
-    kinds = CALLS | GPU_TIMES | GRAPHS | NODES | RANGES
+    kinds = CALLS | GPU_TIMES | GRAPHS | NODES | RANGES | (SITES if by == By.stack else frozenset())
     return of_model(lambda trace: attribute(trace, by), "", kinds, need=lambda trace: find_lack(by, trace), drains=True)
 
 
