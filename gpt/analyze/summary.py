@@ -321,7 +321,7 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
 
 
 class By(StrEnum):
-    """Groups of launches and GPU time, and for stacks of the host's samples."""
+    """Groups of launches and GPU time."""
 
     kernel = "kernel"
     range = "range"
@@ -337,10 +337,6 @@ def _choose(given: Mapping[str, Any]) -> Analysis | None:
         return None
     if given["top"]:
         raise UsageError("--by can't be combined with --top")
-    if by is By.stack:
-        from gpt.analyze.stacks import Stacks
-
-        return Analysis("", lambda **_: Stacks())
     from gpt.analyze.lib.attribution import attribute, find_lack
     from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODES, RANGES, SITES
 
@@ -355,9 +351,6 @@ OPTIONS: dict[str, Any] = {
     "verbose": cli.VerboseSummary,
 }
 CHOICES: dict[str, Any] = {
-    "by": Annotated[
-        By | None,
-        Option("--by", help="Sum up launches and GPU time by this, and print nothing else; or samples by stack."),
-    ],
+    "by": Annotated[By | None, Option("--by", help="Sum up launches and GPU time by this, and print nothing else.")],
 }
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS, instead=_choose, choices=CHOICES)

@@ -127,8 +127,3 @@ def test_a_trace_without_samples_says_how_to_take_them():
 )
 def test_names_of_frames(frame, name):
     assert name_frame(frame) == name
-
-
-def test_summary_by_stack_is_the_same():
-    told = waits_for_data()
-    assert ask("summary", told, args=("--by", "stack")).rows == ask("stacks", told).rows
