@@ -164,7 +164,7 @@ class Summary:
         ]
         if totals.kernels or verdict:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
-            drawn = plot("bars", "name", "gpu_total" if times else "launches")
+            drawn = plot("bars", "name", "gpu_total" if times else "launches", log=1)
             partly = any(kernel.launches > kernel.gpu.count > 0 for kernel in totals.kernels.values())
             shown = [one._replace(shown="any") if partly and one.name == "gpu_launches" else one for one in KERNELS]
             yield make_answer("kernels", shown, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
@@ -238,7 +238,7 @@ def _make_functions(totals: Totals, verbose: bool) -> Record:
         verdict.append(f"{amount(open_, 'call')} did not return, without a time")
     if hidden:
         verdict.append(f"{amount(hidden.calls, 'ioctl')} that these calls made: --verbose and 'gpt-analyze ioctl' show")
-    return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "label", "total")])
+    return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "label", "total", log=1)])
 
 
 def _times(function: FunctionTotals, partly: bool) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpt.timeline.tracks import Timeline
     from gpt.trace.process import Process
 
+EACH, MUCH = 260, 1e9  # bytes of memory for a call or GPU time; as many of a file of AS_MUCH; bytes worth a warning
 NAMED = 3  # processes, and reasons, that a line names
 LEVEL = 1  # for gzip: higher levels take two to five times as long to save a fifth to a quarter
 
@@ -48,6 +49,9 @@ FORMS = {
     ".html": TimelineFormat.html,
     ".htm": TimelineFormat.html,
 }
+
+
+AS_MUCH = {TimelineFormat.chrome: ", and as much in the file", TimelineFormat.all: ", and more in the files"}
 
 
 def _find_form(output: Path | None) -> TimelineFormat:
@@ -91,6 +95,9 @@ class Drawing:
         from gpt.analyze.lib.over_time import count_memory, count_warps
         from gpt.timeline.tracks import make_timeline
 
+        if (rows := self._model.count()) * EACH > MUCH:
+            told = f"{rows:,} calls and GPU times take about {rows * EACH / 1e9:.1f} GB of memory"
+            self._stage.warn("timeline", f"{told}{AS_MUCH.get(self._form, '')}: --time FROM,TO draws a part")
         timeline = make_timeline(self._model)
         self._model.incomplete = [*incomplete, *self._find_missing(timeline)]
         timeline.counters[:0] = [*count_memory(timeline), *count_warps(timeline)]

@@ -46,7 +46,7 @@ def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
     """Return the rows that get a separate bar, and the rows that share one more bar.
 
     If each bar is a single value, the longest come first, rows without a value get no bar, and bars that are too short
-    to see are combined.
+    to see are combined. On a logarithmic axis, none is too short.
     """
     import numpy as np
 
@@ -57,7 +57,8 @@ def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
     known = sorted((at for at in rows if size[at]), key=lambda at: -size[at])
     if not known:
         return rows[:BARS], rows[BARS:]
-    seen = [at for at in known[:BARS] if size[at] >= SEEN * size[known[0]]]
+    least = 0.0 if "log" in plot else SEEN * size[known[0]]
+    seen = [at for at in known[:BARS] if size[at] >= least]
     return (seen, known[len(seen) :]) if len(known) > len(seen) + 1 else (known, [])
 
 
@@ -97,6 +98,10 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
     axes.set_xlim(least - room * (least < 0), most + room if most > least else 1)
     number_ticks(axes.xaxis, first, scale)
     axes.set_xlabel(axis(first if len(shown) == 1 else {}, unit))
+    if "log" in plot and min(left, default=0) > 0 and max(left) > GROWS * min(left):
+        logarithmic_ticks(axes, first, scale)
+        axes.set_xlim(min(left) / 2, max(left) * (max(left) / min(left)) ** ROOM * 2)
+        axes.set_xlabel(axis(first, ""))
     if len(shown) > 1:
         legend(axes)
 

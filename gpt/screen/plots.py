@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
     panels = [(answer, plot) for answer, plot in panels if answer["rows"] and plot["form"] in FORMS]
     if not panels:
         raise GptError("nothing to draw (a script can pass plots=[...] to make_answer)", str(path))
-    columns = [_choose(_read(answer), answer, plot) for answer, plot in panels]
+    chosen = [(_choose(_read(answer), answer, plot), plot) for answer, plot in panels]
+    kept = [at for at, one in enumerate(chosen) if _differs(*one)] or [0]  # one of them rather than none
+    panels, columns = [panels[at] for at in kept], [chosen[at][0] for at in kept]
     heights = [_height(plot, of) for (_, plot), of in zip(panels, columns, strict=True)]
     size = (WIDTH, min(MOST * len(panels), sum(heights)))
     figure = pyplot.figure(figsize=size, dpi=DPI, layout="constrained")
@@ -72,7 +74,8 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
                 group.append(axes)
             else:
                 over_time.append([axes])
-        _title(axes, plot.get("title") or "\n".join([answer["name"], *answer["verdict"][:1]]))
+        title = plot.get("title") or "\n".join([answer["name"], *answer["verdict"][:1]])
+        _title(axes, title if _differs(of, plot) else f"{title}\n{_describe_equal(of, plot, known)}")
     if missing := [line for answer in answers[:1] for line in answer.get("incomplete", ())]:
         told_lines = "\n".join(text_of(f"incomplete: {line}", SENTENCE) for line in missing)
         parts[-1].supxlabel(told_lines, fontsize=SMALL, color="#b91c1c")
@@ -150,6 +153,27 @@ def _choose(columns: Columns, answer: Record, plot: Record) -> Columns:
         name: [column[at] for at in here] if isinstance(column, list) else column[here]
         for name, column in columns.items()
     }
+
+
+def _differs(columns: Columns, plot: Record) -> bool:
+    """Return False if a panel shows one value: a histogram with one column, or lines with a point each."""
+    import numpy as np
+
+    if plot["form"] == "histogram":
+        return len(np.unique(columns[plot["x"]][columns[plot["y"][0]] > 0])) > 1
+    if plot["form"] == "lines" and "color" in plot:
+        return len(set(columns[plot["color"]])) < len(columns[plot["x"]])
+    return True
+
+
+def _describe_equal(columns: Columns, plot: Record, known: Mapping[str, Record]) -> str:
+    """Say what a panel with one value shows."""
+    if plot["form"] != "histogram":
+        return "one point per line"
+    low, high = columns[plot["x"]][0], columns[plot["end"]][0]
+    whole, unit = columns[plot["y"][0]].sum(), known[plot["x"]].get("unit", "")
+    what = known[plot["y"][0]].get("title", plot["y"][0])
+    return f"all {whole:,.0f} {what}: from {low:,g} to {high:,g}{f' {unit}' if unit else ''}"
 
 
 def _height(plot: Record, columns: Columns) -> float:

@@ -52,6 +52,7 @@ STRUCTS: dict[str, Keys] = {
         "color": ("str?", "column that selects the color"),
         "of": ("str?", "draw only rows whose first text is this"),
         "title": ("str?", "heading; absent for the first line of the verdict"),
+        "log": ("u64?", "for bars: 1 for a logarithmic axis"),
     },
     "param": {
         "offset": ("u64", "bytes from the start of the parameters"),

@@ -155,6 +155,10 @@ class TraceModel:
         """Return whether the trace has a call of a process."""
         return self._kept.last(number) is not None
 
+    def count(self) -> int:
+        """Return the number of calls and GPU times."""
+        return self._kept.count_calls() + sum(self.gpus().values())
+
     def counted(self, number: int) -> int:
         """Return how many of a process's calls were only counted, so their times are unknown."""
         return self._counted[number]

@@ -41,6 +41,25 @@ def test_bars_of_several_parts_stay_in_their_order(tmp_path):
     assert [text for text in texts if text in "ab"] == ["a", "b"]
 
 
+def test_bars_on_a_logarithmic_axis_are_all_seen(tmp_path):
+    rows = [("long", 2_000_000_000), ("short", 700), ("middle", 50_000), ("none", None)]
+    texts = drawn(tmp_path, [NAME, TIME], rows, plot("bars", "name", "time", log=1))
+    assert [text for text in texts if text in ("long", "middle", "short", "none")] == ["long", "middle", "short"]
+    assert {"1\N{MICRO SIGN}s", "1ms", "1s", "2.00s", "700ns"} <= {*texts}
+    assert "and 1 more" not in texts
+
+
+def test_a_panel_with_one_value_goes_or_says_so(tmp_path):
+    columns = [Column("name", "text"), *(Column(name, "f64", "%") for name in ("low", "high")), Column("warps", "u64")]
+    equal = plot("histogram", "low", "warps", end="high", of="equal", title="divergence of warps")
+    differ = plot("histogram", "low", "warps", end="high", of="differ", title="others")
+    rows = [("equal", 0, 1, 256), ("differ", 0, 1, 3), ("differ", 1, 2, 4)]
+    texts = drawn(tmp_path, columns, rows, equal, differ)
+    assert "others" in texts and "divergence of warps" not in texts
+    texts = drawn(tmp_path, columns, rows, equal)
+    assert {"divergence of warps", "all 256 warps: from 0 to 1 %"} <= {*texts}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("form", ["lines", "histogram"])
 def test_every_series_is_in_the_legend(form, tmp_path):

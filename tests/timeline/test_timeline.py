@@ -1,6 +1,7 @@
 """gpt-analyze timeline on hand-made traces: spans in rows, as text and as Chrome's JSON."""
 
 import gzip
+import io
 import json
 import os
 import re
@@ -14,11 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
-from gpt.stream import records
+from gpt.analyze import timeline
+from gpt.stream import records, wire
+from gpt.stream.stage import Stage
 from gpt.timeline.tracks import CORRELATION, find_lanes
 from gpt.trace.machines import NO_END
+from gpt.trace.process import iter_processes
 from tests.analyze.asked import run
-from tests.timeline.made import US, ZERO, call, draw, launch, pushed, segment, small
+from tests.timeline.made import US, ZERO, call, draw, launch, pushed, ran, segment, small
 from tests.trace import forge
 
 
@@ -372,3 +376,17 @@ def test_perfetto_gets_texts_that_it_reads_whole():
     packets = perfetto(segment(*pushed(1, "a\0b", 0, 9), argv=["c\0d"]))
     assert [span[2] for span in spans_of(packets)["thread 1"]] == ["a\ufffdb"]
     assert any(p.track_descriptor.process.process_name.startswith("c\ufffdd, ") for p in packets)
+
+
+@pytest.mark.parametrize(("form", "file"), [("ascii", ""), ("chrome", ", and as much in the file")])
+def test_much_memory_is_announced(form, file, monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(timeline, "MUCH", 2 * timeline.EACH)
+    told = f"gpt-analyze: warning: timeline: 3 calls and GPU times take about 0.0 GB of memory{file}: --time FROM,TO "
+    for times, said in ((1, ""), (2, f"{told}draws a part\n")):
+        stage = Stage("gpt-analyze", stream=True)
+        drawing = timeline.Drawing(stage, False, timeline.TimelineFormat(form), tmp_path / "t")
+        data = forge.pack(segment(launch(1, 2, 1), *(ran(10 * at, 5, 1, 1) for at in range(times))))
+        for process in iter_processes(wire.read_records(io.BytesIO(data), "in"), drawing.kinds):
+            drawing.take(process)
+        assert not [*drawing.answer([])]
+        assert capfd.readouterr().err == said

@@ -31,7 +31,7 @@ class Column(NamedTuple):
         return {"name": self.name, "type": self.type, "offset": 0, **more}
 
 
-def plot(form: str, x: str, *y: str, **more: str) -> Record:
+def plot(form: str, x: str, *y: str, **more: str | int) -> Record:
     """Return a `plot` struct: how to draw the columns `x` and `y`; `more` are its other keys."""
     keys = {"form": form, "x": x, "y": list(y), **more}
     return {key: keys[key] for key in records.STRUCTS["plot"] if key in keys}
