@@ -40,7 +40,8 @@ RUNS: dict[str, Keys] = {
         "level": ("str", "what a unit is: thread, warp or block"),
         "capacity": (
             "u64",
-            "records, or slots of a table, per unit; of a log, in total; 0 if records are only counted",
+            "records, or slots of a table, per unit; of a log, sectors, or entries without stored; "
+            "0 if records are only counted",
         ),
         "stride": ("u64", "bytes of a record"),
         "fields": ("[field]", "layout of a record"),
@@ -54,6 +55,7 @@ RUNS: dict[str, Keys] = {
         "max": ("[str]?", "fields of a total or table that keep the greatest value"),
         "last": ("[str]?", "fields of a total that keep the value of one of the last threads"),
         "copies": ("u64?", "for a histogram or table: number of units"),
+        "stored": ("[str]?", "for a log with rooms: how each field is stored, in the order of fields"),
         "key": ("[str]?", "for a table: fields that its slots are found by"),
         "low": ("u64?", "for a histogram with equal bins: start of the first bin"),
         "step": ("u64?", "for a histogram with equal bins: width of a bin"),
@@ -215,7 +217,7 @@ RUNS: dict[str, Keys] = {
         "path": ("str?", "file with the bytes, in the folder of the trace"),
         "offset": ("u64?", "offset of the bytes in that file"),
         "packed": ("u64?", "number of bytes in that file, if there is a codec"),
-        "entries": ("u64?", "for a log, in its first record: number of entries"),
+        "entries": ("u64?", "for a log: number of entries; in its last record, or in its first one without stored"),
         "dropped": ("u64?", "for a log, in its first record: entries that did not fit; absent for none"),
         "data": ("bin?", "the bytes, if they are in no file"),
         "lost": ("str?", "reason code, if the buffer was lost; in old traces a sentence"),

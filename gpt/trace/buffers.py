@@ -20,15 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.base.errors import MalformedError, MissingError
-from gpt.stream import packed
+from gpt.stream import packed, rooms
 from gpt.stream.reasons import OTHER, Reason, find_reason
 from gpt.trace.inputs import FORMATS, StoredBuffer
 from gpt.trace.params import ArgumentValue, parse_arguments
 from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
+from gpt.trace.rooms import read_dropped, read_entries, read_layout
 from gpt.trace.rows import PROBED, Collector
 from gpt.trace.select import Selected
 from gpt.trace.sums import BufferSums, parse_sums
-from gpt.trace.tables import TableLayout
+from gpt.trace.tables import TableLayout, find_flipped
 
 Record = dict[str, Any]
 Counts = npt.NDArray[np.uint64]
@@ -82,6 +83,7 @@ class MapLayout:
         if self.head != COUNT and (self.head or self.type not in ("total", "histogram") or self.capacity > 1):
             raise MalformedError(f"map: a head of {self.head} bytes")
         self.grows = self.type == "log" and record.get("keeps") == "all"
+        self.rooms = read_layout(record, fields) if self.type == "log" and "stored" in record else None
         self.copies: int | None = record.get("copies")
         has_copies = self.type in ("histogram", "table")
         if (
@@ -101,7 +103,7 @@ class MapLayout:
         self.ops = {name: op for op in ("min", "max", "last") for name in record.get(op, ())}  # instead of a sum
         if self.ops and (self.type not in ("total", "table") or not self.types.keys() >= self.ops.keys()):
             raise MalformedError("map: min, max or last names no field of a total or table")
-        self._flipped = {name: _find_flipped(self.types[name], op) for name, op in self.ops.items() if op != "last"}
+        self._flipped = {name: find_flipped(self.types[name], op) for name, op in self.ops.items() if op != "last"}
         self.unsigned = {name for name, type_ in self.types.items() if type_[0] == "u"}  # names of unsigned fields
         keys = list(record.get("key", ()))
         self.table = TableLayout(fields, keys, self.ops, self._flipped, self.stride) if self.type == "table" else None
@@ -127,6 +129,8 @@ class MapLayout:
 
     def size(self, blocks: int, threads: int) -> int:
         """Return the buffer's size in bytes for this many blocks with this many threads each."""
+        if self.rooms:
+            return rooms.HEAD + self.capacity * rooms.SECTOR
         if self.type == "log":
             return COUNT + self.capacity * (COUNT + self.stride)
         units = self.copies or blocks * self.units(threads)
@@ -135,10 +139,11 @@ class MapLayout:
     def check_size(self, size: int, blocks: int, threads: int) -> None:
         """Raise MalformedError unless a buffer for this launch may have this size.
 
-        A log may end after its last entry, and a log that grows may be larger than its map.
+        A log may end early, and a log that grows may be larger than its map.
         """
         wanted = self.size(blocks, threads)
-        whole = self.type == "log" and size >= COUNT and (size - COUNT) % (COUNT + self.stride) == 0
+        head, entry = (rooms.HEAD, rooms.SECTOR) if self.rooms else (COUNT, COUNT + self.stride)
+        whole = self.type == "log" and size >= head and (size - head) % entry == 0
         cut = whole and (self.grows or size < wanted)
         if not (size == wanted or cut) or not blocks or not threads:
             raise MalformedError(f"buffer of {size} bytes; map '{self.name}' has {wanted}")
@@ -152,6 +157,8 @@ class MapLayout:
         self.check_size(there, blocks, threads)
         if len(data) - offset < there:
             raise MalformedError(f"buffer of {len(data) - offset} bytes; it has {there}")
+        if self.rooms:
+            return self._read_rooms(np.frombuffer(data, np.uint8, there, offset), self.rooms)
         if self.type == "log":
             return self._read_log(data, offset, (there - COUNT) // (COUNT + self.stride))
         if self.table:
@@ -217,6 +224,11 @@ class MapLayout:
         slots.flags.writeable = False
         return slots
 
+    def _read_rooms(self, data: npt.NDArray[np.uint8], layout: rooms.RecordLayout) -> SavedBuffer:
+        dropped = read_dropped(data)
+        units, slots = read_entries(data if self.capacity else data[:0], layout, self._slot, self.level == "thread")
+        return SavedBuffer(np.array([len(slots) + dropped], np.uint64), slots, units, dropped)
+
     def _read_log(self, data: Bytes, offset: int, entries: int) -> SavedBuffer:
         counts: Counts = np.ndarray((1,), "<u8", data, offset)
         count, step = int(counts[0]), (COUNT + self.stride,)
@@ -227,15 +239,6 @@ class MapLayout:
         units: Counts = np.ndarray(shape, "<u8", data, offset + COUNT, step)
         slots: Slots = np.ndarray(shape, self._slot, data, offset + 2 * COUNT if shape[0] else 0, step)
         return SavedBuffer(counts, slots, units, max(0, count - capacity))
-
-
-def _find_flipped(type_: str, op: str) -> npt.NDArray[Any]:
-    """Return the bits that are inverted in a field that keeps its least or greatest value."""
-    if type_ not in ("u32", "u64", "i32", "i64"):
-        raise MalformedError(f"map: the {op} of a field of type {type_}")
-    bits = int(type_[1:])
-    sign = 1 << bits - 1 if type_[0] == "i" else 0
-    return np.array((1 << bits) - 1 - sign if op == "min" else sign, f"<u{bits // 8}")
 
 
 @dataclass(frozen=True)

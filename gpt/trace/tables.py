@@ -97,3 +97,12 @@ class TableLayout:
 def _words(slots: npt.NDArray[np.uint8], offset: int) -> Counts:
     found: Counts = np.ascontiguousarray(slots[:, offset : offset + WORD]).view("<u8")[:, 0]
     return found
+
+
+def find_flipped(type_: str, op: str) -> npt.NDArray[Any]:
+    """Return the bits that are inverted in a field that keeps its least or greatest value."""
+    if type_ not in ("u32", "u64", "i32", "i64"):
+        raise MalformedError(f"map: the {op} of a field of type {type_}")
+    bits = int(type_[1:])
+    sign = 1 << bits - 1 if type_[0] == "i" else 0
+    return np.array((1 << bits) - 1 - sign if op == "min" else sign, f"<u{bits // 8}")

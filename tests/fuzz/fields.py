@@ -24,6 +24,7 @@ from tests.fuzz.engine import ROOT, Wrong
 from tests.fuzz.stages import call, stage_main
 from tests.fuzz.streams import to_json
 from tests.trace import forge
+from tests.trace.logs import Room, Saved, write_log
 
 Record = dict[str, Any]
 Place = tuple[int, tuple[Any, ...]]  # number of a record, and the keys that lead to a value in it
@@ -47,6 +48,9 @@ def saves() -> list[Record]:
             level = told["level"]
             map_ = forge.probe_map(name, len(maps) + 1, type_, level, capacity, **told["data"])
             ops = {op: told[op] for op in ("min", "max", "last") if op in told}
+            if type_ == "log":
+                rest = "lane" if level == "thread" else "shared"
+                ops = {"stored": [name if name in ("clock", "sm") else rest for name in told["data"]]}
             maps.append(map_ | ops | ({"head": 0} if told.get("counts") is False else {}))
     bins = forge.probe_map("bins", len(maps) + 1, "histogram", "thread", 1, value="u64")
     maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0, "room": 0})
@@ -89,6 +93,11 @@ def saves() -> list[Record]:
 def _saved(map_: Record) -> bytes:
     """Return a buffer of two blocks of a warp each: two records per unit where there is room, in order of time."""
     fields, capacity = packed.parse_fields(map_), map_["capacity"]
+    if "stored" in map_:
+        types, stored = [field.type for field in fields], map_["stored"]
+        lanes = (2, 7) if map_["level"] == "thread" else (0,)
+        rows = [Saved(at, {n: [at if t == "u64" else 1 for t in types] for n in lanes}) for at in (5000, 5100)]
+        return write_log(types, stored, [[Room(0, 1, rows)]])
     units = map_.get("copies", {"thread": 64, "warp": 2, "block": 2}[map_["level"]])
     slots = b""
     for number in range(capacity):

@@ -55,6 +55,8 @@ pickle.dump(made, sys.stdout.buffer)
 
 def size_of(one: dict[str, Any]) -> tuple[str | None, int]:
     """Return the level of a map's units and the bytes of one, or no level and the bytes of the buffer."""
+    if "stored" in one:
+        return None, 512 + one["capacity"] * 32
     if one["type"] == "log":
         return None, 8 + one["capacity"] * (8 + one["stride"])
     unit = one.get("head", 8) + one["capacity"] * one["stride"]

@@ -35,6 +35,7 @@ from gpt.probe.read import load  # noqa: E402
 from gpt.ptx.prune import prune  # noqa: E402
 from gpt.ptx.scan import scan_module  # noqa: E402
 from gpt.trace.buffers import MapLayout, SavedBuffer  # noqa: E402
+from gpt.trace.rooms import pack_arenas  # noqa: E402
 
 STRIP = 4096  # bytes after a buffer, which must stay as they are
 FILL = 0xA5
@@ -284,10 +285,9 @@ def rows(woven: Woven, number: int, data: bytes, case: Case) -> tuple[Any, Any]:
     """Return the counts in a buffer, and its records: each unit's slots, or a log's entries with their units."""
     map_ = layout(woven, number)
     assert len(data) == map_.size(case.blocks, case.threads)
-    saved = map_.read(data, case.blocks, case.threads)
-    if saved.units is not None:
-        assert not any(data[8 + len(saved.slots) * (8 + map_.stride) :]), "written after the last entry"
-    return table(saved)
+    if map_.rooms:
+        data = pack_arenas(data, map_.capacity)
+    return table(map_.read(data, case.blocks, case.threads))
 
 
 def table(saved: SavedBuffer) -> tuple[Any, Any]:

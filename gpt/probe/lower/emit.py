@@ -7,7 +7,7 @@ once. A Condition is a predicate, possibly negated; None means always.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -22,15 +22,40 @@ class Condition(NamedTuple):
         return f"@!{self.register} " if self.negated else f"@{self.register} "
 
 
+class Value(NamedTuple):
+    """A register of type b32, b64 or another one of these sizes."""
+
+    register: str
+    type: str
+
+
+class Functions:
+    """The functions that places in a module share. With `many` places, they share as much as possible."""
+
+    def __init__(self, prefix: str, many: bool = False) -> None:
+        self.prefix, self.many = prefix, many
+        self.texts: dict[str, list[str]] = {}
+
+
 class Emitter:
     """Allocates registers whose names begin with `prefix`, and collects lines.
 
     `redux` says that the target can add over the lanes of a warp; `known` has special registers that are the same in
-    all threads of all launches.
+    all threads of all launches. With `meets`, ptxas must let lanes meet after each branch, even if all lanes go the
+    same way: gpt/sass/check.py wants to see that. `functions` are shared with other places; without them, `share` puts
+    all code in place.
     """
 
-    def __init__(self, prefix: str, redux: bool = False, known: Mapping[str, int] | None = None) -> None:
-        self.prefix, self.redux, self.known = prefix, redux, known or {}
+    def __init__(
+        self,
+        prefix: str,
+        redux: bool = False,
+        known: Mapping[str, int] | None = None,
+        meets: bool = False,
+        functions: Functions | None = None,
+    ) -> None:
+        self.prefix, self.redux, self.known, self.meets = prefix, redux, known or {}, meets
+        self.functions = functions
         self.lines: list[str] = []
         self.addresses: dict[str, str] = {}  # computed at the kernel's entry, by the map's parameter
         self._counts: Counter[str] = Counter()
@@ -93,6 +118,42 @@ class Emitter:
         if one is None or other is None or one == other:
             return one or other
         return Condition(self.make("pred", "and.pred", self.positive(one), self.positive(other)))
+
+    def skip(self, label: str, condition: Condition) -> None:
+        """Branch forward to a label if the condition holds, which is the same in all lanes that come here."""
+        if not self.meets:
+            self.put(f"bra.uni {label}", condition)
+            return
+        never = self.make("pred", "setp.eq.u32", self.once("b32", "mov.u32", "%lanemask_lt"), -1)  # ptxas can't know
+        self.put(f"bra {label}", Condition(self.make("pred", "or.pred", self.positive(condition), never)))
+
+    def share(
+        self, name: str, given: list[Value], changed: list[Value], body: Callable[[Emitter, list[str], list[str]], None]
+    ) -> None:
+        """Run `body`, which writes code that reads the `given` registers and changes others: in a function that all
+        places with this name share, or right here. `body` gets an Emitter and the registers to use.
+        """
+        if self.functions is None:
+            known = self.known_values()
+            body(self, [one.register for one in given], [one.register for one in changed])
+            self.forget(known)
+            return
+        functions = self.functions
+        name = f"{functions.prefix}{name}"
+        if name not in functions.texts:
+            inner = Emitter(f"{functions.prefix}v_", self.redux, self.known, functions=functions)
+            functions.texts[name] = _write_function(inner, name, given, changed, body)
+        every = [*given, *changed]
+        lines = [
+            "{",
+            *(f".param .{one.type} in{n};" for n, one in enumerate(every)),
+            *(f"{one};" for one in _results(changed, "out")),
+        ]
+        lines += [f"st.param.{one.type} [in{n}], {one.register};" for n, one in enumerate(every)]
+        arguments = ", ".join(f"in{n}" for n in range(len(every)))
+        lines.append(f"call.uni {'(out), ' if changed else ''}{name}, ({arguments});")
+        lines += [f"ld.param.{one.type} {one.register}, [out+{8 * n}];" for n, one in enumerate(changed)]
+        self.lines += [*lines, "}"]
 
     def group(self, condition: Condition | None) -> tuple[str, str]:
         """Return masks of the active lanes, and of the active lanes for which the condition holds."""
@@ -187,3 +248,34 @@ class Emitter:
     def warp(self) -> str:
         """Compute the index of this warp in its block."""
         return self.once("b32", "shr.u32", self.thread(), 5)
+
+
+def _write_function(
+    code: Emitter,
+    name: str,
+    given: list[Value],
+    changed: list[Value],
+    body: Callable[[Emitter, list[str], list[str]], None],
+) -> list[str]:
+    """Return the text of a function that takes some values, and takes and returns others."""
+    registers = [code.new(one.type) for one in [*given, *changed]]
+    for number, (one, register) in enumerate(zip([*given, *changed], registers, strict=True)):
+        code.put(f"ld.param.{one.type} {register}, [given{number}]")
+    body(code, registers[: len(given)], registers[len(given) :])
+    for number, (one, register) in enumerate(zip(changed, registers[len(given) :], strict=True)):
+        code.put(f"st.param.{one.type} [changed+{8 * number}], {register}")
+    taken = ", ".join(f".param .{one.type} given{number}" for number, one in enumerate([*given, *changed]))
+    results = ", ".join(_results(changed, "changed"))
+    return [
+        f".func {f'({results}) ' if results else ''}{name}({taken})",
+        "{",
+        *code.declarations(),
+        *code.take(),
+        "ret;",
+        "}",
+    ]
+
+
+def _results(changed: list[Value], name: str) -> list[str]:
+    """Declare what a function returns, 8 bytes for each value: PTX doesn't return several parameters."""
+    return [f".param .align 8 .b8 {name}[{8 * len(changed)}]"] if changed else []

@@ -18,6 +18,11 @@ class Names:
         for map_ in file.maps:  # partial SAVEs keep their values here until the last one
             for number, field in enumerate(map_.fields):
                 self.types[part_name(map_.name, number)] = f"b{max(16, field.size * 8)}"
+        initial = {register.name: register.initial for register in file.registers if register.initial is not None}
+        for map_ in file.maps:
+            if map_.capacity is None:
+                self.types |= dict(zip(room_names(map_.name), ("b64", "b32"), strict=True))
+                initial |= dict.fromkeys(room_names(map_.name), "0")
         self.names: dict[str, str] = {}
         taken: set[str] = set()
         for name in self.types:
@@ -26,7 +31,7 @@ class Names:
                 plain += "_"
             taken.add(plain)
             self.names[name] = plain
-        self.initial = {r.name: r.initial for r in file.registers if r.initial is not None}
+        self.initial = initial
         self.own = find_own_registers(file)
         self.zeros = zeros
 
@@ -34,3 +39,8 @@ class Names:
 def part_name(map_: str, number: int) -> str:
     """Return the register that holds one field of a record until the last of several SAVEs completes it."""
     return f"{map_}[{number}]"
+
+
+def room_names(map_: str) -> tuple[str, str]:
+    """Return the registers that hold a lane's place in a log: see gpt/probe/lower/rooms.py."""
+    return f"{map_}[cursor]", f"{map_}[left]"

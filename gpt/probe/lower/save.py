@@ -3,11 +3,11 @@
 All branches are uniform: lanes that don't save run the same instructions with a false predicate. So a SAVE can go
 anywhere, even between instructions that all lanes of a warp must reach together.
 
-gpt-stream(5) describes the buffers: a count and slots per unit, or one count and the entries of a log. The count keeps
-growing when the slots are full, so it shows how many records were dropped; if records replace each other, it's 1. If
-the lowest bit of an array's address is set, a full array wraps around to its first slot and so keeps the last records.
-A log may be larger than its map says; the lowest bits of its address hold the factor, which lets the launcher size the
-log from what earlier launches needed.
+gpt-stream(5) describes the buffers: a count and slots per unit, or a log with rooms (rooms.py). The count keeps growing
+when the slots are full, so it shows how many records were dropped; if records replace each other, it's 1. If the lowest
+bit of an array's address is set, a full array wraps around to its first slot and so keeps the last records. A log may
+be larger than its map says; the lowest bits of its address hold the factor, which lets the launcher size the log from
+what earlier launches needed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.lower.histogram import count_value
 from gpt.probe.lower.leader import find_leader
+from gpt.probe.lower.rooms import Room, append
 from gpt.probe.lower.store import store_record
 from gpt.probe.lower.table import add_to_slot
 from gpt.probe.lower.total import take_in
@@ -34,12 +35,15 @@ def save(
     *,
     overwrite: bool,
     label: Callable[[], str],
+    constant: list[bool],
+    room: Room | None,
 ) -> None:
     """Save a record's values if the condition holds. Values are registers; `widths` are the sizes of their fields in
-    bytes.
+    bytes, and `constant` says which values are the same in all threads.
 
     `base` returns the register with the address of the map's buffer. A value for a total may be narrower than its
     field, or empty if nothing is added. With `overwrite`, the record replaces the existing one. `label` makes a label.
+    A log has a `room`.
     """
     map_ = placed.map
     if placed.type == "histogram":
@@ -49,7 +53,8 @@ def save(
         add_to_slot(code, placed, base(placed), values, widths, condition, label())
         return
     if placed.type == "log":
-        _append(code, placed, base(placed), values, condition)
+        assert room
+        append(code, placed, base(placed), values, constant, condition, room, label)
         return
     address = code.addresses.get(placed.param) or code.element(map_.level, placed.unit_size, base(placed))
     if placed.type == "total":
@@ -109,45 +114,3 @@ def _fits(code: Emitter, number: str, capacity: int | str, condition: Condition 
     if condition is None:
         return Condition(code.make("pred", "setp.lt.u64", number, capacity))
     return Condition(code.make("pred", "setp.lt.and.u64", number, capacity, code.positive(condition)))
-
-
-def _append(code: Emitter, placed: PlacedMap, base: str, values: list[str], condition: Condition | None) -> None:
-    """Append to the log: claim space once for all lanes that save together, then write an entry for each."""
-    map_ = placed.map
-    if map_.level == "thread":
-        here, group = code.group(condition)
-        count = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", group))
-        first = code.make("b32", "clz.b32", code.make("b32", "brev.b32", group))
-        leader = Condition(code.make("pred", "setp.eq.u32", code.special("%laneid"), first))
-        if placed.counted:
-            code.put(f"red.global.add.u64 [{base}], {count}", leader)
-            return
-        base, capacity = _open_log(code, placed, base)
-        claim = _claim(code, base, count, leader)
-        low, high = (code.make("b32", "shfl.sync.idx.b32", half, first, 31, here) for half in code.halves(claim))
-        rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", code.below(group)))
-        position = code.make("b64", "add.u64", code.make("b64", "mov.b64", f"{{{low}, {high}}}"), rank)
-        saves = condition
-    else:
-        saves = find_leader(code, map_, condition)
-        if placed.counted:
-            code.put(f"red.global.add.u64 [{base}], 1", saves)
-            return
-        base, capacity = _open_log(code, placed, base)
-        position = _claim(code, base, 1, saves)
-    fits = _fits(code, position, capacity, saves)
-    entry = code.make("b64", "mad.lo.u64", position, 8 + map_.stride, base)
-    code.put(f"st.global.b64 [{entry}+8], {code.unit(map_.level)}", fits)
-    store_record(code, placed, entry, 16, 8 + map_.stride, values, fits)
-
-
-def _open_log(code: Emitter, placed: PlacedMap, base: str) -> tuple[str, int | str]:
-    """Split a log's address and the capacity in its lowest bits: gpt-stream(5), PROBE BUFFERS."""
-    if not placed.keeps:
-        return base, placed.capacity
-    step = code.once("b64", "and.b64", base, 255)
-    low = code.once("b32", "cvt.u32.u64", step)
-    quarters = code.once("b64", "cvt.u64.u32", code.once("b32", "and.b32", low, 3))
-    room = code.once("b64", "mad.lo.u64", quarters, placed.capacity // 4, placed.capacity)
-    doubled = code.once("b32", "shr.u32", low, 2)
-    return code.once("b64", "sub.u64", base, step), code.once("b64", "shl.b64", room, doubled)

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from gpt.probe.lower.emit import Condition
 from gpt.probe.lower.fetch import CannotProbe, Fetcher
 from gpt.probe.lower.leader import find_leader
-from gpt.probe.lower.registers import Names, part_name
+from gpt.probe.lower.registers import Names, part_name, room_names
+from gpt.probe.lower.rooms import Room
 from gpt.probe.lower.save import save
 from gpt.probe.model import COUNTS, HELPERS, Line, Save, Snippet, names_of, type_of_name
 from gpt.probe.plan.maps import PlacedMap
@@ -60,7 +61,9 @@ class Lowering:
         self.own = self.names.own.get((probe.name, self.use.when), set())
         read.keep()
         before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in read.outer.take()]
-        known = code.known_values() if self.sampled else {}
+        if self.sampled:
+            code.skip(self._label(END), Condition(self.sampled.register, not self.sampled.negated))
+        known, skipping = code.known_values() if self.sampled else {}, code.take()
         read.condition = None if probe.no_pred else read.guard()
         for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
             self.values[helper] = read.helper(helper)
@@ -78,9 +81,8 @@ class Lowering:
                     self._instruction(line.node)
             done += [(text, line.line) for text in code.take()]
         if self.sampled and done:
-            end, where = self._label(END), (done[0][1], done[-1][1])
-            left_out = Condition(self.sampled.register, not self.sampled.negated)
-            done = [(f"{left_out}bra.uni {end};", where[0]), *done, (f"{end}:", where[1])]
+            first, last = done[0][1], done[-1][1]
+            done = [*((text, first) for text in skipping), *done, (f"{self._label(END)}:", last)]
             code.forget(known)
         return before, done
 
@@ -201,6 +203,8 @@ class Lowering:
             return
         parts = [part_name(node.map, number) for number in range(node.first)]
         before = [self.parts[part] if part in self.parts else self._register(part) for part in parts]
+        constant = [False] * node.first + [self._is_constant(value) for value in node.values]
+        is_log = placed.type == "log"
         save(
             self.code,
             placed,
@@ -210,7 +214,14 @@ class Lowering:
             condition,
             overwrite=self.use.replaces and placed.map.capacity == 1,
             label=lambda: self._label(f"{len(self.labels)} "),  # the space keeps it apart from a probe's own labels
+            constant=constant,
+            room=Room(*map(self._register, room_names(node.map))) if is_log else None,
         )
+
+    def _is_constant(self, value: tree.Operand) -> bool:
+        """Return whether a saved value is a constant, as BYTES often is."""
+        name = value.name if isinstance(value, tree.Name) and not value.parts else None
+        return not self.values.get(name, "%").startswith("%") if name else isinstance(value, tree.Number)
 
     def _added(self, value: tree.Operand, type_: str) -> str:
         """Return the type of a value added to a field: a 32-bit register may be added to a 64-bit field."""

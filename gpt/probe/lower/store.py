@@ -38,13 +38,17 @@ def store_record(
     store(code, fields, address, apart, condition)
 
 
-def store(code: Emitter, fields: list[Stored], address: str, apart: int, condition: Condition | None) -> None:
-    """Store fields, sorted by offset, at an address that's a multiple of `apart` bytes from the buffer's start."""
+def store(
+    code: Emitter, fields: list[Stored], address: str, apart: int, condition: Condition | None, cached: str = ""
+) -> None:
+    """Store fields, sorted by offset, at an address that's a multiple of `apart` bytes from the buffer's start.
+    `cached` is a modifier for the cache.
+    """
     while fields:
         sizes = [size for size in (16, 8) if apart % size == fields[0].at % size == 0]
         together = next(filter(None, (_filling(fields, size) for size in sizes)), fields[:1])
         fields = fields[len(together) :]
-        _store_together(code, together, address, condition)
+        _store_together(code, together, address, condition, cached)
 
 
 def _filling(fields: list[Stored], size: int) -> list[Stored]:
@@ -57,7 +61,9 @@ def _filling(fields: list[Stored], size: int) -> list[Stored]:
     return []
 
 
-def _store_together(code: Emitter, fields: list[Stored], address: str, condition: Condition | None) -> None:
+def _store_together(
+    code: Emitter, fields: list[Stored], address: str, condition: Condition | None, cached: str
+) -> None:
     size, values = min(field.size for field in fields), []
     for field in fields:
         if field.size > size:
@@ -67,4 +73,4 @@ def _store_together(code: Emitter, fields: list[Stored], address: str, condition
         else:
             values.append(field.value)
     vector, text = (f".v{len(values)}", f"{{{', '.join(values)}}}") if len(values) > 1 else ("", values[0])
-    code.put(f"st.global{vector}.b{size * 8} [{address}+{fields[0].at}], {text}", condition)
+    code.put(f"st.global{cached}{vector}.b{size * 8} [{address}+{fields[0].at}], {text}", condition)

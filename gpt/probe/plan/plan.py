@@ -19,7 +19,7 @@ from gpt.probe.forms import find_lack
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet
 from gpt.probe.plan.function import Function, Key, PlacedSnippet, Site
 from gpt.probe.plan.left_alone import LeftAlone
-from gpt.probe.plan.maps import PlacedMap
+from gpt.probe.plan.maps import PlacedMap, find_stored
 from gpt.probe.plan.woven import Matched
 from gpt.probe.verify import find_misfit
 
@@ -46,6 +46,7 @@ class Plan:
                     file.script,
                     may_fill=not file.replaces(map_),
                     once=file.saves_once(map_),
+                    stored=find_stored(file, map_) if map_.capacity is None else (),
                 )
                 for map_ in file.maps
             }

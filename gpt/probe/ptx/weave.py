@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from gpt.base.errors import GptError
 from gpt.probe.face import Template
-from gpt.probe.lower.emit import Condition, Emitter
+from gpt.probe.lower.emit import Condition, Emitter, Functions
 from gpt.probe.lower.fetch import CannotProbe, Fetcher
 from gpt.probe.lower.registers import Names
 from gpt.probe.lower.save import find_addresses
@@ -59,6 +59,7 @@ __all__ = ["MARK", "LeftAlone", "Woven", "unweave", "weave"]
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links into every module
 OLDEST = (6, 2)  # activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters per kernel; the rest is for names and parameters
+FEW = 8  # snippets that may be in place; with more, they share functions, which ptxas compiles once
 ORDER = {"entry": ENTRY, "before": BEFORE, "after": AFTER, "label": LABEL, "exit": KERNEL_EXIT, "leave": LEAVE}
 
 
@@ -162,6 +163,7 @@ class _Weaver:
     def lower_all(self) -> tuple[list[PlacedMap], State, list[PtxFunction]]:
         """Insert the code of all probes. Return the maps in use, the state, and the changed functions."""
         self.insertions = Insertions()
+        self.shared = Functions(self.prefix, len(list(self.plan.uses)) > FEW)
         for function in self.functions:
             function.begin(Emitter(f"{self.prefix}f_", known=self.known))
         maps = self.plan.used_maps
@@ -171,6 +173,8 @@ class _Weaver:
         kept = [function for function in self.functions if function.uses or function.stateful]
         for function in kept:
             self.lower(function, state)
+        for lines in self.shared.texts.values():
+            self.insertions.add(self.functions[0].item.start, DECLARE, lines)
         add_room(self.module, self.entry, maps, self.prefix, self.known, self.insertions)
         return maps, state, kept
 
@@ -182,7 +186,7 @@ class _Weaver:
         for block in function.blocks():
             found = made.get(block.key)
             if found is None:
-                code = Emitter(self.prefix, self.redux, self.known)
+                code = Emitter(self.prefix, self.redux, self.known, functions=self.shared)
                 code.addresses = addresses if block.place.kind == "exit" else {}
                 found = made[block.key] = self.block(function, state, code, block, sampled)
             for use, misfit in zip(block.uses, found.misfits, strict=True):

@@ -76,7 +76,7 @@ def lower(
 
     `constants` are registers that have the same value whenever the snippet begins. Raises CannotProbe.
     """
-    code = Emitter("t_", redux=redux)
+    code = Emitter("t_", redux=redux, meets=True)
     members: dict[str, Member] = {}
 
     def take(kind: str, name: str, register: str, type_: str) -> str:

@@ -1,9 +1,10 @@
 """Map a snippet's registers to the kernel's.
 
 A snippet can write a register that's free: dead, with nothing in flight for it (gpt/sass/sites.py). The kernel's
-register count is raised only where that's free: up to 32, with which a multiprocessor can still hold its maximum of
-threads, and up to the next multiple of 8, because the hardware allocates registers in eights. If too few are free, live
-ones are saved below the stack pointer (trampoline.py).
+register count is raised at first only where that costs nothing: up to 32, with which a multiprocessor can still hold
+its maximum of threads, and up to the next multiple of 8, because the hardware allocates registers in eights. If too few
+are free, live ones are saved below the stack pointer (trampoline.py). If that isn't enough either, the count is raised
+up to 64, with which a multiprocessor can still run any block.
 
 A snippet's registers that occur together in one operand, such as a 64-bit pair, move together and stay aligned. A
 `fixed` register, which stands for a kept value or an operand of the site, should be assigned the kernel's register. If
@@ -25,6 +26,7 @@ from gpt.sass.masks import STARTS
 
 STEP = 8  # registers are allocated in eights
 FULL = 32  # registers with which a multiprocessor still holds its maximum of threads, 2,048
+FITTING = 64  # registers with which a block of 1,024 threads still fits on a multiprocessor
 RESERVED = 2  # part of the count, but reserved by the hardware
 HIGHEST = 253  # usable registers at most
 NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
@@ -39,6 +41,12 @@ def usable(kernel: Kernel) -> int:
     if kernel.code.find({"USETMAXREG"}):
         return kernel.kept
     return min(HIGHEST, max(FULL, -(-(kernel.registers + RESERVED) // STEP) * STEP) - RESERVED)
+
+
+def usable_at_cost(kernel: Kernel) -> int:
+    """Return how many registers a kernel may name at most, even if fewer of its blocks then run at once."""
+    free = usable(kernel)
+    return free if kernel.code.find({"USETMAXREG"}) else max(free, FITTING - RESERVED)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass import glue
 from gpt.probe.sass.draft import Draft, with_change
-from gpt.probe.sass.registers import Choice, Room, choose, usable
+from gpt.probe.sass.registers import Choice, Room, choose, usable, usable_at_cost
 from gpt.probe.sass.snippets import Compiled
 from gpt.probe.sass.stack import STACK_POINTER, Frame
 from gpt.sass.check_known import registers_named
@@ -100,7 +100,7 @@ class Splicer:
         self.frame, self.lowered = frame
         self.stack = slots + self.frame
         self._named = registers_named(kernel)
-        self._limit = (1 << usable(kernel)) - 1
+        self._limits = [(1 << count) - 1 for count in sorted({usable(kernel), usable_at_cost(kernel)})]
 
     def add(self, index: int, before: list[Piece], after: list[Piece]) -> None:
         """Make the trampoline for a place. If it raises CannotProbe, nothing has changed."""
@@ -162,24 +162,31 @@ class Splicer:
         self._restore(draft, choice, flight)
 
     def _choose(self, draft: Draft, piece: Piece, index: int, flight: InFlight, live: int, needed: int) -> Choice:
-        """Choose registers; if too few are free because results are in flight, wait for those first."""
+        """Choose registers; if too few are free because results are in flight, wait for those first. If that doesn't
+        help, raise the kernel's count.
+        """
         fixed, written = self._fixed(piece)
+        limits = iter(self._limits)
+        limit = next(limits)
         while True:
             late = 0
             for mask, _, is_ours in draft.pending:
                 late |= 0 if is_ours else mask
             busy = flight.after_waiting(0) | flight.unawaited | late | self._kept | 1 << STACK_POINTER
             foreign = self._named & ~(_R | 127 << STARTS.P)
-            free = ~(live | needed | busy | foreign) & (self._limit | ~_R)
+            free = ~(live | needed | busy | foreign) & (limit | ~_R)
             has_stack = index > max(0, self.lowered) and self.kernel.has_usual_entry
             saveable = live & ~busy & (_R | 127 << STARTS.P) if has_stack else 0
             saveable |= self.kernel.steady & ~busy
             try:
                 return choose(piece.compiled, piece.pairs, fixed, written, Room(free, saveable))
             except CannotProbe:
-                if not late:
+                if late:
+                    draft.pause()
+                elif (more := next(limits, None)) is not None:
+                    limit = more
+                else:
                     raise
-                draft.pause()
 
     def _fixed(self, piece: Piece) -> tuple[dict[int, int], set[int]]:
         """Return the kernel's registers for values that need no code, and which of them may be written."""

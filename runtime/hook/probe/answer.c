@@ -118,7 +118,7 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
         table, code, detail, text, original, wanted, cluster, registers, registers_before, keeps, head,
-        copies, fields, least, most, room;
+        copies, fields, least, most, room, stored;
     struct cursor in_params, in_added, in_variables, in_cluster, in_fields, in_least, in_most, start, end;
 };
 
@@ -138,7 +138,7 @@ static struct record read_record(struct cursor *cursor) {
                               &record.keeps,     &record.head,
                               &record.copies,    &record.fields,
                               &record.least,     &record.most,
-                              &record.room};
+                              &record.room,      &record.stored};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -152,7 +152,8 @@ static struct record read_record(struct cursor *cursor) {
          {"registers_before", &record.registers_before, NULL}, {"keeps", &record.keeps, NULL},
          {"head", &record.head, NULL}, {"copies", &record.copies, NULL},
          {"fields", &record.fields, &record.in_fields}, {"min", &record.least, &record.in_least},
-         {"max", &record.most, &record.in_most}, {"room", &record.room, NULL});
+         {"max", &record.most, &record.in_most}, {"room", &record.room, NULL},
+         {"stored", &record.stored, NULL});
     record.end = *cursor;
     return record;
 }
@@ -246,7 +247,8 @@ static void read_fields(struct woven_map *map, const struct record *record) {
     bool whole = map->stride && map->stride % sizeof(uint64_t) == 0;
     if (is(record->type, "histogram"))
         map->reducible = whole && (!map->capacity || (map->capacity == 1 && !map->head));
-    if (map->copies || !whole || record->fields.type != ARRAY || record->fields.number > MOST_FIELDS)
+    if (map->copies || map->rooms || !whole || record->fields.type != ARRAY ||
+        record->fields.number > MOST_FIELDS)
         return;
     map->fields = calloc(record->fields.number + 1, sizeof(*map->fields));
     map->reducible = map->fields != NULL;
@@ -270,6 +272,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
         .knows_repeats = (is(record->type, "array") && is(record->keeps, "last")) ||
                          (is(record->type, "total") && is(record->keeps, "sum")),
         .has_room = is(record->type, "histogram") && record->room.type == UNSIGNED,
+        .rooms = is(record->type, "log") && record->stored.type == ARRAY,
         .grows = is(record->type, "log") && is(record->keeps, "all"),
     };
     bool known = is(record->type, "array") || is(record->type, "total") ||

@@ -336,7 +336,10 @@ static CUresult fetch(struct slab *slab, uint64_t start, uint64_t size) {
 const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
     if (stage.slab == slab && start >= stage.start && start + size <= stage.start + stage.size)
         return *slab->stage + (start - stage.start);
-    size = hook_used(slab) - start < STAGE ? hook_used(slab) - start : STAGE;
+    return hook_fetch_only(slab, start, hook_used(slab) - start < STAGE ? hook_used(slab) - start : STAGE);
+}
+
+const char *hook_fetch_only(struct slab *slab, uint64_t start, uint64_t size) {
     stage.slab = NULL;
     if (!slab->failed) {
         hook_writer_calls = true;
@@ -361,12 +364,14 @@ void hook_add_need(struct slab *slab, const struct save *save) {
     uint64_t at = save->offset, needed = save->needed;
     for (size_t i = 0; i < woven->map_count; i++) {
         const struct woven_map *map = &woven->maps[i];
-        const char *count = map->log ? hook_fetch(slab, at, sizeof(uint64_t)) : NULL;
+        const char *count = map->log ? hook_fetch(slab, at, map->rooms ? ROOM_HEAD : sizeof(uint64_t)) : NULL;
         if (map->log && !count) {
             hook_count_unprobed(save->probed->function, hook_why_lost(slab->failed));
             return;
         }
-        if (count)
+        if (map->rooms)
+            needed += hook_rooms_claimed(count);
+        else if (count)
             needed += *(const uint64_t *)count * (sizeof(uint64_t) + map->stride);
         at += hook_rounded(save->sizes[i]);
     }
@@ -432,7 +437,16 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
                                                         : NULL;
     const char *data;
     struct log log = {0};
-    if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t)))) {
+    struct rooms rooms = {0};
+    if (map->rooms && !lost) {
+        if (hook_open_rooms(&rooms, hook_fetch_only, slab, save, map, start)) {
+            size = rooms.size;
+            log.dropped = rooms.dropped;
+            hook_count_entries(save->demand, (uint32_t)(map - save->probed->woven->maps), rooms.needed);
+        } else {
+            lost = hook_why_lost(slab->failed);
+        }
+    } else if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t)))) {
         log = read_log(map, data, size);
         size = sizeof(uint64_t) + log.entries * (NUMBER + map->stride);
         hook_count_entries(save->demand, (uint32_t)(map - save->probed->woven->maps),
@@ -440,11 +454,13 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
     }
     if (unit && unit <= most)
         most -= most % unit;
-    uint64_t record = unit ? unit : NUMBER + map->stride;
+    uint64_t record = unit ? unit : map->rooms ? ROOM_SECTOR : NUMBER + map->stride;
     bool packs = !hook_folder && size >= LEAST_PACKED;
     for (uint64_t at = 0, length; at < size && !lost; at += length) {
         length = size - at < most ? size - at : most;
-        struct part part = {hook_fetch(slab, start + at, length), length, false, 0};
+        struct part part = {map->rooms ? hook_read_rooms(&rooms, at, length)
+                                       : hook_fetch(slab, start + at, length),
+                            length, false, 0};
         if (!part.data) {
             lost = hook_why_lost(slab->failed);
             break;
@@ -463,11 +479,13 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
             lost = hook_limit_reached() ? WHY(max_disk) : WHY(side_file);
             break;
         }
+        bool counted = map->rooms ? at + length == size : map->log && !at;
         HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size, .at = {at != 0, at},
                    .length = {length != size, length}, .units = {part.thin, part.units},
                    .codec = hook_str(packed.codec), .row = {packed.row, packed.row}, .quick = {quick, quick},
                    .path = hook_str(beside ? hook_name_beside() : NULL), .offset = {beside, offset},
-                   .packed = {beside && packed.codec, packed.size}, .entries = {map->log && !at, log.entries},
+                   .packed = {beside && packed.codec, packed.size},
+                   .entries = {counted, map->rooms ? rooms.entries : log.entries},
                    .dropped = {!at && log.dropped, log.dropped},
                    .data = {beside ? NULL : packed.data, packed.size});
     }

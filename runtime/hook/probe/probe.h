@@ -39,6 +39,7 @@ struct woven_map {
     uint64_t wanted; // capacity wanted by a map whose records are only counted
     bool log;
     bool knows_repeats; // the lowest bit of its address says that the launch may run several times
+    bool rooms;         // a log that consists of rooms
     bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
     bool has_room;      // a histogram that can count in shared memory: the lowest bit of its address says so
     bool reducible;     // reduce.c can add up what it holds
@@ -93,6 +94,9 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
 void hook_free_woven(struct woven *woven);
 
+// The head of a log that consists of rooms has counters for each arena.
+enum { ROOM_ARENAS = 16, ROOM_SECTOR = 32, ROOM_HEAD = ROOM_ARENAS * ROOM_SECTOR };
+
 // Return the bytes per unit of an array or total.
 static inline uint64_t hook_unit_bytes(const struct woven_map *map) {
     return map->capacity ? map->head + map->capacity * map->stride : sizeof(uint64_t);
@@ -106,7 +110,9 @@ static inline bool hook_map_bytes(const struct woven_map *map, const uint32_t gr
     uint64_t units = map->level == LEVEL_THREAD ? threads
                      : map->level == LEVEL_WARP ? (threads + 31) / 32
                                                 : 1;
-    if (map->log)
+    if (map->rooms)
+        size = ROOM_HEAD + (unsigned __int128)map->capacity * ROOM_SECTOR;
+    else if (map->log)
         size = 8 + (unsigned __int128)map->capacity * (8 + map->stride);
     else
         size = (map->copies ? map->copies : blocks * units) * hook_unit_bytes(map);
@@ -335,7 +341,7 @@ struct save { // a launch and the place of its buffers
     uint64_t needed;                   // bytes, with --memusage
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
     uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
-    uint8_t steps[MOST_MAPS];          // how far logs outgrow their maps' capacity
+    uint8_t steps[MOST_MAPS];          // the number in the lowest bits of a log's address
     uint32_t shared;                   // bytes of dynamic shared memory with room for maps; 0: without
     CUlaunchConfig config;             // the program's, but for that
     uint64_t given;                    // the argument in whose place that goes
@@ -395,7 +401,7 @@ bool hook_has_growing_log(const struct woven *woven);
 struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first);
 bool hook_is_counted(const struct demand *demand); // true if any launch has been counted
 
-// Record how many entries a launch claimed in this map's log. Don't hold hook_pools_lock.
+// Record the capacity that a launch would have needed for this map's log. Don't hold hook_pools_lock.
 void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries);
 
 // Return the capacity of a log at a step of its growth (gpt-stream(5), PROBE BUFFERS).
@@ -404,6 +410,30 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step);
 // Size the logs of a launch by the claims of earlier launches, while all its buffers fit into `most` bytes. A
 // log never gets smaller than its map's capacity. Returns false if the total didn't shrink.
 bool hook_size_logs(struct save *save, uint64_t most);
+
+// -- rooms.c ---------------------------------------------------------------
+
+uint64_t hook_rooms_claimed(const char *head); // bytes of all rooms that were claimed, even in vain
+
+typedef const char *fetch_part(struct slab *slab, uint64_t start, uint64_t size);
+
+struct rooms {         // a log that's being written to the trace
+    fetch_part *fetch; // reads part of a slab
+    struct slab *slab;
+    uint64_t start, arena; // place in the slab, and bytes of an arena there
+    uint64_t size;         // in the trace
+    uint64_t ends[ROOM_ARENAS];
+    uint64_t dropped, needed; // entries; sectors that would have been enough
+    uint64_t entries;         // in the parts read so far
+    uint64_t next, room_end;  // the next record or room, and where its room ends
+    char head[ROOM_HEAD];     // as in the trace
+};
+
+// Read the head of a log. Returns false if the device fails.
+bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, const struct save *save,
+                     const struct woven_map *map, uint64_t start);
+// Read the next part, as it is in the trace. Valid until the next call; NULL if the device fails.
+const char *hook_read_rooms(struct rooms *log, uint64_t at, uint64_t length);
 
 // -- reduce.c --------------------------------------------------------------
 
@@ -682,6 +712,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
 // Return bytes of a slab, at most a staging buffer full, or NULL if the device fails. hook_why_lost says why
 // buffers are lost then.
 const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size);
+const char *hook_fetch_only(struct slab *slab, uint64_t start, uint64_t size); // reads no more than that
 const struct reason *hook_why_lost(CUresult failed);
 void hook_forget_stage(void); // the slab is about to be reused
 

@@ -132,6 +132,21 @@ static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint3
     return good;
 }
 
+enum { SHARE = 8, MOST_DOUBLINGS = 31 }; // blocks per arena, at least; of a log's size
+
+static unsigned arena_bits(const uint32_t grid[3]) {
+    unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2];
+    unsigned bits = 0;
+    while (2u << bits <= ROOM_ARENAS && (unsigned)SHARE << (bits + 1) <= blocks)
+        bits++;
+    return bits;
+}
+
+// Return the number in the lowest bits of the address of a log that consists of rooms.
+static uint8_t number_of_rooms(const uint32_t grid[3], unsigned doublings) {
+    return (uint8_t)(arena_bits(grid) << 5 | (doublings < MOST_DOUBLINGS ? doublings : MOST_DOUBLINGS));
+}
+
 bool hook_size_buffers(struct save *save, const struct launch *launch) {
     const struct woven *woven = save->probed->woven;
     if (!find_blocks(woven, launch->grid, save->grid))
@@ -140,6 +155,8 @@ bool hook_size_buffers(struct save *save, const struct launch *launch) {
     for (size_t i = 0; i < woven->map_count; i++) {
         if (!hook_map_bytes(&woven->maps[i], save->grid, launch->block, &save->sizes[i]))
             return false;
+        if (woven->maps[i].rooms)
+            save->steps[i] = number_of_rooms(save->grid, 0);
         save->bytes += hook_rounded(save->sizes[i]);
         if (save->bytes >> 62)
             return false;
@@ -227,8 +244,8 @@ void hook_end_replay(struct replay *replay) {
 
 // -- Sizes of logs ---------------------------------------------------------
 //
-// Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
-// logs that are large enough.
+// Remembers how large the logs of launches had to be, in entries or sectors, so that the next launch of the
+// same kernel gets logs that are large enough.
 //
 // The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
 // writes adds to it with atomics.
@@ -244,7 +261,7 @@ struct demand {
     struct demand *next;
     struct key key;
     _Atomic bool counted;
-    _Atomic uint64_t entries[]; // most that a launch claimed, by map
+    _Atomic uint64_t entries[]; // the largest capacity that a launch needed, by map
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -300,8 +317,13 @@ void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
 }
 
 uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
-    unsigned __int128 entries = map->capacity + (unsigned __int128)(step % 4) * (map->capacity / 4);
-    entries <<= step / 4;
+    unsigned __int128 entries = map->capacity;
+    if (map->rooms) {
+        entries <<= step;
+    } else {
+        entries += (unsigned __int128)(step % 4) * (map->capacity / 4);
+        entries <<= step / 4;
+    }
     return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
 }
 
@@ -309,7 +331,8 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
 static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
     unsigned step = 0;
     if (map->grows && claimed > map->capacity)
-        while (step < MOST_STEPS && hook_log_capacity(map, step) / 9 * 8 < claimed)
+        while (step < (map->rooms ? MOST_DOUBLINGS : MOST_STEPS) &&
+               hook_log_capacity(map, step) / 9 * 8 < claimed)
             step++;
     return step;
 }
@@ -319,7 +342,7 @@ static void size_log(struct save *save, size_t at, unsigned step, const uint32_t
     map.capacity = hook_log_capacity(&map, step);
     if (!hook_map_bytes(&map, save->grid, block, &save->sizes[at]))
         save->sizes[at] = UINT64_MAX / MOST_MAPS / 2;
-    save->steps[at] = (uint8_t)step;
+    save->steps[at] = map.rooms ? number_of_rooms(save->grid, step) : (uint8_t)step;
 }
 
 bool hook_size_logs(struct save *save, uint64_t most) {

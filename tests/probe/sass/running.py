@@ -17,6 +17,9 @@ from gpt.probe.read.load import load_all
 from gpt.probe.sass.snippets import Compiler
 from gpt.probe.sass.weave import weave
 from gpt.sass.tables import table_of
+from gpt.stream.rooms import HEAD, SECTOR
+from gpt.trace.buffers import MapLayout
+from gpt.trace.rooms import pack_arenas
 from tests import cuda
 from tests.sass.interp.cases import KERNELS, Case, Words, inputs
 from tests.sass.interp.launch import Launch
@@ -25,7 +28,7 @@ from tests.sass.interp.memory import GlobalMemory
 from tests.stream.totals_reader import read_bins, read_table, read_unit
 
 ARCH = "sm_90"
-LOG = 1 << 20  # bytes of a log, of which no case fills more
+LOG = 1 << 20  # bytes of a log, which no case fills; no case has enough blocks for a second arena
 
 
 @cache
@@ -90,7 +93,7 @@ def units(case: Case, level: str) -> int:
 def buffer_size(case: Case, placed: PlacedMap) -> int:
     """Return the bytes of a map's buffer."""
     if placed.type == "log":
-        return min(LOG, 8 + placed.capacity * (8 + placed.map.stride))
+        return min(LOG, HEAD + placed.capacity * SECTOR)
     return (placed.copies or units(case, placed.map.level)) * placed.unit_size
 
 
@@ -121,12 +124,14 @@ def run(
     return Result(left, [memory.read(*one) for one in buffers], launch.early)
 
 
-def entries(placed: PlacedMap, data: bytes) -> list[dict[str, int]]:
-    """Return the records of a log."""
-    count = min(int.from_bytes(data[:8], "little"), (len(data) - 8) // (8 + placed.map.stride))
-    dtype = _dtype(placed, 8)
-    rows = np.frombuffer(data, dtype, count, 8)
-    return [{name: row[name].item() for name in dtype.names or ()} for row in rows]
+def entries(case: Case, placed: PlacedMap, data: bytes) -> list[dict[str, int]]:
+    """Return the entries of a log, one warp after the other."""
+    packed = pack_arenas(data, placed.capacity)
+    saved = MapLayout(make_map(0, placed)).read(packed, case.grid, case.block)
+    names = saved.slots.dtype.names or ()
+    assert saved.units is not None and not saved.dropped
+    rows = zip(saved.units, saved.slots, strict=True)
+    return [{"unit": int(unit), **{name: row[name].item() for name in names}} for unit, row in rows]
 
 
 def _dtype(placed: PlacedMap, head: int) -> np.dtype:

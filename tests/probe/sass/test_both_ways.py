@@ -8,6 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -170,7 +171,7 @@ def test_addresses_of_shared_memory_are_the_same(tmp_path, name):
     case = CASES[NUMBERS[name]]
     try:
         made = running.woven(case, "bank_conflict")
-        wanted = running.entries(*from_ptx(tmp_path, case, "bank_conflict"))
+        wanted = running.entries(case, *from_ptx(tmp_path, case, "bank_conflict"))
     except FileNotFoundError as error:
         pytest.skip(str(error))
     assert all(site.matched == site.woven for site in made.sites)
@@ -180,9 +181,9 @@ def test_addresses_of_shared_memory_are_the_same(tmp_path, name):
 
     def accesses(rows):
         first = min(row["address"] for row in rows)
-        return sorted((row["address"] - first, row["bytes"]) for row in rows)
+        return [(row["unit"], row["address"] - first, row["bytes"]) for row in rows]
 
-    assert accesses(running.entries(made.maps[0], probed.buffers[0])) == accesses(wanted)
+    assert accesses(running.entries(case, made.maps[0], probed.buffers[0])) == accesses(wanted)
 
 
 SAMPLED = """
@@ -222,3 +223,56 @@ def test_samples_hold_the_same(tmp_path, name, sample):
         loads, rest = divmod(count, len(sampled))
         assert not rest
         assert [list(row.values()) for row in rows[:count]] == [[block, warp, one] for one in sampled * loads][:5]
+
+
+LOG = """
+[map.m]
+level = "thread"
+cap = "dynamic"
+budget = 65536
+data = {even = "u64", near = "s64", far = "u64", short = "u16", part = "f32", wide = "f64", time = "u64", lane = "u32"}
+
+[probe.access]
+position = "ld.global"
+level = "thread"
+before = '''.reg .u32 %lane; .reg .u32 %square; .reg .u64 %even; .reg .s64 %near; .reg .u64 %far; .reg .u16 %short;
+.reg .f32 %part; .reg .f64 %wide;
+mov.u32 %lane, LANEID;
+mul.lo.u32 %square, %lane, %lane;
+cvt.u64.u32 %even, %lane;
+mad.lo.u64 %even, %even, 24, BLOCK;
+cvt.s64.u32 %near, %square;
+sub.s64 %near, %near, 300;
+cvt.u64.u32 %far, %square;
+mul.lo.u64 %far, %far, 81985529216486895;
+cvt.u16.u32 %short, %square;
+cvt.rn.f32.u32 %part, %lane;
+cvt.rn.f64.u32 %wide, %square;
+SAVE [m] {%even, %near, %far, %short, %part, %wide, TIME, %lane};'''
+"""
+
+
+@pytest.mark.parametrize("name", ["groups-2x50-5", "votes-2x96-5"])
+def test_entries_of_a_log_hold_the_same(tmp_path, name):
+    """A log's values of each size are compared: equal distances, distances of 32 and 64 bits, each lane's values."""
+    case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
+    probe.write_text(LOG)
+    try:
+        made = running.woven(case, str(probe))
+        other, data = from_ptx(tmp_path, case, str(probe))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert made.maps[0].stored == other.stored == ("lane",) * 4 + ("each",) * 2 + ("shared", "each")
+    plain, probed = running.run(case), running.run(case, made)
+    assert (plain.out == probed.out).all() and not probed.early
+    counts = []
+    for placed, buffer in ((other, data), (made.maps[0], probed.buffers[0])):
+        rows = running.entries(case, placed, buffer)
+        for row in rows:
+            block, thread = divmod(row["unit"], case.block)
+            lane = thread % 32
+            far = lane * lane * 81985529216486895 % (1 << 64)
+            values = lane * 24 + block, lane * lane - 300, far, lane * lane, float(lane), float(lane * lane)
+            assert tuple(row.values())[1:7] == values and row["lane"] == lane and row["time"] > 0
+        counts.append(Counter(row["unit"] for row in rows))
+    assert counts[0] == counts[1] and counts[0]

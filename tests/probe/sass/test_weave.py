@@ -179,18 +179,20 @@ def test_two_probes_at_once():
     assert [record["read"] for _, (record,) in bytes_] == [8 * 512] * 2
 
 
-def test_addresses_of_each_access():
-    """dmat claims slots with an atomic, in every lane and at every place, with registers saved on the stack."""
-    case = CASE["tiles-2x128-5"]
-    made, _ = check(case.name, "dmat")
-    (data,) = running.run(case, made).buffers
-    accesses = int.from_bytes(data[:8], "little")
-    assert accesses > 0
-    (placed,) = made.maps
-    size = 8 + placed.map.stride
-    entries = [data[8 + n * size : 8 + (n + 1) * size] for n in range(min(accesses, (len(data) - 8) // size))]
-    addresses = {int.from_bytes(entry[8:16], "little") for entry in entries}
-    assert all(address >> 40 == 0x7F for address in addresses)
+@pytest.mark.parametrize("name", ["tiles-2x128-5", "leaving-2x33-5"])
+def test_addresses_of_each_access(name):
+    """dmat claims rooms with an atomic, in every lane and at every place, with registers saved on the stack."""
+    case = CASE[name]
+    made, (bytes_,) = check(name, "gmem_bytes", "dmat")
+    assert all(matched == woven for matched, woven in sites(made).values())
+    probed = running.run(case, made)
+    found = running.entries(case, made.maps[1], probed.buffers[1])
+    assert all(row["address"] >> 40 == 0x7F and row["sm"] == 3 for row in found)
+    for block, (_, (record,)) in enumerate(bytes_):
+        mine = sum(row["bytes"] for row in found if row["unit"] // case.block == block)
+        assert mine == record["read"] + record["written"] > 0
+    clocks = [(row["unit"] // case.block, row["unit"] % case.block // 32, row["clock"]) for row in found]
+    assert clocks == sorted(clocks)
 
 
 def test_the_kernel_gets_another_parameter_and_only_places_change():

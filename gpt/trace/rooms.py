@@ -1,0 +1,237 @@
+"""Read the rooms of a log into one array of entries. gpt/stream/rooms.py explains rooms, gpt-stream(5) the layout.
+
+Rooms are found one after the other in all arenas at once, and so are records in all rooms: each step handles the next
+record of every room. So there are as many steps as records in the fullest room.
+
+The bytes are untrusted. A room or a record that doesn't fit into what surrounds it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.base.errors import MalformedError
+from gpt.stream.packed import RowField
+from gpt.stream.rooms import (
+    ARENAS,
+    DROPPED,
+    EQUAL,
+    FORMED,
+    FORMS,
+    HEAD,
+    MOST_FORMED,
+    ROOM_HEAD,
+    SECTOR,
+    STORED,
+    UNIT,
+    WIDE,
+    WORD,
+    RecordLayout,
+    StoredField,
+    arena_bytes,
+    lay_out,
+)
+
+Numbers = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint32]
+Slots = npt.NDArray[np.void]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Entries:
+    """The entries of a log, one warp after the other. A warp's entries are in the order in which it saved them. `read`
+    unpacks some of them.
+    """
+
+    def __init__(self, data: Bytes, layout: RecordLayout) -> None:
+        """Find all records in the form that a log has in a trace. Raises MalformedError."""
+        self._words: Words = data[: data.size // WORD * WORD].view("<u4")
+        self._layout = layout
+        at, rooms, owner = _find_records(data, self._words, layout)
+        place, room = at // WORD, rooms[owner] // WORD
+        clock, unit = _wide(self._words, place + 2), _wide(self._words, room + 2)
+        order = np.lexsort((clock, unit))
+        self._place, self._clock, self._unit = place[order], clock[order], unit[order]
+        self._sm = self._words[room + 1][order]
+        self._mask, self._head = self._words[self._place], self._words[self._place + 1]
+        self._lanes = np.unpackbits(self._mask.view(np.uint8).reshape(-1, WORD), axis=1).sum(axis=1, dtype=np.int64)
+        self._begin = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lanes)])
+        self._check()
+
+    @property
+    def written(self) -> int:
+        """Return the bytes of all records."""
+        return int((self._head & ((1 << FORMS) - 1)).sum(dtype=np.int64)) * UNIT
+
+    def __len__(self) -> int:
+        return int(self._begin[-1])
+
+    def _check(self) -> None:
+        """Raise MalformedError if a record is too small for its forms."""
+        columns, number = np.zeros(len(self._place), np.int64), 0
+        for field in self._layout.fields:
+            if field.stored in FORMED:
+                form = self._form(slice(None), number)
+                number += 1
+                if (form > field.words).any():
+                    raise MalformedError(f"log: a value of {int(form.max())} words")
+                columns += form
+            elif field.stored == "each":
+                columns += field.words
+        size = (self._head & ((1 << FORMS) - 1)).astype(np.int64) * UNIT
+        if (self._layout.size + columns * self._lanes * WORD > size).any():
+            raise MalformedError("log: a record that's too small for its lanes")
+
+    def _form(self, which: slice, number: int) -> Numbers:
+        return (self._head[which] >> np.uint32(FORMS + 2 * number) & np.uint32(3)).astype(np.int64)
+
+    def read(
+        self, dtype: np.dtype[np.void], per_lane: bool, start: int = 0, end: int | None = None
+    ) -> tuple[Counts, Slots]:
+        """Return the units and the fields of the entries from `start` up to `end`. `per_lane`: units are threads."""
+        end = len(self) if end is None else min(end, len(self))
+        first = int(np.searchsorted(self._begin, start, "right")) - 1
+        last = int(np.searchsorted(self._begin, max(start, end), "left"))
+        which = slice(first, max(first, last))
+        bits = np.unpackbits(self._mask[which].view(np.uint8).reshape(-1, WORD), axis=1, bitorder="little")
+        record, lane = np.nonzero(bits)
+        rank = np.arange(len(record)) - (self._begin[which] - self._begin[first])[record]
+        skipped = start - int(self._begin[first])
+        cut = slice(skipped, skipped + max(0, end - start))
+        record, lane, rank = record[cut], lane[cut], rank[cut]
+        units = self._unit[which][record] + (lane.astype(np.uint64) if per_lane else np.uint64(0))
+        slots: Slots = np.zeros(len(record), dtype)
+        column, number = np.zeros(len(record), np.int64), 0
+        place, lanes = self._place[which][record], self._lanes[which][record]
+        after = place + self._layout.size // WORD + rank
+        for name, field in zip(dtype.names or (), self._layout.fields, strict=True):
+            match field.stored:
+                case "clock":
+                    value = self._clock[which][record]
+                case "sm":
+                    value = self._sm[which][record].astype(np.uint64)
+                case "each":
+                    value = self._column(after + column * lanes, field.words == 2, lanes)
+                    column += field.words
+                case "shared":
+                    value = self._value(place, field)
+                case _:
+                    form = self._form(which, number)[record]
+                    number += 1
+                    value = self._value(place, field) + self._distance(
+                        place, field, form, rank, after + column * lanes, lanes
+                    )
+                    column += form
+            slots[name] = value.astype(f"<u{field.size}").view(dtype[name])
+        return units, slots
+
+    def _value(self, place: Numbers, field: StoredField) -> Counts:
+        at = place + field.at // WORD
+        return _wide(self._words, at) if field.size == 2 * WORD else self._words[at].astype(np.uint64)
+
+    def _column(self, at: Numbers, wide: bool | Bools, lanes: Numbers) -> Counts:
+        """Read the words at these places, and where it's `wide` the upper ones, which follow all lower ones."""
+        upper = self._words[np.where(wide, at + lanes, at)].astype(np.uint64) << np.uint64(32)
+        return self._words[at].astype(np.uint64) | np.where(wide, upper, np.uint64(0))
+
+    def _distance(
+        self, place: Numbers, field: StoredField, form: Numbers, rank: Numbers, after: Numbers, lanes: Numbers
+    ) -> Counts:
+        """Return how far the values are from the first lane's."""
+        found = np.zeros(len(place), np.uint64)
+        if field.step:
+            step = self._words[place + field.step // WORD].view("<i4").astype(np.int64)
+            found = (step * rank).view(np.uint64)
+        there = form > EQUAL
+        if there.any():
+            far = self._column(after[there], form[there] == WIDE, lanes[there])
+            near = far.astype(np.uint32).view(np.int32).astype(np.int64).view(np.uint64)  # a negative distance too
+            found[there] = np.where(form[there] == WIDE, far, near)
+        return found
+
+
+def pack_arenas(data: bytes | memoryview, capacity: int, number: int = 0) -> bytes:
+    """Return a device's buffer of `capacity` sectors, with this number in its address, as it is in a trace: the arenas
+    follow each other, each cut to its claimed bytes. The first counters are then the bytes of the arenas.
+    """
+    counters = np.frombuffer(data, "<u8", HEAD // 8).reshape(ARENAS, SECTOR // 8).copy()
+    size = arena_bytes(capacity, number)
+    counters[:, 0] = np.minimum(counters[:, 0], size)
+    starts = HEAD + size * np.arange(ARENAS)
+    parts = [bytes(data[start : start + int(used)]) for start, used in zip(starts, counters[:, 0], strict=True)]
+    return b"".join([counters.tobytes(), *parts])
+
+
+def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> RecordLayout:
+    """Return the layout of a record in a room, given its `map` record. Raises MalformedError."""
+    stored = record["stored"]
+    formed = sum(way in FORMED for way in stored)
+    if len(stored) != len(fields) or not set(stored) <= set(STORED) or formed > MOST_FORMED:
+        raise MalformedError(f"map: {len(stored)} ways to store {len(fields)} fields, or ways that don't exist")
+    sizes = {"clock": (8,), "sm": (4,), "equal": (1, 2, 4)}
+    if any(field.size not in sizes.get(way, (1, 2, 4, 8)) for way, field in zip(stored, fields, strict=True)):
+        raise MalformedError("map: a field of a size that isn't stored like that")
+    return lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
+
+
+def read_entries(data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool) -> tuple[Counts, Slots]:
+    """Return the units and the fields of all entries; of none, if there's no data."""
+    if not len(data):
+        return np.zeros(0, np.uint64), np.zeros(0, dtype)
+    return Entries(data, layout).read(dtype, per_lane)
+
+
+def read_dropped(head: Bytes) -> int:
+    """Return how many entries didn't fit."""
+    return int(head[:HEAD].view("<u8").reshape(ARENAS, SECTOR // 8)[:, DROPPED // 8].sum())
+
+
+def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numbers, Numbers, Numbers]:
+    """Return where each record begins, where the rooms begin, and which room each record is in."""
+    used = data[:HEAD].view("<u8").reshape(ARENAS, SECTOR // 8)[:, 0]
+    if (used > data.size).any() or int(used.sum()) + HEAD > data.size or (used % np.uint64(SECTOR)).any():
+        raise MalformedError(f"log: arenas of up to {int(used.max())} bytes, in {data.size}")
+    ends = HEAD + np.cumsum(used.astype(np.int64))
+    starts = np.concatenate([np.full(1, HEAD), ends[:-1]])
+    rooms, limits = _follow(words, starts, ends, 0, 1, SECTOR)
+    places = rooms + ROOM_HEAD
+    records, _ = _follow(words, places, limits, 1, UNIT, layout.size)
+    return records, rooms, np.searchsorted(rooms, records, "right") - 1
+
+
+def _follow(words: Words, starts: Numbers, ends: Numbers, word: int, unit: int, least: int) -> tuple[Numbers, Numbers]:
+    """Follow sizes, in this `word` and in these units, from `starts` on until the first word is 0. Return where each
+    thing begins and ends, in order.
+    """
+    found: list[Numbers] = [np.zeros(0, np.int64)]
+    limits = [found[0]]
+    at, end = starts, ends
+    while True:
+        there = at + least <= end
+        at, end = at[there], end[there]
+        there = words[at // WORD] != 0
+        at, end = at[there], end[there]
+        if not len(at):
+            break
+        size = (words[at // WORD + word] & np.uint32((1 << FORMS) - 1 if word else (1 << 32) - 1)).astype(
+            np.int64
+        ) * unit
+        if (size % max(unit, UNIT)).any() or (size < least).any() or (size > end - at).any():
+            raise MalformedError(f"log: {int(size.max())} bytes where there are {int((end - at).min())}")
+        found.append(at)
+        limits.append(at + size)
+        at = at + size
+    begin = np.concatenate(found)
+    order = np.argsort(begin)
+    return begin[order], np.concatenate(limits)[order]
+
+
+def _wide(words: Words, at: Numbers) -> Counts:
+    """Return the 64-bit numbers that begin at these words."""
+    return words[at].astype(np.uint64) | words[at + 1].astype(np.uint64) << np.uint64(32)
