@@ -1,11 +1,11 @@
-"""Measure what a launch with probes costs its thread, compared with a recorded one: ns of CPU time.
+"""Measure what a launch with probes costs its thread, in ns of CPU time, compared with a recorded launch.
 
     python -m tests.bench.probed [--before RUNTIME] [--rounds N]
 
-RUNTIME is the gpt/_runtime of an older build, measured interleaved with this one. The device is simulated and runs no
-kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a synchronization that
-isn't timed; a round's figure is the median of its bursts. The median and the lowest round are printed. One program
-launches a module's function, the other one a library's kernel.
+RUNTIME is the gpt/_runtime of an older build, which is measured interleaved with this one. The device is simulated and
+runs no kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a
+synchronization that isn't timed; a round's figure is the median of its bursts. The median and the lowest round are
+printed. One program launches a module's function, the other a library's kernel.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run(runtime: Path, folder: Path, program: Path, options: list[str], form: st
 
 
 def main() -> int:
-    """Measure all ways, interleaved, and print a table."""
+    """Measure all variants, interleaved, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--before", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
