@@ -102,7 +102,7 @@ class Dumping(Stage):
         return os.open(name, flags, 0o600, dir_fd=self._place)
 
     def _choose(self, callbacks: list[str]) -> list[str]:
-        """Return the callbacks that may run. Report each other one once."""
+        """Return the callbacks that may run. Report each of the others once."""
         if self._only is None:
             return callbacks
         for callback in callbacks:
