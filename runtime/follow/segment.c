@@ -46,7 +46,8 @@ struct segment {
     struct tail *tail;
     struct chunk *chunks;
     uint64_t known; // bytes of the file whose chunks were mapped
-    uint64_t end; // set once its process counts as dead: nothing beyond is passed on, even if it still writes
+    // Set once its process counts as dead: nothing after it is passed on, even if the process still writes.
+    uint64_t end;
     unsigned mapped;
     struct bytes rows;
     uint64_t row_records; // in it
@@ -283,7 +284,7 @@ bool segment_lives(const struct segment *segment) {
     snprintf(path, sizeof(path), "/proc/%lu/stat", (unsigned long)segment->pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
-        return errno == EMFILE || errno == ENFILE; // not known now
+        return errno == EMFILE || errno == ENFILE; // unknown for now
     ssize_t size = read(file, text, sizeof(text) - 1);
     close(file);
     if (size <= 0)

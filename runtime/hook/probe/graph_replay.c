@@ -223,7 +223,7 @@ void hook_after_replay(struct frame *frame) {
     bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint64_t stream = hook_stream_of(frame);
     struct stay stay = enter(graph, stream);
-    if (done && graph->lost == WHY(stream_unknown)) // now it's known
+    if (done && graph->lost == WHY(stream_unknown)) // the stream is known now
         graph->captured = is_captured(stream);
     if (done && !graph->captured)
         collect(graph, frame, stream);
@@ -253,7 +253,7 @@ void hook_release_prepared(struct prepared *graph) {
         return;
     for (int i = 0; i < MOST_SETS; i++)
         if (graph->sets[i].slab &&
-            hook_is_alive(graph->of_context)) // otherwise it was destroyed with its context
+            hook_is_alive(graph->of_context)) // otherwise the graph was destroyed with its context
             hook_let_go(graph->sets[i].slab);
     hook_drop_members(graph->members);
     pthread_mutex_destroy(&graph->lock);

@@ -299,7 +299,7 @@ const struct reason *hook_refuse_image(uint64_t function, const char key[65], co
         strcpy(loaded->answer, key);
         loaded->whole = reason;
     }
-    if (loaded && no_ptx && !getenv(GPT_CONTROL)) { // no other question will come
+    if (loaded && no_ptx && !getenv(GPT_CONTROL)) { // no other question will be asked
         loaded->refused = reason;
         drop_copy(loaded);
     }
