@@ -97,7 +97,9 @@ def test_complete_waits_for_the_count_of_a_launch(tmp_path):
 
 @in_both_forms
 def test_no_launch_waits_for_one_that_runs(tmp_path):
-    """Without --complete a launch that follows at once has its map's log, and its count shows what's missing."""
+    """Without --complete, a launch that follows immediately has a log of its map's size, and its count shows how much
+    is missing.
+    """
     found, trace, said = run_logs(tmp_path, ASYNC, 7)
     assert len(found) == 3 and all(sum(one) == ACCESSES for one in found) and found[0] == (7, ACCESSES - 7)
     assert not unprobed(trace) and LEFT in said
@@ -111,11 +113,11 @@ def test_each_grid_has_its_own_count(tmp_path):
 
 @pytest.mark.parametrize("complete", [False, True])
 def test_a_log_stays_within_max_memory(tmp_path, complete):
-    """The log is as large as fits, and no launch is left out for it."""
+    """The log is as large as fits, and no launch is left out because of it."""
     options = ("--max-memory", "16K", *(["--complete"] if complete else []))
     found, trace, said = run_logs(tmp_path, SYNCED, 100, *options)
     assert found[0] == (100, ACCESSES - 100)
-    room = (16 << 10) // ENTRY // (1 if complete else 2)  # others need the rest, where none waits
+    room = (16 << 10) // ENTRY // (1 if complete else 2)  # without --complete, other launches need the rest
     for entries, dropped in found[1:]:
         assert (room * 3 // 4 if complete else 99) < entries <= room and entries + dropped == ACCESSES
     assert not unprobed(trace) and LEFT in said
