@@ -1,4 +1,5 @@
-"""Every built-in probe in every kernel: it assembles, spills nothing more, and can be taken out again.
+"""Every built-in probe in every kernel: the result assembles, spills no more than before, and the probe can be removed
+again.
 
 The kernels come from this folder and tests/gpu; many more are in tests/tally.
 """
@@ -71,7 +72,7 @@ bar.sync 0;
 st.global.u32 [%a+4], %t;
 ret;
 }
-"""  # what ptxas schedules round a barrier does not depend on more
+"""  # What ptxas schedules around a barrier depends on nothing else.
 
 
 def opcodes(name):
@@ -81,7 +82,7 @@ def opcodes(name):
 
 
 def test_the_clock_after_a_barrier_is_read_when_its_warp_goes_on():
-    """An H200 reads a clock that comes right after BAR.SYNC before the warp waits (tests/gpu/sync_wait.py)."""
+    """On an H200, a clock read right after BAR.SYNC is read before the warp waits (tests/gpu/sync_wait.py)."""
     code = opcodes("sync_wait")
     at = next(i for i, text in enumerate(code) if text.startswith("BAR.SYNC"))
     kinds = [re.sub("[^A-Z].*", "", text) if "CLOCK" not in text else "clock" for text in code]
@@ -141,7 +142,7 @@ L:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_the_stores_that_a_head_speaks_of(name):
-    """Additions to a count are included, except for a log's, which the head calls an atomic."""
+    """Additions to a count are included, except for a log's count, which its first instruction updates atomically."""
     told = re.search(r"(two|three|five) stores", PROBES[name].source.replace("\n#          ", ""))
     text = weave(PLACES, "k", [PROBES[name]]).data.decode()
     places = re.findall(r"(?:\n[^\n]*//@[^\n]*)+", text)
@@ -171,7 +172,7 @@ def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
     added = {}
     for (kernel, name), (registers, spills) in reports.items():
         before = reports[kernel, ""]
-        if b".func" not in jobs[kernel, ""]:  # across a call, whatever lives is spilled
+        if b".func" not in jobs[kernel, ""]:  # live registers are spilled at calls
             assert spills == before[1], f"{name} in {kernel} spills"
         added.setdefault(name, []).append(registers - before[0])
     with capsys.disabled():
@@ -193,7 +194,7 @@ def test_all_probes_at_once(tmp_path):
 
 
 TYPES = ("u64", "u32", "f32", "u16", "f64")
-HELPERS = {  # with the types that a snippet may want them as
+HELPERS = {  # helper -> the types in which a snippet may read it
     "ADDR": ("u64",),
     "BYTES": ("u32",),
     "FLOPS": ("u32",),
