@@ -63,7 +63,7 @@ def test_a_trace_is_not_replaced(command, tmp_path):
         done = run(name, *form, "-o", tmp_path / written, tmp_path / read)
         assert (done.returncode, done.stderr.count(b"\n")) == (2, 1) and b"is a trace, and not replaced" in done.stderr
         assert (tmp_path / written).read_bytes() == kept and link.is_symlink()
-    for _ in range(2):  # what it wrote itself is
+    for _ in range(2):  # files that export itself wrote are replaced
         assert run(name, *form, "-o", tmp_path / "out", tmp_path / "t.mp").returncode == 0
 
 
@@ -86,7 +86,7 @@ def test_only_kernels_that_were_asked_for_are_told_of(tmp_path):
 
 @pytest.mark.parametrize("option", ["--tid 1", "--time 0,0.000002", "--gpu 0", "--cuda-stream 7"])
 def test_what_was_not_asked_for_is_in_no_table(option, tmp_path):
-    """The times of one of two launches come before it. Counts have no thread, time, device or stream."""
+    """One record of `times` comes before its launch. Counts have no thread, time, device or stream."""
     other = forge.probed(2, 1, 9, 2, 32) | {"thread": 2, "start": 9000, "device": 1, "stream": 8}
     segment = forge.trace(
         records.make("function", id=9, name=KERNEL), forge.kernel(1, 9, KERNEL),
