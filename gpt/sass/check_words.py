@@ -178,7 +178,7 @@ def _compare_field(new: int, one: Field, part: Inserted) -> str:
         return "predicates of a set have other names" if moved else ""
     now = (new >> low & none) ^ turn
     if operand.file != "B" and none in (was, now):
-        return "" if was == now else f"{operand.name} is RZ or PT, but only here or only there"
+        return "" if was == now else f"{operand.name} is RZ or PT on one side only"
     if any(names.get(was + k) != now + k for k in range(count)):
         return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}"
     size = 1 << (count - 1).bit_length()

@@ -46,7 +46,7 @@ struct live {
     char path[4096];
     struct thread *pool;                               // states of threads that have ended
     struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // rows of launches and of queries, by chunk
-    _Atomic uint32_t count_rows[2];                    // handed out so far
+    _Atomic uint32_t count_rows[2];                    // rows handed out so far
     struct {
         unsigned char *_Atomic start;
         _Atomic size_t size;
@@ -242,7 +242,7 @@ const struct reason *hook_make_reason(const char *code, const char *detail);
 void hook_add_reason(uint64_t kernel, const char *code, const char *detail, uint64_t launches);
 void hook_add_gpu_time(uint64_t kernel, bool probed, uint64_t duration); // in time stamp ticks
 uint64_t hook_count_reason(const struct reason *why); // launches without probes that have this code
-void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // the last is the total
+void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // `launches` is the total
 
 // -- report.c --------------------------------------------------------------
 
@@ -322,7 +322,7 @@ struct row_gpu {            // a row of a `gpu_times` record
 
 // A thread that writes: its chunk, and its batches of rows.
 
-#define MAX_QUERIES 32 // that a process can count
+#define MAX_QUERIES 32 // queries that a process can count
 #define EARLIER 4      // earlier chunks of a thread that stay mapped
 
 // Rows of one layout inside the chunk. Signal handlers can make calls too, between any two instructions, so
