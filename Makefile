@@ -19,6 +19,7 @@ CFLAGS ?= -O2 -g
 RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime -Iruntime/arch/$(ARCH) $(CFLAGS)
 OLD_LIBS = -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2
 TENSORS = $(wildcard gpt/tensors/*.py)
+LAYERS = $(wildcard gpt/layers/*.py)
 HOOK_FILES = $(wildcard runtime/hook/*/*.[ch])
 HEADERS = $(wildcard runtime/*.h runtime/abi/*.h runtime/arch/$(ARCH)/*.h) runtime/abi/records.h
 
@@ -66,10 +67,15 @@ runtime/sim/renamed.h: runtime/abi/driver.h
 	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+), .*/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) $(LAYERS:gpt/%=$(RUNTIME)/%) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 # A copy of gpt.tensors alone, which --tensors puts on a program's PYTHONPATH.
 $(RUNTIME)/python/%: %
+	@mkdir -p $(@D)
+	@cp $< $@
+
+# gpt.layers alone, with a sitecustomize: --layers.
+$(RUNTIME)/layers/%.py: gpt/layers/%.py
 	@mkdir -p $(@D)
 	@cp $< $@
 

@@ -93,6 +93,13 @@ RUNS: dict[str, Keys] = {
         "unknown": ("u64?", "number of conditional nodes: how often they run is unknown, so they count as 0 above"),
         "device": ("u64?", "1 if kernels may launch it too; those launches are not recorded"),
     },
+    "graph_nodes": {
+        "exec": ("u64", "handle of the executable graph"),
+        "at": ("u64", "its value in the graph record"),
+        "functions": ("[u32]", "id of the function of each node"),
+        "threads": ("[u64]", "thread that created each node, or made the captured call; 0 if unknown"),
+        "calls": ("[u64]", "start of that call, whose row may be missing; 0 if unknown"),
+    },
     "launches": {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
@@ -111,12 +118,23 @@ RUNS: dict[str, Keys] = {
     },
     "stack": {
         "id": ("u64", "number in the segment"),
-        "frames": ("[frame]", "return addresses, innermost first; outer callers may be missing"),
+        "frames": (
+            "[frame]",
+            "frames, innermost first, all native or all Python; outer callers may be missing",
+        ),
     },
     "call_site": {
         "thread": ("u64", "thread id"),
         "start": ("u64", "start of the call's row"),
         "stack": ("u64", "id of the stack"),
+    },
+    "sample": {
+        "thread": ("u64", "thread id"),
+        "at": ("u64", "time stamp"),
+        "python": ("u64?", "id of the stack of its Python frames; absent if it had none, or they can't be read"),
+        "native": ("u64?", "id of the stack of its native frames; absent if unknown"),
+        "syscall": ("u64?", "number of the system call that it was in; absent if it ran"),
+        "changed": ("u64?", "1 if the innermost Python frames changed while they were read, and are missing"),
     },
     "ioctl": {
         "thread": ("u64", "thread id"),

@@ -232,10 +232,12 @@ static void run(handler *handler, struct frame *frame) {
 
 // Return the id for the row of a captured call, or 0 if the call wasn't captured. This may write a record and
 // so move the thread to another chunk, so don't call it while holding a row.
-static uint32_t find_captured(const struct frame *frame) {
+static uint32_t find_captured(struct frame *frame) {
     HOOK_HOLD_SIGNALS;
     int error = errno;
     uint32_t id = hook_is_captured(hook_stream_of(frame)) ? hook_captured_id(frame->slot) : 0;
+    if (id)
+        hook_keep_captured(frame);
     errno = error;
     return id;
 }
