@@ -441,7 +441,7 @@ class _Answer:
                     f"{sums.pageable:,} of {amount(sums.calls, 'copy')} {way} the device ({human(sums.pageable_bytes)}"
                     f" of {human(sums.bytes)}) use pageable memory"
                 )
-        told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a stream of its own while kernels run"
+        told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a separate stream while kernels run"
         return f"for {share} of the time the GPU only copies{told}"
 
     def _iter_lines(self) -> Iterator[str]:

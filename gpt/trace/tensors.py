@@ -160,7 +160,7 @@ class Tensors:
 
 
 class MemoryContents:
-    """Memory at one time, as pieces that belong to one tensor each."""
+    """The contents of memory at a moment, as pieces that belong to one tensor each."""
 
     def __init__(self, lows: Addresses, highs: Addresses, order: Numbers, now: int) -> None:
         """Divide the memory: the first tensor in `order` wins. Tensors from index `now` on were seen later."""

@@ -18,7 +18,7 @@ struct node {
     struct node **before; // the nodes that it depends on
     size_t count;
     uint64_t origin;      // serial of the node that it is a copy of
-    struct graph **inner; // that it owns
+    struct graph **inner; // the graphs that it owns
     size_t inners;
     unsigned condition;
     int condition_type;

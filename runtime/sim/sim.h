@@ -87,7 +87,7 @@ enum { OBJECT_SIZE = 256 };
 
 void *sim_new(enum kind kind, void *owner); // zero after the head; NULL if memory runs out
 void sim_delete(void *object);              // with all that it owns, newest first
-void sim_give(void *object, void *owner);   // which has no owner yet
+void sim_give(void *object, void *owner);   // `object` has no owner yet
 // Return `array` with room for one more than `count`, or NULL if memory runs out.
 void *sim_grow(void *array, size_t count, size_t *room, size_t item);
 
@@ -190,7 +190,7 @@ struct range {
     uint64_t start, size, serial;
     const void *owner; // a context, a module
     enum memory { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED, OF_GRAPH } type;
-    unsigned flags; // that the program chose
+    unsigned flags; // the program's choice
     struct reference pool;
     uint64_t until;    // a free was issued: work from this number on may not use the memory; 0: all may
     bool frees_itself; // memory of graphs: launch `until` may use it too while the memory exists
@@ -453,7 +453,7 @@ struct capture {
     uint64_t id;
     int mode;
     bool invalid;
-    pthread_t thread; // that began the capture
+    pthread_t thread; // the thread that began the capture
     struct graph *graph;
     bool given; // the graph belongs to the program
     struct stream *origin, *streams;

@@ -729,7 +729,7 @@ def test_calls_that_all_contain_their_kernels_load_nothing():
 
 
 def test_gaps_of_a_process_that_made_no_call():
-    """As when a trace ends before its calls were written."""
+    """This happens if a trace ends before its calls were written."""
     times = forge.gpu_times([(ZERO, 4 * MS, 1, 0), (ZERO + 10 * MS, 4 * MS, 1, 0)])
     done = run("gaps", data=forge.pack(forge.trace(times)))
     text = " ".join(done.stdout.decode().split())

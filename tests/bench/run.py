@@ -35,7 +35,7 @@ from tests import cuda
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "gpt-bench")
-CORES = 2  # that the measured tools may use
+CORES = 2  # the measured tools use only this many
 LARGE = "libtorch_cuda.so"
 WHEELS = {  # library -> wheel
     LARGE: "torch==2.11.0",

@@ -42,7 +42,7 @@ def test_a_sum_beyond_64_bits_is_clipped(tmp_path):
     lost = [records.make("unprobed", function=0, launches=(1 << 64) - 1, reason="closed")] * 2
     trace = forge.trace(*lost, **NS)
     found = write(tmp_path / "t.sqlite", trace)
-    assert ask(found, "SELECT launches FROM GPT_UNPROBED_LAUNCHES") == [(-1,)]  # 2^64 - 1, as SQLite has it
+    assert ask(found, "SELECT launches FROM GPT_UNPROBED_LAUNCHES") == [(-1,)]  # 2^64 - 1 as a signed integer of SQLite
     folder = write(tmp_path / "t", trace, shape=ExportFormat.parquet)
     counts = parquet.read_table(folder / "GPT_UNPROBED_LAUNCHES.parquet")["launches"]
     assert counts.to_pylist() == [(1 << 64) - 1]

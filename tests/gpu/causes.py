@@ -33,7 +33,7 @@ OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu")) / "causes"
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 LINES = 10  # an answer must state the cause within this many lines
 LIMIT = 300 << 10  # bytes of a packed trace
-SECONDS = 300  # that a program may take
+SECONDS = 300  # time limit of a program
 PROGRAM = "--program"
 NO_COMMAND = "the last line of summary names no command"
 

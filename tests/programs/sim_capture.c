@@ -35,7 +35,7 @@ int main(void) {
     OK(D(cuStreamWaitEvent)(a, back, 0));
     OK(D(cuLaunchHostFunc)(a, call, 3l));
     IS(903, D(cuStreamEndCapture)(b, &graph) ? 903 : 0);
-    IS(901, D(cuStreamEndCapture)(a, &graph)); // that call invalidated the capture
+    IS(901, D(cuStreamEndCapture)(a, &graph)); // the call above invalidated the capture
     assert(!graph && !called);
 
     for (int joined = 0; joined < 2; joined++) {

@@ -201,8 +201,8 @@ def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
     launches = [api(3, "cuGraphLaunch", "graph", "launch"), call(3, 300, object=5, stream=7),
                 call(3, 400, object=6, stream=7)]  # fmt: skip
     old = " ".join(made(tmp_path, {}, *CALLS, graph, *launches).stdout.split())
-    assert "not in this trace: copies and all else but kernels in 1 launch of graphs" in old
-    assert "not in this trace: all that 1 launch of graphs ran, as the graphs were made before recording began" in old
+    assert "not in this trace: everything except kernels in 1 launch of graphs" in old
+    assert "not in this trace: the work in 1 launch of graphs that were made before recording began" in old
     graph |= {"operations": [], "device": 1}
     new = " ".join(made(tmp_path, {"captures": 1}, *CALLS, graph, *launches[:2]).stdout.split())
     assert "not counted: launches by kernels of 1 graph that kernels can launch" in new

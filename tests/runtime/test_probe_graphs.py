@@ -260,7 +260,7 @@ SCENARIOS = {
         8,
         {},
     ),
-    "written": (  # that a graph writes
+    "written": (  # a graph writes a constant
         """
         size_t size;
         void *graph, *node, *exec;

@@ -18,7 +18,7 @@ from tests.runtime import hooked
 TINYGRAD = ("tinygrad==0.14.0",)
 BINDINGS = ("cuda-bindings==13.5.0", "cuda-core==1.2.2")
 NUMBA = (*BINDINGS, "numba==0.68.1", "numba-cuda==0.30.4")
-STOCK = ("numba-cuda[cu13]==0.30.4", "cuda-toolkit==13.5.0")  # as PyPI has it, with nvjitlink
+STOCK = ("numba-cuda[cu13]==0.30.4", "cuda-toolkit==13.5.0")  # the version on PyPI, with nvjitlink
 TRITON = ("triton==3.9.0",)
 PROLOGUE = """
 import site, sys

@@ -177,7 +177,7 @@ def test_what_is_not_whole_is_not_dumped(tmp_path):
     done = dump(tmp_path, [segment[:-2], lost], "--dumps", "d")
     assert done.returncode == 0
     assert done.stderr.decode() == (
-        "gpt-dump: warning: launches not dumped, as not all that they saved is in the stream: 1\n"
+        "gpt-dump: warning: launches not dumped, because the stream lacks some of their data: 1\n"
     )
     assert os.listdir(tmp_path / "d") == ["10-1.mp"]
 

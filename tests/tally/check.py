@@ -35,7 +35,7 @@ from tests.ptx.tokens import tokens
 
 TIMEOUT = 600  # seconds for ptxas, the default of gpt-asm
 WHOLE = 1 << 18  # modules up to this size are assembled as a whole, twice
-OLDEST = GpuTarget(7, 5, "")  # that ptxas knows
+OLDEST = GpuTarget(7, 5, "")  # the oldest architecture that ptxas knows
 BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # probes that should add few registers
 NOWHERE = "no probe applies to it"
 Result = dict[str, Any]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PARTS, EACH = 4, 0.1  # parts of that time, and the minimum share of the growth in each
 START = 0.1  # share of all allocated bytes that come before that time
 LEAST = 10  # allocations that were not freed
-LONG = 0.2  # that time must be at least this share of the time to the last call
+LONG = 0.2  # the period must take at least this share of the time to the last call
 
 
 class Growth(NamedTuple):

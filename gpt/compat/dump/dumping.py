@@ -56,7 +56,7 @@ class Dumping(Stage):
             if count > 1:
                 self.warn(callback, f"failed on {count:,} launches")
         if pending := self._launches.pending:
-            self.warn("", f"launches not dumped, as not all that they saved is in the stream: {pending:,}")
+            self.warn("", f"launches not dumped, because the stream lacks some of their data: {pending:,}")
         if torn:
             raise torn
         return max(status, int(bool(self._callbacks.failed)))

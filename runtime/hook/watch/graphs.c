@@ -302,7 +302,7 @@ static bool is_for_device(const struct frame *frame) {
            *flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
 }
 
-// cuGraphInstantiate and its like: (&exec, graph, ...)
+// cuGraphInstantiate and its variants: (&exec, graph, ...)
 void hook_on_instantiate(struct frame *frame) {
     const uint64_t *exec = (const uint64_t *)frame_arg(frame, 0);
     if (!exec)

@@ -159,7 +159,7 @@ static inline bool hook_limit_reached(void) { // recording is off for good
 // Count bytes that are about to be written. Return false without counting them if that's more than the limit,
 // or for bytes that aren't needed more than most of it.
 bool hook_may_write(uint64_t size, bool needed);
-uint32_t hook_limit_chunk(uint32_t size); // that size, or a smaller one if that's too much
+uint32_t hook_limit_chunk(uint32_t size); // the same size, or a smaller one if it's too much
 
 // Pack records about the limit, once. Return false if there's nothing to say.
 bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now);
@@ -520,7 +520,7 @@ void hook_end_predecessor(void);
 extern _Atomic bool hook_recording;
 
 struct periods {
-    uint64_t count; // that have started
+    uint64_t count; // periods that have started
     uint64_t since; // time of the last change in ns since the epoch, or 0
 };
 extern struct periods hook_periods; // used only by the thread that switches

@@ -158,7 +158,7 @@ def test_addresses_of_elements(thread):
 
 
 def test_constants_have_64_bits_and_the_fourth_component_is_0(thread):
-    """As in ptxas's code, a .b128 constant isn't sign-extended, and %cluster_nctaid.w isn't 1."""
+    """A .b128 constant isn't sign-extended and %cluster_nctaid.w isn't 1, as in ptxas's code."""
     body = """
         mov.b128 %q1, -1; st.global.b128 [%p], %q1; st.global.b128 [%p+16], 41; mov.b128 %q1, 1+2;
         atom.global.exch.b128 %q2, [%p+16], 5; st.global.b128 [%p+32], %q1; st.global.b128 [%p+48], %q2;

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 SOURCES = [HERE / "tensor.cu", HERE.parents[1] / "gpu" / "weave.cu", HERE.parents[1] / "gpu" / "variables.cu"]
 PROBES = {path.stem: load.load_probes(path) for path in sorted(load.BUILTIN.glob("*.toml"))}
 ARCHS = {"sm_75": "compute_75", "sm_90": "compute_90", "sm_90a": "compute_90a", "sm_100a": "compute_100a"}
-NEWEST = b".version 9.0"  # that the ptxas of the tests knows
+NEWEST = b".version 9.0"  # the newest version that the tests' ptxas knows
 
 
 @cache

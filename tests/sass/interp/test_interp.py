@@ -93,7 +93,7 @@ YIELD, NOP, LDG = 0x946, 0x918, 0x981
 
 
 def test_a_yield_where_others_wait_breaks_a_kernel(cubins):
-    """As on hardware, a YIELD breaks a region in which other lanes already wait at the BSYNC. There's no NOP in such a
+    """A YIELD breaks a region in which other lanes already wait at the BSYNC, as on hardware. There's no NOP in such a
     place, so the YIELD replaces a load that the kernel can do without.
     """
     case = case_of("meeting")
