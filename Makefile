@@ -92,11 +92,22 @@ $(RUNTIME)/gpt-hook: $(call arch_files,launcher) $(wildcard runtime/launcher/*.[
 
 VERSIONS = $(wildcard runtime/arch/$(ARCH)/hook/versions.map)
 
-$(RUNTIME)/libgpthook.so: $(HOOK_FILES) $(call arch_files,hook) $(VERSIONS) $(wildcard runtime/common/*.[ch]) $(HEADERS)
+# The hook's objects are kept by compiler and flags, so that a change compiles only the files that it affects.
+HOOK_FLAGS = $(RUNTIME_CFLAGS) -DGPT_OWN_DLFCN -fPIC
+OBJECTS := build/objects/$(ARCH)-$(firstword $(shell printf %s '$(subst ','\'',$(CC) $(HOOK_FLAGS))' | cksum))
+HOOK_OBJECTS = $(patsubst %,$(OBJECTS)/%.o,$(filter %.c,$(HOOK_FILES)) $(call arch_files,hook))
+
+$(OBJECTS)/%.o: % runtime/abi/records.h
+	@mkdir -p $(@D)
+	@$(CC) $(HOOK_FLAGS) -MMD -MP -c $< -o $@
+
+-include $(HOOK_OBJECTS:.o=.d)
+
+$(RUNTIME)/libgpthook.so: $(HOOK_OBJECTS) $(VERSIONS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
-	@$(CC) $(RUNTIME_CFLAGS) -DGPT_OWN_DLFCN -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
-	    $(VERSIONS:%=-Wl$(comma)--version-script=%) $(filter-out runtime/common/%,$(filter %.c %.S,$^)) $(OLD_LIBS) -o $@
+	@$(CC) $(HOOK_FLAGS) -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
+	    $(VERSIONS:%=-Wl$(comma)--version-script=%) $(HOOK_OBJECTS) $(OLD_LIBS) -o $@
 
 $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h $(HEADERS)
 	@echo "cc $@"

@@ -327,6 +327,7 @@ class By(StrEnum):
     range = "range"
     module = "module"
     layer = "layer"
+    stack = "stack"
 
 
 def _choose(given: Mapping[str, Any]) -> Analysis | None:
@@ -337,9 +338,9 @@ def _choose(given: Mapping[str, Any]) -> Analysis | None:
     if given["top"]:
         raise UsageError("--by can't be combined with --top")
     from gpt.analyze.lib.attribution import attribute, find_lack
-    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODES, RANGES
+    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODES, RANGES, SITES
 
-    kinds = CALLS | GPU_TIMES | GRAPHS | NODES | RANGES
+    kinds = CALLS | GPU_TIMES | GRAPHS | NODES | RANGES | (SITES if by == By.stack else frozenset())
     return of_model(lambda trace: attribute(trace, by), "", kinds, need=lambda trace: find_lack(by, trace), drains=True)
 
 

@@ -189,7 +189,10 @@ class Patcher:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find and finder is not self else None
             if spec is not None and spec.loader is not None:
-                spec.loader.exec_module = partial(_run, spec.loader.exec_module, self._patches.pop(name))
+                try:
+                    spec.loader.exec_module = partial(_run, spec.loader.exec_module, self._patches.pop(name))
+                except AttributeError:
+                    _say(f"the loader of {name} can't be wrapped")
                 return spec
         return None
 

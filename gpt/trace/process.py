@@ -184,6 +184,7 @@ class Process:
             case "gpu_times" | "gpu_time":
                 self.gpu_times.add(record)
             case "launches" | "launch":
+                self.probes.counted.add(record)
                 if not self.is_narrow:  # a narrow selection counts them from the calls
                     self.launches.add(record)
             case "counts" | "count":

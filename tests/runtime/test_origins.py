@@ -159,3 +159,11 @@ def test_a_memset_of_nothing_adds_no_node(tmp_path):
     """
     traced(tmp_path, more)
     assert summed(tmp_path, "module") == {"a": (2, 2)}
+
+
+def test_stacks_of_launches_and_of_captured_calls(tmp_path):
+    traced(tmp_path, "replay(instantiate(capture(2)), 3); run_in(\"eager\", first);",
+           options=("--calls", "all", "--stacks", "kernel"))  # fmt: skip
+    rows = summed(tmp_path, "stack")
+    assert {name.split(" < ")[0] for name in rows} == {"run_in"} and len(rows) == 2
+    assert {name.split(" < ")[1]: counts for name, counts in rows.items()} == {"capture": (12, 12), "main": (1, 0)}

@@ -1,4 +1,4 @@
-"""Attribute launches and GPU time to kernels, to open NVTX ranges, or to modules of a model, for 'summary --by'.
+"""Attribute launches and GPU time to kernels, open NVTX ranges, modules of a model, or stacks, for 'summary --by'.
 
 A launch belongs to the ranges that were open on its thread when it was called. A node of a graph belongs to the ranges
 that were open when it was captured or created, however often and wherever the graph is replayed, or else to the ranges
@@ -10,6 +10,7 @@ proportion to the mean times that their kernels had outside of graphs; without t
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +21,12 @@ import numpy as np
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.sequence import IOCTL, LAUNCH, Acts
+from gpt.screen.demangle import demangle
 from gpt.screen.units import amount, human_time
 from gpt.trace.calls_store import times_of
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.open_ranges import NO_PATH, OpenRanges
+from gpt.trace.sites import BETWEEN
 
 if TYPE_CHECKING:
     from gpt.trace.graphs import GraphContents, NodeOrigins
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
     from gpt.trace.spill import Array
 
 LAYERS = "gpt.layers"  # the domain of the ranges that 'gpt-hook --layers' records
-UNKNOWN, UNSPLIT = "(unknown)", "(graphs, not split)"
+UNKNOWN, UNSPLIT, COPIES = "(unknown)", "(graphs, not split)", "(copies)"
+CALLER = " < "  # between a function and its caller
+FRAMES = 8  # functions of a stack that a row names
 TOP = 40
 MOMENT = [("time", "<i8"), ("thread", "<u8"), ("function", "<u4"), ("object", "<u8"), ("stamp", "<u8")]
 TIMED = [("time", "<i8"), ("thread", "<u8"), ("api", "<u4"), ("function", "<u4"), ("duration", "<f8")]
@@ -113,13 +118,28 @@ def _by_layer(part: _Part, path: int, function: int) -> str:
     return find_layer(names[-1]) if names else UNKNOWN
 
 
+def _by_stack(part: _Part, path: int, function: int) -> str:
+    """Name the functions of a stack, whose number is the path, innermost first, without the libraries in between."""
+    if not path:
+        return COPIES if function < 0 else UNKNOWN
+    found: list[str] = []
+    for frame in part.process.sites.frames(path):
+        file = os.path.basename(frame.path or "?")
+        if found or not file.startswith(BETWEEN):
+            found.append(frame.function or f"{file}+{frame.offset:#x}")
+    return CALLER.join(found[:FRAMES]) or UNKNOWN
+
+
 class Manner(NamedTuple):
-    """A way to group launches: the label of a row, the title of the column, and whether it needs ranges or modules."""
+    """A way to group launches: the label of a row, the title of the column, and whether it needs ranges, modules or
+    stacks.
+    """
 
     label: Label
     title: str
     ranges: bool = False
     layers: bool = False
+    stacks: bool = False
 
 
 MANNERS = {
@@ -127,9 +147,11 @@ MANNERS = {
     "range": Manner(_by_range, "range", ranges=True),
     "module": Manner(_by_module, "module", layers=True),
     "layer": Manner(_by_layer, "layer", layers=True),
+    "stack": Manner(_by_stack, "called by", stacks=True),
 }
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
 NO_LAYERS = "no modules in the trace: 'gpt-hook run --layers' records the modules of a PyTorch model"
+NO_STACKS = "no call stacks of launches in the trace: 'gpt-hook run --stacks kernel,graph' records them"
 
 
 def attribute(trace: TraceModel, by: str) -> Answers:
@@ -159,6 +181,10 @@ def _add_up(trace: TraceModel, number: int, manner: Manner) -> _Part:
     streams = ((_iter_launches(trace, number), MOMENT), (_iter_times(trace, number), TIMED), (iter([origins]), CREATED))
     launching = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
     for (launches, paths), (times, timed_paths), (created, created_paths) in part.ranges.iter(*streams):
+        if manner.stacks:
+            stacks = np.append(process.sites.find(launches["thread"], launches["stamp"]), 0).astype(np.int64)
+            paths, timed_paths = stacks[:-1], stacks[_join(launches, times)]
+            created_paths = process.sites.find(created["thread"], created["stamp"]).astype(np.int64)
         since, at = np.append(_count(part, launches, paths), np.uint64(0)), _join(launches, times)
         _count_times(part, times, timed_paths, np.append(launches["object"], 0)[at], since[at], launching)
         pairs = zip(created["thread"].tolist(), created["stamp"].tolist(), strict=True)
@@ -280,8 +306,8 @@ class _Verdict:
         if (unknown := rows.get(UNKNOWN)) and self.by != "kernel":
             share = 100 * unknown.time / time if time else 100 * unknown.launches / (launches or 1)
             what = "GPU time" if time else "launches"
-            where = "open range" if self.by == "range" else "module"
-            yield f"{UNKNOWN}: {share:.1f} % of the {what}, without an {where}".replace("an module", "a module")
+            where = {"range": "an open range", "stack": "a recorded stack"}.get(self.by, "a module")
+            yield f"{UNKNOWN}: {share:.1f} % of the {what}, without {where}"
         if self.no_origin:
             fact = "as the trace doesn't say where these nodes were created"
             yield f"{amount(int(self.no_origin), 'launch')} in replays counted where the graph was launched: {fact}"
@@ -352,7 +378,10 @@ def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: _Verdict) -> 
     total = [sum(getattr(one, name) for one in rows.values()) for name in ("launches", "time")]
     whole = total[1] if verdict.timed else total[0]
     found = []
+    known = sorted({word for name in rows for word in name.split(CALLER)}) if manner.stacks else []
+    titles = dict(zip(known, demangle(known), strict=True))
     for name, one in rows.items():
+        name = CALLER.join(titles.get(word, word) for word in name.split(CALLER)) if manner.stacks else name
         share = 100 * (one.time if verdict.timed else one.launches) / (whole or 1)
         times = (one.time, one.split) if verdict.timed else (None, None)
         found.append((name, one.launches, one.in_graphs, share, *times))
@@ -364,6 +393,8 @@ def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: _Verdict) -> 
 def find_lack(by: str, trace: TraceModel) -> str | None:
     """Return what to say if nothing can be attributed."""
     manner = MANNERS[by]
+    if manner.stacks:
+        return None if any(len(process.sites) for process in trace.processes) else NO_STACKS
     texts = [domain for number in range(len(trace.processes)) for domain, _ in trace.ranges(number).texts]
     if manner.layers and LAYERS not in texts:
         return NO_LAYERS

@@ -102,8 +102,10 @@ static void write_replay(struct slab *slab, const struct save *save) {
 static struct save *write_saves(struct slab *slab, struct save *first) {
     struct save *all[AT_ONCE], *next = first;
     size_t count = 0;
-    for (; next && !next->replay && count < AT_ONCE; next = next->next)
+    for (; next && !next->replay && count < AT_ONCE; next = next->next) {
+        hook_write_launch(next);
         all[count++] = next;
+    }
     size_t done = hook_reduce(slab, all, count);
     next = all[done - 1]->next;
     for (size_t i = 0; i < done; i++) {
@@ -142,7 +144,7 @@ static void write_slab(struct slab *slab) {
     hook_writer_calls = false;
 }
 
-static void lose_buffers(const struct save *save) {
+static void lose_buffers(struct save *save) {
     const struct reason *lost = hook_why_lost(CUDA_ERROR_NOT_READY);
     const struct woven *woven = save->probed->woven;
     if (hook_settings.memusage)
@@ -154,8 +156,10 @@ static void lose_buffers(const struct save *save) {
 
 void hook_lose(struct save *save) {
     struct save node;
-    if (!save->replay)
+    if (!save->replay) {
+        hook_write_launch(save);
         lose_buffers(save);
+    }
     for (size_t at = 0; save->replay && hook_next_replayed(save, &at, &node);)
         lose_buffers(&node);
     if (save->replay)
@@ -223,8 +227,8 @@ static uint64_t hand_old(void) {
             bool named = slab->recorded || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
             if (!named || !hook_is_alive(pool->reference))
                 continue;
-            any = true; // we aren't notified of a launch in a slab that's already open
-            if (!slab->saves)
+            any = true; // nobody tells us about a launch in a slab that's open already
+            if (!hook_has_saves(slab))
                 continue;
             slab->seen = slab->seen ? slab->seen : now;
             if (now - slab->seen < OLD || !hook_seal(slab, false))
