@@ -103,7 +103,7 @@ class CVariable:
 
     `element` is the size of an array's element in bytes, or of a vector's component, or 0 for anything else. `pointer`
     is the host address in C; it's empty if it has to be looked up at run time. `shape` is the type of a parameter, or
-    the size and alignment of one that's an array.
+    the size and alignment of an array parameter.
     """
 
     space: str  # global, const, shared, local, param, function

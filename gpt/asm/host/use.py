@@ -206,7 +206,7 @@ class InstructionUse:
                     if said := rule.broken((), self.body.code.dialect):
                         raise Unsupported(said.replace("this form", f"'{operand}'", 1))
             case tree.Name("WARP_SZ", ()):  # an integer constant
-                if re.fullmatch(r"v\w+[24]", opcode):  # of 16 or 8 bits each
+                if re.fullmatch(r"v\w+[24]", opcode):  # lanes of 16 or 8 bits
                     raise Unsupported(f"'{operand}' where a register or number is expected")
                 self.check(tree.Number("32"), type_)
             case tree.Name(name, ()) if f"{name}.x" in SPECIAL:

@@ -193,7 +193,7 @@ def test_arguments_have_the_types_of_parameters(tmp_path):
     assert len(theirs) == REFUSED
 
 
-REFUSED = 848  # of 28 parameters times 38 arguments
+REFUSED = 848  # pairs of 28 parameters and 38 arguments
 
 
 def test_an_array_that_is_too_small_is_no_argument(thread):
