@@ -1,5 +1,5 @@
-# GPT, the GPU Probe Toolchain. Everything is set up in .venv by whichever target needs it first;
-# python3 (with venv), cc and make must be there. No GPU, root, C++ compiler or CUDA toolkit is needed.
+# GPT, the GPU Probe Toolchain. The first target that needs .venv sets it up. You need
+# python3 (with venv), cc and make, but no GPU, root, C++ compiler or CUDA toolkit.
 
 PYTHON ?= python3
 PREFIX ?= /usr/local
@@ -8,11 +8,11 @@ comma := ,
 VENV  := .venv
 READY := $(VENV)/.ready
 
-# The runtime is C for the build machine; glibc 2.28 or later is all that it needs (runtime/portable.h). Functions that
-# later versions have in libc come from two other libraries before.
+# The runtime is C code for the build machine, and needs only glibc 2.28 or later (runtime/portable.h). Functions that
+# newer versions have in libc itself are linked from libpthread and libdl.
 RUNTIME := gpt/_runtime
 
-# The processor: a folder of runtime/arch, whose README.md says how to add one.
+# The processor: the name of a folder in runtime/arch. The README.md there says how to add one.
 ARCH := x86_64
 arch_files = $(wildcard runtime/arch/$(ARCH)/$(1)/*.[cS])
 CFLAGS ?= -O2 -g
@@ -30,7 +30,7 @@ MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
 # The tests and the demo run the executables of this checkout.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-# A compiler that is missing is found before anything is downloaded: $(call need_cc,TARGET)
+# Report a missing compiler before anything is downloaded: $(call need_cc,TARGET)
 need_cc = @[ "$$(uname -sm)" != "Linux x86_64" ] || printf '\043include <stdio.h>\n' | $(CC) -E - >/dev/null 2>&1 || \
     { echo "$(1): error: '$(CC)' does not compile C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
@@ -55,12 +55,12 @@ $(READY): pyproject.toml
 	@$(VENV)/bin/python -m compileall -q gpt # as pip does where it installs: else PYTHONDONTWRITEBYTECODE=1 costs 0.1 s a run
 	@touch $@
 
-# C writes the records that Python declares.
+# Generate C declarations from the record types in Python.
 runtime/abi/records.h: runtime/mkrecords.py $(wildcard gpt/stream/re*.py) $(wildcard gpt/formats/closed.*)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
-# Functions of the simulated driver, #define cuInit sim_cuInit
+# Rename the simulated driver's functions: #define cuInit sim_cuInit
 runtime/sim/renamed.h: runtime/abi/driver.h
 	@{ echo '// clang-format off'; \
 	    sed -nE -e 's/^[XP]\((\w+), (\w*), .*/#define \1\2 sim_\1\2/p' $<; \
@@ -69,7 +69,7 @@ runtime/sim/renamed.h: runtime/abi/driver.h
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) $(LAYERS:gpt/%=$(RUNTIME)/%) ## build what is in C: gpt-hook, its libraries, the simulated device
 
-# gpt.tensors alone, for the PYTHONPATH of programs: --tensors.
+# A copy of gpt.tensors alone, which --tensors puts on a program's PYTHONPATH.
 $(RUNTIME)/python/%: %
 	@mkdir -p $(@D)
 	@cp $< $@
@@ -79,7 +79,7 @@ $(RUNTIME)/layers/%.py: gpt/layers/%.py
 	@mkdir -p $(@D)
 	@cp $< $@
 
-# What weaves and assembles kernels: what is kept of other code is not used.
+# The files that weave and assemble kernels. Their digest is part of the cache key, so results of other versions aren't used.
 WEAVER = $(sort $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h $(shell find gpt/probe gpt/ptx gpt/asm gpt/sass gpt/formats gpt/stages -name '*.py' -o -name '*.lark' -o -path '*/tables/*.txt'))
 
 $(RUNTIME)/gpt-hook: $(call arch_files,launcher) $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py $(WEAVER)
@@ -122,7 +122,7 @@ $(RUNTIME)/libgptcache.so: runtime/cache/cache.c $(CACHE) $(wildcard runtime/com
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) $(OLD_LIBS) -o $@
 
-# What makes host code of PTX: what is kept of another generator is not used.
+# The files that turn PTX into host code. Their digest is part of the cache key, so results of other versions aren't used.
 HOST = $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h
 GENERATOR = $(sort $(HOST) $(wildcard gpt/asm/host/*.py gpt/ptx/*))
 
@@ -134,13 +134,13 @@ $(RUNTIME)/sim/libcuda.so.1: $(call arch_files,sim) $(wildcard runtime/sim/*.c) 
 	    -DGPT_GENERATOR='"$(shell cat $(filter %.h %.py %.lark,$(GENERATOR)) | sha256sum | cut -c -32)"' \
 	    $(filter runtime/sim/%.c runtime/arch/%,$(filter %.c %.S,$^)) $(OLD_LIBS) -o $@
 
-# What programs find that ask for the driver by the name of its development package. A link would become a second
-# driver in a wheel.
+# For programs that load the driver as libcuda.so, the name in its development package. It's no symbolic link, because
+# a wheel would then contain the driver twice.
 $(RUNTIME)/sim/libcuda.so: $(RUNTIME)/sim/libcuda.so.1
 	@echo "cc $@"
 	@$(CC) -shared -nostdlib -x c /dev/null -Wl,-soname,libcuda-by-name.so -Wl,--no-as-needed -x none $< -Wl,-rpath,'$$ORIGIN' -o $@
 
-# What `nvcc -cudart shared -L.../sim` links to: a linker script, as such a program asks for libcudart.so.13.
+# `nvcc -cudart shared -L.../sim` links to this linker script, which makes the program load libcudart.so.13.
 $(RUNTIME)/sim/libcudart.so: $(RUNTIME)/sim/libcudart.so.13
 	@echo 'INPUT(libcudart.so.13)' >$@
 
@@ -150,7 +150,7 @@ $(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) $(HEADERS)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcudart.so.13 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    -Wl,--version-script=runtime/cudart/versions.map $(filter %.c,$^) $(OLD_LIBS) -o $@
 
-# gpt-asm compiles with these.
+# Headers that gpt-asm compiles with.
 $(RUNTIME)/host/abi.h: $(HOST)
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
@@ -159,10 +159,10 @@ demo: $(READY) runtime ## run a program on the simulated device, slim its CUDA l
 	$(call need_cc,demo)
 	@sh tests/demo/demo.sh
 
-# Without bytecode, each stage that a test starts compiles what it imports, and pytest rewrites every test file anew.
+# Allow bytecode files. Without them, each stage that a test starts compiles its imports, and pytest rewrites all test files.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -q
 
-# In a fresh clone, each worker of pytest would compile all test files.
+# Compile the test files first: in a fresh clone, each pytest worker would compile all of them.
 test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some): five minutes on two cores
 	@echo "test: pytest"
 	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 14 $(PYTEST) --collect-only >/dev/null 2>&1 || :
@@ -198,7 +198,7 @@ check-shell: $(READY)
 	@echo "check: shellcheck"
 	@$(VENV)/bin/shellcheck $(SHELL_FILES)
 
-# Man pages are the one thing that no wheel can check; a developer without mandoc gets a warning, CI fails.
+# No wheel contains a checker for man pages. Without mandoc, a developer gets a warning, and CI fails.
 check-man:
 	@echo "check: man pages"
 	@if command -v mandoc >/dev/null; then \
@@ -233,7 +233,7 @@ tally: $(READY) ## every probe in every kernel of the corpora; hours, resumes (A
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh
 
-# In the environment, as the shell reads names with blanks there as they are.
+# Pass paths through the environment, so that the shell doesn't split names with blanks.
 install uninstall: export PREFIX := $(PREFIX)
 install uninstall: export DESTDIR := $(DESTDIR)
 install uninstall: export EXTRAS := $(EXTRAS)

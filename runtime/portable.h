@@ -8,7 +8,7 @@
 
 #include <features.h>
 
-// Since 2.38 the headers replace strtol, sscanf and their like by functions of C23.
+// Since glibc 2.38, the headers replace strtol, sscanf and similar functions by those of C23.
 #undef __GLIBC_USE_C2X_STRTOL
 #define __GLIBC_USE_C2X_STRTOL 0
 #undef __GLIBC_USE_C23_STRTOL

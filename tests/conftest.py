@@ -1,4 +1,4 @@
-"""Shared by all tests: the executables first on PATH, and files that are built once for all workers."""
+"""Shared by all tests: the executables come first on PATH, and files are built once for all workers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ import pytest
 from tests import cuda, tiers
 from tests.formats.samples import SAMPLES
 
-# The executables of the environment that runs the tests go before those of the system.
+# Put the executables of the environment that runs the tests before the system's.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
-# Most code of the tests is made up: the simulated device accepts its launches and runs nothing.
+# Most GPU code in the tests is made up: the simulated device accepts its launches and runs nothing.
 os.environ["GPT_SIM_RUN"] = "none"
 
-# How long an example takes says more of the machine than of the code.
+# The time that an example takes says more about the machine than about the code.
 SLOW = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large
 hypothesis.settings.register_profile("gpt", max_examples=tiers.examples(200), deadline=None, suppress_health_check=SLOW)
 hypothesis.settings.load_profile("gpt")
 
-# What a shell starts in the background, or nohup, ignores these signals, and so would all that tests send them to.
+# A shell or nohup may have started us with these signals ignored, and all processes that tests send signals to would
+# inherit that.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what `make test-part` doesn't run for this commit."""
+    """Deselect the tests that `make test-part` doesn't run for this commit."""
     if tiers.PART:
         chosen = [item for item in items if tiers.is_in_part(item)]
         config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
@@ -51,7 +52,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
-    """Let all workers, and later sessions, share what compilers make: `make test-part` after `make test` in CI."""
+    """Let all workers and later sessions share the output of compilers: in CI, `make test-part` runs
+    after `make test`.
+    """
     cuda.compiled = tiers.ROOT / "build" / "compiled"
     cuda.compiled.mkdir(parents=True, exist_ok=True)
     cuda.forget()
@@ -59,7 +62,7 @@ def compiled() -> None:
 
 @pytest.fixture(scope="session")
 def sample(shared: Path) -> Callable[[str], Path]:
-    """Return the named sample (tests/formats/samples.py), built by whichever worker asks first. Don't change it."""
+    """Return the named sample (tests/formats/samples.py), built by the first worker that asks. Don't change it."""
 
     def get(name: str) -> Path:
         folder = shared / name

@@ -1,10 +1,10 @@
-"""NVIDIA's compiler tools as the tests and the demo use them: from CUDA source to cubin, fatbin and library.
+"""Run NVIDIA's compiler tools for the tests and the demo: from CUDA source to cubin, fatbin and library.
 
-They come from the wheels of the extra `cuda`; GPT_CUDA_HOME, a folder with `bin` and `lib`, goes before them
-and PATH after them. NVRTC compiles without a host compiler, and `shared_library` lays a library out as nvcc
-does with the C compiler alone; `nvcc` itself also needs g++ (see `have_cxx`).
+They come from the wheels of the extra `cuda`. GPT_CUDA_HOME, a folder with `bin` and `lib`, has precedence; PATH is
+used last. NVRTC compiles without a host compiler, and `shared_library` lays a library out as nvcc does, using only the
+C compiler; `nvcc` itself also needs g++ (see `have_cxx`).
 
-`python -m tests.cuda TOOL` prints where a tool is.
+`python -m tests.cuda TOOL` prints the path of a tool.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODES = {  # fatbinary's options for them
 }
 KINDS = {"cubin": "elf", "ptx": "ptx", "ltoir": "nvvm"}
 
-# What nvcc writes for each source file: the region, and in .nvFatBinSegment the wrapper that leads to it.
+# nvcc writes this for each source file: the region, and in .nvFatBinSegment the wrapper that points to it.
 REGION = """
     .section {section}, "a"
     .balign 8
@@ -47,7 +47,7 @@ WRAPPER = """
     .4byte 0x466243b1, {version}
     .8byte {label}, {more}
 """
-# What nvlink adds for relocatable code: cudart fills the array at start.
+# nvlink adds this for relocatable code: cudart fills the array at start.
 PRELINKED = """
     .local prelinked
     .comm prelinked, {size}, 8
@@ -61,8 +61,8 @@ HEAD = """
 fatbin_wrappers:
 """
 
-compiled: Path | None = None  # a folder where output of compilers is kept, for all sessions of this checkout
-KEPT = 3 * 86400  # seconds that it's kept there after its last use
+compiled: Path | None = None  # a folder with cached output of compilers, for all sessions of this checkout
+KEPT = 3 * 86400  # seconds that it's kept after its last use
 
 
 def _homes() -> Iterable[Path]:
@@ -89,7 +89,7 @@ def headers() -> Path:
 
 
 def run(name: str, *args: str | Path, cwd: Path | None = None) -> str:
-    """Run a tool and return what it printed. Raises RuntimeError with all its output if it fails."""
+    """Run a tool and return its output. Raises RuntimeError with all of its output if it fails."""
     return _run([tool(name), *args], cwd)
 
 
@@ -103,8 +103,8 @@ def _run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
 def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
     """Compile CUDA C++ to a cubin (`sm_90`), to PTX text (`compute_90`), or with the option `-dlto` to LTO-IR.
 
-    Runs in a process of its own, because NVRTC's output depends on the options of earlier compilations. Raises
-    RuntimeError with the compiler's log.
+    It runs in a new process, because NVRTC's output depends on the options of earlier compilations. Raises RuntimeError
+    with the compiler's log.
     """
     given = [*options]
     return keep((source, arch, given, [*_homes()]), lambda: _nvrtc_compile(source, arch, given))
@@ -113,8 +113,9 @@ def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
 def keep(key: object, make: Callable[[], bytes]) -> bytes:
     """Return what a compiler made, or compile.
 
-    The key holds the sources and options. The compilers, the headers of this checkout, runtime/common (which others
-    include) and the code that calls the compilers belong to every key. What includes other files must not be kept.
+    The key holds the sources and options. Every key includes the compilers, the headers of this checkout,
+    runtime/common (which others include), and the code that calls the compilers. Don't cache the compilation of sources
+    that include other files.
     """
     if not compiled:
         return make()
@@ -132,7 +133,7 @@ def keep(key: object, make: Callable[[], bytes]) -> bytes:
 
 @cache
 def _surroundings() -> str:
-    """Return a digest of what all compilations depend on."""
+    """Return a digest of everything that all compilations depend on."""
     digest = hashlib.sha256(repr(os.confstr("CS_GNU_LIBC_VERSION")).encode())
     for compiler in (os.environ.get("CC", "cc").split()[0], "gcc"):
         if path := shutil.which(compiler):
@@ -148,7 +149,7 @@ def _surroundings() -> str:
 
 
 def forget() -> None:
-    """Remove everything that hasn't been used for days."""
+    """Remove everything that hasn't been used for some days."""
     assert compiled
     for path in compiled.iterdir():
         with suppress(FileNotFoundError):  # another session removed it
@@ -169,9 +170,10 @@ def _nvrtc_compile(source: str, arch: str, options: list[str]) -> bytes:
 
 
 def fatbin(elements: Iterable[tuple[str, str, bytes]], codec: Codec = "balance", options: Iterable[str] = ()) -> bytes:
-    """Return one region of elements `(arch, type, bytes)`: arch as `sm_90`, type `cubin`, `ptx` or `ltoir`.
+    """Return a fatbin region of elements `(arch, type, bytes)`: arch is like `sm_90`; type is `cubin`, `ptx` or
+    `ltoir`.
 
-    `options` are fatbinary's own: `-c` for relocatable code, `-link` for linked.
+    `options` are passed to fatbinary: `-c` for relocatable code, `-link` for linked code.
     """
     given, flags = [*elements], [*options]
     return keep((given, codec, flags, [*_homes()]), lambda: _fatbin(given, codec, flags))
@@ -191,9 +193,9 @@ def _fatbin(elements: list[tuple[str, str, bytes]], codec: Codec, options: list[
 
 
 def disassemble(cubin: bytes, *options: str) -> str:
-    """Return what nvdisasm prints for a cubin, `-c` if no options are given.
+    """Return nvdisasm's output for a cubin; without options, it's run with `-c`.
 
-    It takes 0.4 s of CPU for the smallest cubin, ptxas 0.02 s: put kernels into one cubin where that's possible.
+    nvdisasm takes 0.4 s of CPU for the smallest cubin, ptxas 0.02 s: put kernels into one cubin where possible.
     """
     given = options or ("-c",)
 
@@ -225,9 +227,9 @@ def shared_library(
 ) -> Path:
     """Build `out` with the regions in `.nv_fatbin` and a wrapper for each in `.nvFatBinSegment`.
 
-    `relocatable` regions go to `__nv_relfatbin`; then the others are what nvlink made of them, and say so in
-    their wrappers: version 2, and a pointer to an array. `sources` are C files to link in; they reach the
-    wrappers, in order, as the hidden array `fatbin_wrappers`. `flags` go to the compiler last.
+    `relocatable` regions go to `__nv_relfatbin`. The others are then nvlink's output, and their wrappers say so:
+    version 2, and a pointer to an array. `sources` are C files to link in; they get the wrappers, in order, as the
+    hidden array `fatbin_wrappers`. `flags` are the last arguments for the compiler.
     """
     linked, given = [*sources], [*flags]
 
@@ -235,7 +237,7 @@ def shared_library(
         _shared_library(out, regions, relocatable, linked, given)
         return out.read_bytes()
 
-    if linked or any("/" in flag for flag in given):  # files that may change
+    if linked or any("/" in flag for flag in given):  # flags with paths: these files may change
         build()
     else:
         made = keep((regions, relocatable, given, os.environ.get("CC")), build)
@@ -273,7 +275,7 @@ def c_compiler(*args: str | Path) -> str:
 
 
 def have_cxx() -> bool:
-    """Return whether nvcc would find the host compiler that it needs."""
+    """Return whether nvcc would find the host compiler it needs."""
     return shutil.which("g++") is not None
 
 

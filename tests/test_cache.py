@@ -1,4 +1,4 @@
-"""The cache of assembled code, and everything that may happen to its folder."""
+"""The cache of assembled code, and everything that can happen to its folder."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def test_the_oldest_goes_first_and_use_makes_young(tmp_path):
     keys = [key_of([bytes([n])]) for n in range(30)]
     for n, key in enumerate(keys):
         kept.put(key, bytes(1000))
-        for path in tmp_path.iterdir():  # a second passes
+        for path in tmp_path.iterdir():  # make them a second older
             status = path.stat()
             os.utime(path, (status.st_atime, status.st_mtime - 1))
         assert kept.get(keys[0]) == bytes(1000), n
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_is_no_error(tmp_path, place):
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
-    """A limit on the size of files stands in for the disk: the write fails midway."""
+    """A limit on the size of files simulates a full disk: the write fails midway."""
     code = (
         "import resource, signal, sys; from pathlib import Path; from gpt.base.cache import Cache\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -126,7 +126,7 @@ print(hits)
     assert [process.returncode for process in started] == [0] * 4
     assert sum(hits) > 0
     assert all(len(path.name) == 64 for path in tmp_path.iterdir())
-    # Each process may exceed the limit by the size of the files that it doesn't know of.
+    # Each process may exceed the limit by the size of the files that it doesn't know about.
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * 200_000
 
 
@@ -168,7 +168,7 @@ def test_several_that_write_keep_to_one_limit(tmp_path):
 
 
 def test_what_somebody_else_may_have_put_there_is_not_used(tmp_path):
-    """The cache holds code that will run."""
+    """A folder that others can write to isn't used, because the cache holds code that will run."""
     kept = Cache(tmp_path)
     kept.put(KEY, b"data")
     assert kept.get(KEY) == b"data"
@@ -206,10 +206,10 @@ print(os.geteuid(), kept.get(sys.argv[3]))
 
 @pytest.mark.parametrize("how", ["unmapped", "mapped"])
 def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
-    """In a user namespace without a mapping, all users' files belong to 65534, as do the caller's."""
+    """In a user namespace without a mapping, files of all users, including the caller, belong to 65534."""
     if os.geteuid():
         pytest.skip("only root becomes another user")
-    folder = Path(tempfile.mkdtemp(prefix="gpt-test."))  # that user may not reach tmp_path
+    folder = Path(tempfile.mkdtemp(prefix="gpt-test."))  # the other user may have no access to tmp_path
     try:
         os.chown(folder, 65534, 65534)
         command = [sys.executable, "-c", AS_NOBODY, how, folder / "gpt" / "asm", KEY]
@@ -223,17 +223,17 @@ def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
 
 
 def test_what_was_moved_to_another_key_is_not_used(tmp_path):
-    """A restored backup may have moved it. It would run another kernel."""
+    """A restored backup may have moved the result to another name. It would run another kernel."""
     kept = Cache(tmp_path)
     kept.put(KEY, b"data")
     (tmp_path / KEY).rename(tmp_path / OTHER)
     assert kept.get(OTHER) is None
-    assert not (tmp_path / OTHER).exists()  # and is made anew
+    assert not (tmp_path / OTHER).exists()  # and it's made again
 
 
 @pytest.fixture
 def precious(tmp_path):
-    """Return a folder of the user's own files, all older than anything and larger than any limit here."""
+    """Return a folder of the user's own files, older than anything and larger than any limit in these tests."""
     home = tmp_path / "home"
     home.mkdir()
     for name in ("notes.txt", "thesis.dat", "A" * 64, "0" * 63, ".gpt-x.part", "line\nfeed"):
@@ -358,7 +358,8 @@ def test_what_has_the_name_of_a_result_is_not_taken_for_one(kind, tmp_path):
             os.chown(path, 2002, 2002)
         case "others write":
             path.chmod(0o666)
-    assert kept.get(KEY) == (b"data" if kind == "hard link" else None)  # the user's own link, as a backup makes them
+    # A link of the user's own, such as a backup tool makes.
+    assert kept.get(KEY) == (b"data" if kind == "hard link" else None)
     kept.put(KEY, b"new")
     assert kept.get(KEY) == (None if kind == "folder" else b"new")
     assert victim.read_bytes().endswith(b"data")

@@ -21,7 +21,7 @@ TOP = Path(__file__).parents[1]
 HEADER = wire.pack(wire.header("test", []))
 END = wire.pack(records.make("end", records=9, status=0))
 
-# A stage of this file: `body` is its command, `stage`, `files` and the modules are there.
+# A stage in this file: `body` is its command, which can use `stage`, `files` and the modules.
 STAGE = """
 import os, signal, sys, time
 from pathlib import Path

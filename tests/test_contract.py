@@ -1,9 +1,10 @@
-"""The common behavior of all stages: gpt-stream(5) and gpt(7) as tests, on real processes.
+"""The common behavior of all stages: tests gpt-stream(5) and gpt(7) on real processes.
 
-Most are forks of one process that has imported the stages (tests/loaded.py). Executables themselves start where a test
-holds a conversation, sends a signal or looks at the start: closed descriptors, a terminal, --help, --version.
+Most are forks of one process that has imported the stages (tests/loaded.py). Real executables are started where a test
+holds a dialog with the process, sends a signal, or looks at the start: closed descriptors, a terminal, --help,
+--version.
 
-A new executable takes a line in STAGES (tests/stages/contract.py), with the options that it cannot run without.
+For a new executable, add a line to STAGES (tests/stages/contract.py), with the options that it requires.
 """
 
 import io
@@ -28,7 +29,7 @@ from tests.stages.contract import STAGES, run
 from tests.tiers import first, full
 from tests.trace import forge
 
-TAKEN = {  # kinds that are not passed on: an answer replaces them
+TAKEN = {  # kinds that aren't passed on, because an answer replaces them
     "gpt-analyze": {"api", "calls", "clock", "launches"},
     "gpt-ptx-probe": {"ptx"},
     "gpt-sass-probe": {"element"},
@@ -36,15 +37,15 @@ TAKEN = {  # kinds that are not passed on: an answer replaces them
 
 PASSES = {"gpt-dump"}  # their results are not in the stream
 
-# For what gpt/stream/stage.py, gpt/stream/wire.py and gpt/base/cli.py do for all stages alike.
+# For the code in gpt/stream/stage.py, gpt/stream/wire.py and gpt/base/cli.py that serves all stages.
 alike = pytest.mark.parametrize(
     "stage", [name if name in ("gpt-locate", "gpt-analyze") else full(name) for name in STAGES], indirect=True
 )
 
-WORK: dict[str, bytes] = {}  # by name of a stage, made once: paths in it are relative
+WORK: dict[str, bytes] = {}  # by stage name, made once; paths are relative
 HEADER = wire.pack(wire.header("test", ["test"]))
 END = wire.pack(records.make("end", records=77, status=0))
-STRANGE = [  # what no stage knows, written as Python would not
+STRANGE = [  # things that no stage knows, in encodings that Python doesn't write
     b"\x83\xa4kind\xa6x-mine\xa1f\xca\x3f\x80\x00\x00\xa1n\xd3" + b"\xff" * 8,
     b"\x82\xa4kind\xa6x-mine\xa1k\x83\x01\x02\xc0\x03\xa2\xff\xfe\xc7\x03\x05abc",
     b"\xdf\x00\x00\x00\x02\xd9\x04kind\xa4diag\xa1x\xc4\x00",
@@ -61,7 +62,7 @@ def demo(tmp_path_factory):
 @pytest.fixture
 def folder(tmp_path, demo):
     (tmp_path / "libdemo.so").symlink_to(demo)
-    (tmp_path / "names.txt").touch()  # nothing was used: no name to miss
+    (tmp_path / "names.txt").touch()  # nothing was used, so no name can be missing
     return tmp_path
 
 
@@ -88,7 +89,7 @@ def read(data):
 
 @pytest.fixture
 def work(stage, folder):
-    """Return a segment with work for the stage, strange keys in each record; canonical otherwise."""
+    """Return a segment with work for the stage, with unknown keys in each record; it's canonical otherwise."""
     if stage.name not in WORK:
         WORK[stage.name] = make_work(stage, folder)
     return WORK[stage.name]
@@ -119,7 +120,7 @@ def make_work(stage, folder):
 
 
 def one_line(stage, done, status):
-    """Check that it failed with a one-line message, and return that."""
+    """Check that a run failed with a one-line message, and return the message."""
     lines = done.stderr.decode().splitlines()
     assert done.returncode == status, lines
     assert len(lines) == 1, lines
@@ -143,7 +144,7 @@ def passed(data, given):
 
 def test_every_executable_is_held_to_it():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert set(STAGES) == set(project["scripts"]) - {"gpt-attach", "gpt-neutrino", "neutrino"}  # which read no stream
+    assert set(STAGES) == set(project["scripts"]) - {"gpt-attach", "gpt-neutrino", "neutrino"}  # these read no stream
 
 
 # What passes through
@@ -268,7 +269,7 @@ def test_as_a_coprocess_it_answers_when_asked(stage, work):
         rest = io.BytesIO(process.stdout.read())
         *more, last = msgpack.Unpacker(rest, strict_map_key=False, unicode_errors="surrogateescape")
         assert last["records"] == len(first + second + third + more) - 1
-        news = ["answer"] * 6 if stage.name == "gpt-analyze" else []  # how the process ended
+        news = ["answer"] * 6 if stage.name == "gpt-analyze" else []  # the answers that say how the process ended
         assert [record["kind"] for record in more] == news
     assert process.returncode == 0
 
@@ -297,7 +298,7 @@ def test_an_input_that_is_no_stream_is_refused(stage, data):
 @alike
 @pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
-    """The stage that should have written to the pipe has said why it didn't: one fault gives one error."""
+    """The stage that should have written to the pipe has reported its failure: one fault gives one error message."""
     done = stage(*args, data=b"")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
     with open("/dev/null", "rb") as null:
@@ -318,7 +319,7 @@ def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args)
 )
 def test_an_input_of_another_form_gets_a_hint(stage, head, hint, folder):
     (folder / "input").write_bytes(head)
-    if stage.name != "gpt-extract":  # which reads such files
+    if stage.name != "gpt-extract":  # gpt-extract reads such files
         for done, where in ((stage(data=head), "<stdin>"), (stage("input"), "input")):
             assert one_line(stage, done, 3).endswith(f": {where}: not a stream in msgpack but {hint}")
     if not head.startswith(b"{"):
@@ -457,7 +458,7 @@ def test_a_terminal_as_input_is_a_usage_error(stage):
 
 
 def as_text(stage, *args):
-    """Return a stage's command line for a person: a sink prints text anyway, the others on a terminal."""
+    """Return the command line to use a stage by hand: a sink prints text anyway, the others on a terminal."""
     return [*(word for word in stage.command if word != "--stream"), *args]
 
 
@@ -475,7 +476,7 @@ def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
 
 @alike
 def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder):
-    """Sinks always write text, the others with --table: without colours, and in 80 columns."""
+    """Sinks always write text; other stages do with --table. It has no colours, and 80 columns."""
     args = as_text(stage, *([] if stage.name == "gpt-analyze" else ["--table"]))
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     text = quiet(run(args, folder, data=work, env=env)).decode()

@@ -1,5 +1,6 @@
-"""Programs of users import `gpt.cli`, `gpt.stream`, `gpt.stage`, `gpt.arch`, `gpt.trace`, `gpt.analyze.answer` and
-`gpt.tensors`, as the man pages tell them: these programs were written before gpt/ had folders, and must go on working.
+"""Users' programs import `gpt.cli`, `gpt.stream`, `gpt.stage`, `gpt.arch`, `gpt.trace`, `gpt.analyze.answer` and
+`gpt.tensors`, as the man pages tell them to. The programs here were written before gpt/ had folders, and must keep
+working.
 """
 
 import io
@@ -12,7 +13,7 @@ import pytest
 from gpt.stream import wire
 from tests.trace import forge
 
-# A stage as gpt(7) shows it. It also uses the stream by itself, and what it imports by the names of modules.
+# A stage as shown in gpt(7). It also uses the stream by itself, and modules imported by name.
 STAGE = '''
 """gpt-count: how many kernels each library has."""
 
@@ -79,7 +80,7 @@ def analyze(trace):
     yield make_answer("sizes", COLUMNS, rows)
 """
 
-# Without gpt-analyze, the model by gpt.trace.open.
+# Use the model through gpt.trace.open, without gpt-analyze.
 OPEN = """
 import sys
 import gpt.trace
@@ -103,7 +104,7 @@ ALLOC = forge.api(1, "memAlloc_v2", "cuMemAlloc_v2") | {"type": "memory", "op": 
 
 @pytest.fixture
 def python(tmp_path):
-    """Run a file in a folder of its own, with only the installed package and no folder of the checkout."""
+    """Run a file in a separate folder, with only the installed package and no folder of the checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(text, *args, data=b""):

@@ -13,7 +13,7 @@ import pytest
 from tests.demo.build import build
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "gpu"))  # scripts, which find each other there
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))  # the scripts import each other by name
 
 import containers  # noqa: E402
 import debloat  # noqa: E402
@@ -37,7 +37,7 @@ print(json.dumps({"seconds": 1.5, "resident": 2000, "gpu": 3}), file=sys.stderr)
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
-    """Return a workload in a package of its own, whose result is in the folder that comes back."""
+    """Return a workload in a package of its own, and the folder where its result will be."""
     if not HOOK.exists() or subprocess.run([HOOK, "check"], capture_output=True).returncode == 4:
         pytest.skip("no gpt-hook: make runtime")
     package = tmp_path / "packages" / "demo_package"
@@ -56,7 +56,7 @@ def demo(tmp_path, monkeypatch):
 
 
 def measured(folder, *words):
-    """Return the status, and the rows of the results by name."""
+    """Return the status, and the result rows by name."""
     results = folder / "results.json"
     status = debloat.main(["--device", "sim", "--results", str(results), *words])
     return status, {row["name"]: row for row in json.loads(results.read_text())}
@@ -153,7 +153,7 @@ def test_a_tree_shows_every_difference(tmp_path):
 
 
 def test_a_workload_says_what_it_used(tmp_path):
-    """The driver's own count is requested as well, in a process of the simulated device."""
+    """The driver's own count is requested as well, in a process with the simulated device."""
     code = "import workload; print(workload.gpu_bytes())"
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "gpu")}
     line = [HOOK, "run", "-q", "-o", tmp_path / "t.mp", "--device", "sim", "--", sys.executable, "-c", code]
@@ -191,7 +191,7 @@ def prepare(device):
 
 @pytest.mark.full
 def test_versions_of_a_wheel_are_compared(demo, monkeypatch, capsys):
-    """All steps but the GPU's are run: versions are built, installed, run interleaved and compared."""
+    """All steps except the GPU's are run: versions are built, installed, run interleaved, and compared."""
     members = {f"demo_package/{path.name}": path.read_bytes() for path in (demo / "packages/demo_package").iterdir()}
     info = "demo_package-1.dist-info"
     members[f"{info}/METADATA"] = b"Metadata-Version: 2.1\nName: demo-package\nVersion: 1\n"

@@ -1,4 +1,6 @@
-"""tests/gpu/probe_*.py on the simulated device: programs with and without probes, what these count, and stress."""
+"""Run tests/gpu/probe_*.py on the simulated device: programs with and without probes, the probes'
+counts, and stress.
+"""
 
 import fcntl
 import os
@@ -16,7 +18,7 @@ needs_cxx = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 
 
 def script(name, *words, folder):
-    """Run a script as a user does: it must find nothing wrong."""
+    """Run a script as a user does; it must find nothing wrong."""
     line = [sys.executable, ROOT / "tests" / "gpu" / name, "--device", "sim", *words]
     env = os.environ | {"GPT_GPU_OUT": str(folder / "out")}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=850, check=False)
@@ -33,7 +35,7 @@ def test_counts_are_their_closed_forms(tmp_path):
 
 @pytest.fixture
 def launches(shared):
-    """Return the launches that the simulated device can make, and a folder whose cache all runs share."""
+    """Return the launches that the simulated device supports, and a folder whose cache all runs share."""
     folder = shared / "launches"
     with open(shared / "launches.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -42,14 +44,14 @@ def launches(shared):
     return [one for one in corpus.kernels(folder / "ptx") if one[0].simulated], folder
 
 
-LEAST = {"gmem_bytes": 20, "dmat": 35}  # closed forms that are compared
+LEAST = {"gmem_bytes": 20, "dmat": 35}  # number of closed forms that are compared
 
 
 @needs_cxx
 @pytest.mark.full
 @pytest.mark.parametrize("probes", probe_corpus.probe_sets(), ids="-".join)
 def test_the_corpus_in_a_program_with_probes(launches, probes):
-    """Results are bit-identical, and the records are what the sources do."""
+    """Results are bit-identical, and records match the sources."""
     named, folder = launches
     (row,) = probe_corpus.run_all(named, "sim", folder, [probes])
     assert not row["wrong"]

@@ -1,4 +1,6 @@
-"""What tests/gpu/sass_risks.py writes into its kernels, seen by nvdisasm; only a GPU can tell what it does."""
+"""nvdisasm understands the code that tests/gpu/sass_risks.py writes into its kernels. Only a GPU can tell what the code
+does.
+"""
 
 import re
 import sys
@@ -9,7 +11,7 @@ import pytest
 from tests import cuda
 
 GPU = Path(__file__).parent / "gpu"
-sys.path.insert(0, str(GPU))  # scripts, which find each other there
+sys.path.insert(0, str(GPU))  # the scripts import each other by name
 
 import sass_cases  # noqa: E402
 import sass_hazards  # noqa: E402
@@ -62,7 +64,7 @@ def test_sequences_fit_and_can_be_read(cubin, tmp_path):
         if case["right"] is None and case["what"] != "count":
             sass_risks.weave_sequence(image, kernels[case["kernel"]], sass_risks.patient(case))
     assert woven.keys() >= {"dead_load", "overwritten", "covered", "latency", "matrix", "group", "uniform", "count"}
-    for what, data in [*woven.items()][::4]:  # a start of nvdisasm takes half a second
+    for what, data in [*woven.items()][::4]:  # starting nvdisasm takes half a second
         (tmp_path / "woven.cubin").write_bytes(data)
         assert "BRA" in cuda.run("nvdisasm", "-c", tmp_path / "woven.cubin"), what
 

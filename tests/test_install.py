@@ -1,4 +1,4 @@
-"""Messages about a missing package name the command to install it for the running Python and for GPT's location."""
+"""The message about a missing package has the right install command for the running Python and for GPT's location."""
 
 import os
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def placed(tmp_path, monkeypatch):
-    """Return GPT in a folder `it`, and a Python outside any environment, which has its own folder."""
+    """Return GPT in a folder `it`, and a Python outside any environment, in its own folder."""
     (tmp_path / "it" / "gpu_probe-1.dist-info").mkdir(parents=True)
     (tmp_path / "purelib").mkdir()
     monkeypatch.setattr(install, "__file__", str(tmp_path / "it" / "gpt" / "base" / "install.py"))
@@ -47,7 +47,7 @@ def test_the_folder_of_python(placed, monkeypatch):
     (placed / "stdlib").mkdir()
     (placed / "stdlib" / "EXTERNALLY-MANAGED").touch()
     assert install.install_command("x") == words(placed, "--break-system-packages")
-    monkeypatch.setattr(sys, "prefix", "/venv")  # what a distribution manages is not in an environment
+    monkeypatch.setattr(sys, "prefix", "/venv")  # a Python that a distribution manages isn't in an environment
     assert install.install_command("x") == words(placed)
 
 

@@ -1,4 +1,4 @@
-"""JSON lines: any record is read back unchanged, and anything else is rejected by its line."""
+"""JSON lines: any record is read back unchanged, and errors name the line."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from tests.tiers import examples
 
 HEADER = wire.header("test", ["test"])
 
-# Text as the reader returns it: bytes that are not UTF-8 are lone surrogates in it.
+# Text as the reader returns it: bytes that aren't UTF-8 are lone surrogates.
 texts = st.one_of(st.text(), st.binary(max_size=20).map(lambda b: b.decode(errors="surrogateescape")))
 escapes = st.sampled_from(sorted(jsonl.ESCAPES))
 leaves = st.one_of(
@@ -46,7 +46,7 @@ values = st.recursive(
 
 
 def same(a, b):
-    """Return whether two values are equal in value, type and order: 1, 1.0 and True are three things."""
+    """Return whether two values are equal in value, type and order: 1, 1.0 and True differ."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):

@@ -30,7 +30,7 @@ def test_what_the_stages_keep(tmp_path, monkeypatch):
     source.write_text(PTX)
     extracted = run("gpt-extract", "--ptx", source)
     woven = run("gpt-ptx-probe", "-p", "gmem_bytes", "-k", "one", data=extracted.out)
-    for _ in range(2):  # what the cache has is not used
+    for _ in range(2):  # results in the cache aren't used
         done = run("gpt-asm", "--arch", "sm_90", data=woven.out)
         assert done.status == 0
         (folder,) = (tmp_path / "kept").iterdir()

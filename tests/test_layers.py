@@ -1,4 +1,4 @@
-"""Dependencies point one way: a file imports only from files below it in the list of gpt(7), SOURCE TREE."""
+"""Dependencies point one way: a file only imports from files below it in the list in gpt(7), SOURCE TREE."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    tuple(names.split(" , "))  # one entry is one layer
+    tuple(names.split(" , "))  # one entry makes one layer
     for names in re.findall(r"^\.It Pa (gpt/\S+(?: , gpt/\S+)*)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
 ]
 FREE = {"gpt/__init__.py"}
@@ -25,13 +25,13 @@ def sources():
 
 
 def layer_of(path):
-    """Return the layer with the longest name that begins the path: gpt/analyze/lib/ isn't part of gpt/analyze/."""
+    """Return the layer with the longest name that the path begins with: gpt/analyze/lib/ isn't part of gpt/analyze/."""
     fits = [(len(name), number) for number, names in enumerate(LAYERS) for name in names if path.startswith(name)]
     return max(fits)[1] if fits else None
 
 
 def statements(nodes):
-    """Yield the statements below these, without a look into expressions, which make up most of a tree."""
+    """Yield the statements below these. Expressions are skipped, because they make up most of a tree."""
     for node in nodes:
         yield node
         for part in ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -55,7 +55,7 @@ def imported(path):
 
 
 def file_of(module):
-    """Return the file of a module, or of the module that has this name in it; for a package, its folder."""
+    """Return the file of a module, or of the module that defines this name; for a package, its folder."""
     path = module.replace(".", "/")
     files = (f"{path}.py", f"{path.rpartition('/')[0]}.py")
     return next((file for file in files if (ROOT / file).exists()), f"{path}/")
@@ -77,7 +77,9 @@ def test_no_file_imports_from_above():
 
 
 def test_no_two_files_import_each_other():
-    """Indirect imports count. Files whose imports are all gone are removed repeatedly; the rest are cycles."""
+    """Indirect imports count. Files without remaining imports are removed repeatedly; any files that are left form
+    cycles.
+    """
     imports = {}
     for path in sources():
         names = (module.replace(".", "/") + ".py" for module in imported(path))
@@ -89,8 +91,8 @@ def test_no_two_files_import_each_other():
 
 
 def test_a_plan_knows_no_instruction_set():
-    """gpt/probe itself reads the PTX in probes. The back end decides what to weave, and into what: lowering a snippet's
-    body needs the PTX tree and types, but no module.
+    """gpt/probe itself parses the PTX in probes. The back end decides what to weave, and into what: lowering a
+    snippet's body needs the PTX tree and types, but no module.
     """
     allowed = {
         "plan": ("gpt.base.", "gpt.formats.params", "gpt.stream.", "gpt.probe."),
@@ -105,7 +107,7 @@ def test_a_plan_knows_no_instruction_set():
 
 
 def test_only_entry_points_import_other_peoples_formats():
-    """Formats register their readers; the core doesn't know them."""
+    """Formats register their readers; the core doesn't import them."""
     for path in sources():
         name = str(path.relative_to(ROOT))
         if not name.startswith(("gpt/stages/", "gpt/compat/")) and name != "gpt/trace/__init__.py":

@@ -31,7 +31,7 @@ STAGES = [*COMMANDS, *_Commands(ANALYSES).values()]
 VALUES = st.sampled_from(["x", "", "-", "--", "-1", "0", "3", "1.5", "a=b", "sm_90", "zstd", "md", "nan", "1_0", " 7"])
 TYPER = {"help_option_names": ["-h", "--help"]}
 
-# What no start needs, and what takes long to import: 46 ms for typer, 10 for pyelftools, 100 for numpy.
+# Modules that no start needs and that take long to import: 46 ms for typer, 10 for pyelftools, 100 for numpy.
 HEAVY = {
     "typer",
     "click",
@@ -47,7 +47,7 @@ HEAVY = {
 
 
 def read_by_typer(command, words, words_after):
-    """Return the arguments that typer gives a command, or None if it rejects the words."""
+    """Return the arguments that typer passes to a command, or None if it rejects the words."""
     found = {}
 
     def keep(**values):
@@ -66,9 +66,9 @@ def read_by_typer(command, words, words_after):
 
 
 def words_of(command):
-    """Return a strategy of command lines with a command's own options, values for them, and unknown ones."""
+    """Return a strategy for command lines with a command's own options, values for them, and unknown options."""
     names = [name for one in options._iter_parameters(command) for name in one.declared.names]
-    names = [name for name in names if name not in ("--version", "--path")]  # which end the run
+    names = [name for name in names if name not in ("--version", "--path")]  # these end the run
     option = st.sampled_from(names or ["--none"])
     joined = st.builds("{}={}".format, option, VALUES)
     return st.lists(st.one_of(option, VALUES, joined), max_size=6)
@@ -81,13 +81,13 @@ def test_a_plain_line_is_read_as_typer_reads_it(command, data):
     words = data.draw(words_of(command))
     try:
         plain = options.read(command, words, command is neutrino)
-    except Exception as error:  # any error of a parser
+    except Exception as error:  # any error from a parser
         plain = type(error).__name__
     if plain is not None:
         theirs = read_by_typer(command, words, command is neutrino)
         if isinstance(plain, dict):
             assert repr(plain) == repr({name: theirs[name] for name in plain}), words
-        else:  # a line with two faults: either may be reported
+        else:  # if a line has two faults, either may be reported
             assert isinstance(theirs, str), words
 
 
@@ -209,7 +209,7 @@ def options_with_numbers():
 
 
 def test_each_option_with_a_number_refuses_the_rest():
-    """Options are tested directly and through typer, which reads a line with a mistake again."""
+    """Options are tested directly and through typer, which parses a command line again if there's a mistake in it."""
     checked = set()
     for tool, name in options_with_numbers():
         for text in (" 3", "3_0", "\u0663"):

@@ -21,7 +21,7 @@ from tests.trace import forge
 
 @pytest.fixture(params=["nameless", "named"])
 def how(request, monkeypatch):
-    """Make files as on a file system with O_TMPFILE, and as on one without."""
+    """Make files as on a file system with O_TMPFILE, or as on one without."""
     if request.param == "named":
         monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
     return request.param
@@ -133,7 +133,7 @@ def test_the_longest_name(how, tmp_path):
 
 
 def test_a_part_that_somebody_exchanges_is_not_ours(tmp_path, monkeypatch):
-    """Only the owner of the folder can exchange it."""
+    """Only the owner of the folder can replace it."""
     monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
     (tmp_path / "x").write_bytes(b"old")
     with pytest.raises(OSError, match="somebody else renames files"), replacing(tmp_path / "x") as file:
@@ -155,13 +155,13 @@ def test_a_name_that_is_taken_is_not_written_to(tmp_path, monkeypatch):
 
 
 def planted(tool, *names_):
-    """Return a tool's command, after files were put at the names that come from its process id."""
+    """Return a tool's command, after putting files at all names that could be derived from its process id."""
     files = " ".join(f'"{name}"' for name in names_)
     return ["bash", "-c", f'for f in {files}; do echo planted >"$f"; done; exec {tool} "$@"', "-"]
 
 
 def test_gpt_patch_finds_a_planted_part(sample, tmp_path):
-    """The check read one file, and another one took the name."""
+    """The check read one file, and another one took its name."""
     library, out = sample("balance"), tmp_path / "out"
     out.mkdir()
     made = located(library, "_Z3onePf\n")
@@ -173,7 +173,7 @@ def test_gpt_patch_finds_a_planted_part(sample, tmp_path):
 
 
 def test_what_is_saved_is_not_planted(sample, tmp_path, monkeypatch):
-    """No writer of ours uses a name whose only unknown part is the process number."""
+    """None of our writers uses a name whose only unknown part is the process id."""
     process = os.getpid()
     for name in ("k.1.sm_90.cubin", "t.json", "libx.so.json"):
         (tmp_path / f".{name}.{process}").symlink_to("victim")
@@ -197,7 +197,7 @@ def test_save_names_what_is_in_its_way(sample, tmp_path):
 
 
 def test_proc_is_not_needed(tmp_path):
-    """Without /proc a file without a name could never get one."""
+    """Without /proc, a file without a name could never get one."""
     code = (
         "import os, pathlib; from gpt.base import outputs; os.path.exists = lambda path: False\n"
         "with outputs.replacing(pathlib.Path('x')) as file: file.write(b'x')"
@@ -217,7 +217,7 @@ def test_proc_is_not_needed(tmp_path):
     ],
 )
 def test_a_folder_that_is_missing_is_noticed_before_the_work(command, name, tmp_path):
-    """The input is wrong, too, which would be reported first if it were read."""
+    """The input is wrong, too, which would be reported first if it were read before the output was checked."""
     (tmp_path / "garbage").write_bytes(b"\x85\xa4")
     for folder, said in (("absent", "No such file or directory"), ("garbage", "Not a directory")):
         done = loaded.run([*command.split(), f"{folder}/{name}", "garbage"], cwd=tmp_path)
@@ -239,7 +239,7 @@ def test_nobody_is_meant_where_users_have_no_numbers():
 @pytest.mark.parametrize("whose", ["another user's", "ours"])
 @pytest.mark.parametrize("tool", ["extract", "asm", "patch", "locate", "dump", "hook", "neutrino"])
 def test_a_folder_is_followed_only_by_a_link_of_this_users(tool, whose, sample, tmp_path):
-    """Root wrote libraries, code and traces to wherever another user's link led."""
+    """Root once wrote libraries, code and traces to the target of another user's link."""
     if os.geteuid():
         pytest.skip("only root makes links of other users")
     (tmp_path / "private").mkdir()

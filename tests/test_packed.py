@@ -1,4 +1,4 @@
-"""Packed rows: every type is read from its field's place, and false sizes are rejected."""
+"""Packed rows: every type is read at its field's offset, and wrong sizes are rejected."""
 
 import io
 import math

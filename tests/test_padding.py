@@ -1,4 +1,4 @@
-"""Rows that a trace reserved but never wrote aren't calls."""
+"""Rows that a trace reserved but never wrote don't count as calls."""
 
 from gpt.stream import jsonl, records
 

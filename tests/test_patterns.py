@@ -1,4 +1,4 @@
-"""Possessive groups mean the same in every Python, whether written so or as atomic groups."""
+"""Possessive groups mean the same in every Python, whether they're used directly or rewritten as atomic groups."""
 
 import re
 import sys

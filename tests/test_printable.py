@@ -54,7 +54,7 @@ def test_lines_of_records_and_events(text):
 
 
 def on_terminal(code, *args):
-    """Return what Python code writes to standard error on a terminal."""
+    """Return the output of Python code on standard error, if that's a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", code, *args], cwd=TOP, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
@@ -63,7 +63,7 @@ def on_terminal(code, *args):
         while block := os.read(ours, 4096):
             data += block
     except OSError:
-        pass  # how Linux says that the other side is closed
+        pass  # Linux reports a closed other side this way
     os.close(ours)
     process.communicate(timeout=60)
     return data.decode()

@@ -72,7 +72,7 @@ turn = count()
 
 
 def value_of(type_):
-    """Return the next value of a type that's worth trying, as Python has it and as a C initializer."""
+    """Return the next value worth testing for a type, as a Python value and as a C initializer."""
     number = next(turn)
     if type_.startswith("["):
         type_ = type_.rstrip("?")
@@ -104,7 +104,7 @@ def values_of(keys, optional):
 
 
 def samples():
-    """Yield records of every kind with the C statement that packs the same."""
+    """Yield records of every kind, each with the C statement that packs it."""
     for kind, keys in records.KINDS.items():
         for number in range(2 * len(NUMBERS) if FULL else 6):
             values, c = values_of(keys, optional=bool(number % 2))

@@ -1,4 +1,4 @@
-"""Temporary folders belong to this user, even if others rename things there."""
+"""Temporary folders belong to this user, even if others rename things in TMPDIR."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_made_is_reported_with_its_parent(monkeypatch, t
 
 
 def test_code_comes_from_the_folder_that_the_c_compiler_ran_in(monkeypatch, tmp_path):
-    """Others may rename in TMPDIR: the file under the old name would run in the program."""
+    """Others may rename files in TMPDIR: the file under the old name would be run in the program."""
     version = 'case "$*" in *--version*) echo fake 1; exit 0;; esac\n'
     compiler = tmp_path / "cc"
     compiler.write_text(f"#!/bin/sh\n{version}{SWAP.format(result='module.so')}printf right > module.so\n")
@@ -109,6 +109,6 @@ def test_probes_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path, monkeypat
 
 
 def test_shell_scripts_judge_the_folder_alike():
-    """Each is a file that's installed alone, so the function stands in all three."""
+    """Each is a file that's installed alone, so all three contain the same function."""
     scripts = [(ROOT / "bin" / name).read_text() for name in ("gpt-debloat", "gpt-negativa", "gpt-trace")]
     assert len({re.findall(r"^place\(\) \{.*?^\}", text, re.M | re.S)[0] for text in scripts}) == 1

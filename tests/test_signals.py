@@ -39,7 +39,7 @@ UNWINDING = """
 """
 
 
-# As one that comes between Python's last look and the system call: nothing interrupts that.
+# Like a signal that arrives between Python's last check and the system call: nothing interrupts that call.
 UNSEEN = """
     import threading, time
     other = threading.Thread(target=time.sleep, args=(60,), daemon=True)

@@ -1,4 +1,4 @@
-"""Reading the wire format: valid and invalid streams, and that nothing is lost silently."""
+"""Reading the wire format: valid and invalid streams. Nothing is lost silently."""
 
 import io
 import os
@@ -35,7 +35,7 @@ def kinds(data):
 
 
 class Dribble(io.RawIOBase):
-    """Gives a few bytes at a time, like a pipe."""
+    """A file that returns a few bytes at a time, like a pipe."""
 
     def __init__(self, data, sizes):
         self._data = memoryview(data)
@@ -160,14 +160,14 @@ def test_unknown_kinds_and_keys_are_read():
         b"\xca\x3f\x80\x00\x00",  # float32
         b"\xcf" + bytes(7) + b"\x01",  # 1 in eight bytes
         b"\xd3" + b"\xff" * 8,  # -1 in eight bytes
-        b"\xda\x00\x01a",  # text with a longer head than it needs
+        b"\xda\x00\x01a",  # text with a longer header than it needs
         b"\xa2\xff\xfe",  # text that is not UTF-8
         b"\xc7\x03\x05abc",  # ext
         b"\xd4\x7f\x00",  # fixext
         b"\xd6\xff\x00\x00\x00\x01",  # a time stamp
         b"\x81\x01\x02",  # a map with an integer for key
         b"\x82\xa1a\x01\xa1a\x02",  # a map with a key twice
-        b"\xdf\x00\x00\x00\x00",  # an empty map, the long way
+        b"\xdf\x00\x00\x00\x00",  # an empty map with a long header
         b"\xc0",
     ],
 )
@@ -194,7 +194,7 @@ SAMPLE = b"".join(
 
 
 def cut_at_every_byte():
-    """Yield, for each proper beginning of SAMPLE, its size, the end of its last complete record, and its records."""
+    """For each proper prefix of SAMPLE, yield its size, the end of its last complete record, and its records."""
     parts = [r.raw for r in read(SAMPLE)]
     edges = {0: 0}  # offset -> records before it
     unpacker = msgpack.Unpacker(strict_map_key=False)
@@ -213,7 +213,7 @@ def test_cut_anywhere_gives_whole_records_or_an_error(bytewise):
         file = Dribble(SAMPLE[:size], [1] * size) if bytewise else io.BytesIO(SAMPLE[:size])
         found = []
         try:
-            found.extend(r.raw for r in wire.read_records(file, "in"))  # keeps what came before an error
+            found.extend(r.raw for r in wire.read_records(file, "in"))  # keeps the records before an error
         except TruncatedError as error:
             assert (error.where, error.fact) == (f"in+{last:#x}", f"truncated {size - last} bytes into a record")
             assert size > last
@@ -235,7 +235,7 @@ def test_a_record_is_given_as_soon_as_it_is_there():
         found = wire.read_records(file, "pipe")
         for data in (HEADER, sync(1), sync(2) + sync(3)[:4]):
             pipe.write(data)
-            timer = threading.Timer(10, pipe.close)  # a reader that waits for more finds an end
+            timer = threading.Timer(10, pipe.close)  # a reader that waits for more then reaches the end
             timer.start()
             assert next(found).raw == data[: len(data) if data != sync(2) + sync(3)[:4] else len(sync(2))]
             timer.cancel()
@@ -275,7 +275,7 @@ def test_padding_may_stand_between_records_and_is_skipped_fast():
     start = time.process_time()
     found = read(HEADER + zeros + sync(0) + b"\0" + chunk(sync(1) + zeros + sync(2)) + zeros)
     assert [r.get("id") for r in found[1:]] == [0, 1, 2]
-    assert time.process_time() - start < 4  # one by one: about 10 s
+    assert time.process_time() - start < 4  # reading them one by one would take about 10 s
     with pytest.raises(MalformedError, match=f"^in[+]{len(HEADER) + len(zeros) + len(sync(0)):#x}: not a GPT"):
         read(HEADER + zeros + sync(0) + b"\x01")
 

@@ -1,4 +1,4 @@
-"""gpt.tensors in programs that it must not disturb: odd values, other profilers, coroutines, PyTorch's own tools."""
+"""gpt.tensors must not disturb programs: odd values, other profilers, coroutines, PyTorch's own tools."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_coroutines_and_generators_may_be_wrapped():
 
 
 def test_a_block_may_be_left_in_another_thread():
-    """One thread may begin a generator, and another one end it."""
+    """One thread may start a generator, and another may finish it."""
 
     def generate():
         with tensors.trace(also=lambda seen: None):
@@ -173,7 +173,9 @@ def test_where_nothing_can_be_said_nothing_is(monkeypatch, capsys, closed):
 
 
 def test_what_is_asked_of_pytorch(monkeypatch):
-    """Nothing is asked while its tracer records, nor for the address of a lazy clone, which would be copied."""
+    """gpt.tensors doesn't touch tensors while PyTorch's tracer records, and doesn't ask for a lazy clone's address,
+    because that would copy the data.
+    """
     base = type("Tensor", (Pointed,), {"__module__": "torch", "data_ptr": lambda self: clones.append(self) or 0x500})
     torch, clones, tracing = types.ModuleType("torch"), [], [object()]
     torch.Tensor = base

@@ -1,4 +1,6 @@
-"""Values that gpt.tensors takes for tensors, and where it sees them; tests/runtime/test_tensors.py has its records."""
+"""Values that gpt.tensors treats as tensors, and where it sees them. tests/runtime/test_tensors.py
+tests its records.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def test_tensors_are_known_by_what_they_can_do():
     array = np.zeros((6, 4), np.int16)[1::2, ::-1]
     assert read(export := Exported(array)) == TensorFacts(array.ctypes.data - 6, 40, array.ctypes.data, "int16", (3, 4))
     assert export.asked == [-1]
-    assert sys.getrefcount(array) == 3  # the capsule is gone
+    assert sys.getrefcount(array) == 3  # the capsule has been freed
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_what_has_no_memory_on_the_device_is_none(value):
 
 
 def test_tensors_without_memory_of_their_own():
-    """An example is FakeTensor: the library asks such a class for everything, and it may warn or fail."""
+    """An example is FakeTensor: any attribute access goes to the library's own code, which may warn or fail."""
     base = type("Tensor", (Pointed,), {"__module__": "torch", "__torch_dispatch__": None})
     fake = type("FakeTensor", (base,), {"__torch_dispatch__": None})
     assert find_reader(base) and not find_reader(fake)
@@ -129,7 +131,7 @@ def test_what_locals_returned_stays():
 
 
 def test_an_address_that_changes_is_another_tensor():
-    """The objects don't have weak references, so `ends` can't be known."""
+    """The objects don't support weak references, so `ends` can't be known."""
 
     class Slotted(Interfaced):
         __slots__ = ()

@@ -1,4 +1,4 @@
-"""Forked workers: order, faults, deaths, and leftovers."""
+"""Forked workers: order, errors, killed workers, and leftover processes."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ def nothing_is_left():
     before, files = children(), set(os.listdir("/proc/self/fd"))
     yield
     assert children() <= before
-    assert set(os.listdir("/proc/self/fd")) <= files  # those of an earlier test may go meanwhile
+    assert set(os.listdir("/proc/self/fd")) <= files  # descriptors of an earlier test may be closed meanwhile
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 7, 50])
@@ -66,7 +66,7 @@ def test_a_fault_stands_in_its_place(jobs):
 
 
 def test_nobody_waits_for_a_task_whose_result_is_not_wanted():
-    """zstd may take a minute for one element, without handling signals, and so may this one."""
+    """zstd may take a minute for one element without handling signals, and so may this task."""
     endless = partial(hashlib.pbkdf2_hmac, "sha256", b"", b"", 1 << 30)
     results = run_all([partial(number, 0), endless, endless], 2)
     assert next(results) == 0
@@ -86,7 +86,7 @@ def test_a_fault_that_does_not_travel():
 
 
 def test_large_results_wait_in_bounds():
-    """If the first task is slow, the others stop when too many results wait, and none is lost."""
+    """If the first task is slow, the others pause when too many results are waiting, and no result is lost."""
     size = 20 << 20
 
     def slow():

@@ -128,7 +128,7 @@ class BankConflict(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), share, *counts.values()))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept, which don't tell which lanes accessed together."""
+        """Add a launch for which only sums were kept. They don't tell which lanes accessed memory together."""
         self._number += 1
         kernel = self._kernels.setdefault(buffer.kernel, _Kernel())
         kernel.sums.update(launches=1, accesses=sums.records, dropped=sums.dropped)
@@ -201,7 +201,7 @@ class BankConflict(MapAnalysis):
 def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Passes:
     """Return the requests of a launch with `threads` threads per block, and the passes that each takes.
 
-    `in_turn` says that the lanes of a warp run one after another.
+    `in_turn` is True if the lanes of a warp run one after another, as on the simulated device.
     """
     import numpy as np
 
@@ -258,7 +258,7 @@ def _count_passes(group: Any, address: Any, size: Any) -> tuple[Any, Any]:
     opens = np.ones(len(group), bool)
     opens[1:] = group[1:] != group[:-1]
     places, which = group[opens], np.cumsum(opens) - 1
-    ordered = np.sort((which << 32) | word)  # a word number has little more than 30 bits
+    ordered = np.sort((which << 32) | word)  # a word number has only slightly more than 30 bits
     fresh = np.ones(len(ordered), bool)  # np.unique would hash them, which takes ten times as long
     fresh[1:] = ordered[1:] != ordered[:-1]
     distinct = ordered[fresh]

@@ -185,7 +185,9 @@ class BlockSched(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *row))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add the blocks of a launch of which only sums were kept: they don't tell what ran beside what."""
+        """Add the blocks of a launch for which only sums were kept. They don't tell which blocks
+        ran at the same time.
+        """
         launch, totals = buffer.launch, _Totals()
         totals.launches, totals.blocks = 1, launch.blocks
         if buffer.map.level == "block":

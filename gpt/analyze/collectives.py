@@ -8,8 +8,8 @@ to its end, has two parts:
 This is valid if no rank can finish before all have started: for all-reduce, all-gather, reduce-scatter and all-to-all.
 For a broadcast, a reduction to one rank, sends and receives, only the running time is shown.
 
-GPU times say when kernels ran. Without them, the times of blocks from the probe `block_sched` do. These are on one of
-the GPU's clocks, which is shifted so that the launch that waited least for its first block waited zero.
+GPU times say when kernels ran. Without them, the block times from the probe `block_sched` are used. These are on one of
+the GPU's clocks, so they're shifted until the launch with the shortest delay before its first block has no delay.
 
 The trace doesn't say which kernels form one collective. Streams of two ranks belong to one communicator if their
 collective kernels have the same names in the same order, and if nearly all corresponding pairs overlap in time. The
@@ -90,12 +90,12 @@ ALONE = "collectives of one rank only: name the traces of the others too"
 
 
 def find_lack(kinds: set[str]) -> str | None:
-    """Return why nothing says when kernels ran, or None if something does."""
+    """Return the reason why it isn't known when kernels ran, or None if it is."""
     return None if kinds & {"gpu_times", "gpu_time", "buffer"} else NO_TIMES
 
 
 def find_need(trace: TraceModel) -> str | None:
-    """Return which kernels are missing, or None."""
+    """Return a message about missing kernels, or None."""
     from gpt.analyze.lib.ranks import find_runs
 
     if ranks := {run[:2] for run in find_runs(trace)}:

@@ -86,7 +86,7 @@ class _Shown(NamedTuple):
 
 
 class Dmat(MapAnalysis):
-    """All launches, and the matrix of one launch: number `launch`, or the one with the most accesses."""
+    """All launches, and the matrix of one launch: number `launch`, or the launch with the most accesses."""
 
     name = "dmat"
     fields = ("address", "clock")
@@ -124,7 +124,7 @@ class Dmat(MapAnalysis):
             self._shown = _Shown(self._number, process, buffer, matrix, accesses, saved.dropped)
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept: it has no matrix."""
+        """Add a launch for which only sums were kept, so it has no matrix."""
         self._number += 1
         size, count = (sums.fields.get(name) for name in ("bytes", "count"))
         row = int(count.total) if count else sums.records, int(size.total) if size else None, None, None, sums.dropped

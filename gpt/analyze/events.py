@@ -114,7 +114,7 @@ class Events:
             self._put_aside(process, np.zeros(len(changes), np.uint64), rows)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what to say if there are no calls."""
+        """Return the message for a trace without calls."""
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
@@ -147,7 +147,7 @@ class Events:
             [b.process.clock.times(b.starts) + machines.offset(b.process.header) for b in self._batches]
         )
         order = np.argsort(times, kind="stable")
-        if self._sort is Order.TOOK:  # calls that didn't return come last
+        if self._sort is Order.TOOK:  # calls that didn't return are last
             took = np.concatenate([b.process.clock.durations(b.took) for b in self._batches])
             order = order[np.argsort(-took[order], kind="stable")]
         order = order[: self._top]
@@ -163,7 +163,7 @@ class Events:
                     threads, rows = batch.read(data, window[places] - edges[number])
                     lines[places] = list(texts[id(batch.process)].iter_lines(times[window[places]], threads, rows))
                 yield "".join(lines)
-                data.madvise(mmap.MADV_DONTNEED)  # the next window is elsewhere
+                data.madvise(mmap.MADV_DONTNEED)  # the next window is in another part of the file
 
 
 class _Batch(NamedTuple):
@@ -198,7 +198,8 @@ class _CallText:
             said = '"type":"recording","op":"{0}","name":"recording {0}"'
             self._functions |= {number: said.format(op) for number, op in RECORDING.items()}
         self._kernels = {id_: _quoted(name) for id_, name in process.kernels().items()}
-        self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}  # these copy nothing
+        # These functions copy nothing.
+        self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}
 
     def iter_lines(self, times: npt.NDArray[np.int64], threads: Threads, rows: Rows) -> Iterator[str]:
         """Yield the line of each row; `times` are ns."""

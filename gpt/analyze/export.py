@@ -127,7 +127,7 @@ class Export:
         self._targets.add(rows, self._strings)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what to say if there's nothing to export."""
+        """Return the message for traces with nothing to export."""
         lack = base.find_lack(kinds, self.kinds)
         self._lacks = lack is not None
         return lack

@@ -153,7 +153,7 @@ Key = tuple[str, str]  # probes and kernel
 
 
 class ExposedLatency(TimedFold[Key, Bar]):
-    """The bars of everything that was read, and of a file of figures."""
+    """The bars of all traces, and of a file of figures."""
 
     def __init__(self, beside: Path | None = None) -> None:
         super().__init__()

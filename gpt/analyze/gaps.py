@@ -179,7 +179,7 @@ def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> It
 
 
 def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
-    """Name the processes whose work on the GPU has no times."""
+    """Name the processes whose GPU work has no times."""
     from gpt.analyze.lib.gpu_use import find_untimed
 
     if found := find_untimed(trace):
@@ -245,7 +245,7 @@ def _any(gaps: GapLengths, group: Hashable) -> bool:
 
 
 def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]]) -> Iterator[str]:
-    """Say what share of its time a process spent between launches, in long gaps, and after waits.
+    """Describe how much of its time a process spent between launches, in long gaps, and after waits.
 
     With several threads, it describes the one with the most launches.
     """
@@ -334,7 +334,9 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
 
 
 def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
-    """Say how long a GPU was idle between its first and last work, and how far these are from the processes' ends."""
+    """Say how long a GPU was idle between its first and last work, and how far both are from the start and end of the
+    processes.
+    """
     from gpt.analyze.lib.gap_lengths import describe_cut, describe_loading
     from gpt.analyze.lib.gpu_use import ALL
 

@@ -81,7 +81,8 @@ def graphs(trace: TraceModel) -> Answers:
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
                      len(graph.calls), *gpu, _median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
-        own: dict[str, tuple[int, int, int, float]] = {}  # nodes, and what spans has; functions may share a name
+        # Number of nodes, and the entry in spans; functions may share a name.
+        own: dict[str, tuple[int, int, int, float]] = {}
         for function, count in made.kernels.items():
             probed, timed, span = spans.get((graph.number, function), (0, 0, 0.0))
             name = names.get(function, f"#{function}")
@@ -160,7 +161,9 @@ def _key(threads: Any, starts: Any) -> Any:
 
 
 def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """Return the launches with probes by graph and function, those with a time, and the sum of their ns."""
+    """Return the probed launches by graph and function, those among them with a known time, and the sum of their times
+    in ns.
+    """
     from gpt.analyze.lib.schedule import make_schedule
 
     by_handle = defaultdict(list)
@@ -187,7 +190,9 @@ def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tu
 
 
 def _find_node(graph: Replayed, function: int) -> int:
-    """Return the function by which a graph knows a kernel: a capture may have looked it up once more, by a new id."""
+    """Return the function that a graph records for a kernel. A capture may have looked the kernel up again, under a new
+    id.
+    """
     if function in graph.made.kernels:
         return function
     names = graph.process.kernels()

@@ -1,6 +1,6 @@
-"""gpt-analyze idle: why a GPU runs nothing, by what the host does meanwhile, and what would help.
+"""gpt-analyze idle: why a GPU is idle, judging by what the host does meanwhile, and what would help.
 
-gpt/analyze/lib/idle_causes.py has the rules by which an idle time gets its cause.
+gpt/analyze/lib/idle_causes.py has the rules that assign a cause to each idle time.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ LONGEST = (
 )
 TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
 NO_RANGE = "(no range)"
-MANY, TINY = 100, 16 << 10  # copies, and bytes of a copy that takes hardly longer than an empty one
-LEAST = 1  # % of the time from which on a cause is worth a verdict
+MANY, TINY = 100, 16 << 10  # number of copies, and size up to which a copy takes hardly longer than an empty one
+LEAST = 1  # minimum % of the time for a cause to get a verdict
 UNUSED = 50  # % of the SMs, on average over the kernels' time
 COPIES, SMALL, ONE = "only copies", "few blocks", "one kernel"
-MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # shares of the kernels' time, and of the time
-KEPT, WIDEST = 20, 60  # kernels of a process that are kept, and columns of a name
+MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # minimum share of the kernels' time, and of all time
+KEPT, WIDEST = 20, 60  # kernels kept per process, and maximum width of a name
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
 SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
 PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
-ACTIONS = {  # by the type of the function that a cause names
+ACTIONS = {  # by type of the function that a cause names
     "memory": "allocate or register memory before the loop, or take it from a pool that keeps it",
     "module": "load code before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
@@ -107,17 +107,17 @@ PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can
 
 @dataclass
 class IdlePart:
-    """Facts about some traces; lists are by process."""
+    """Facts about some traces; lists have one entry per process."""
 
     headers: list[Header]
     uses: list[Use]
-    reasons: list[Reasons | None]  # None if it ran nothing
+    reasons: list[Reasons | None]  # None for a process that ran nothing
     copied: list[dict[str, Copied]]
-    kernels: list[tuple[float, float]]  # ns of its kernels, and of the part of these for which SMs had no block
-    names: list[dict[str, float]]  # ns of the kernels that took most
+    kernels: list[tuple[float, float]]  # ns of its kernels, and these ns weighted by the share of SMs that had no block
+    names: list[dict[str, float]]  # ns of the kernels that took the most time
     counted: list[int]
-    loaded: tuple[int, int]  # kernels that were loaded in a first launch, and ns
-    partial: bool  # True if the selection leaves out work that went on at the same time
+    loaded: tuple[int, int]  # number of kernels that were loaded in their first launch, and the ns for that
+    partial: bool  # True if the selection leaves out work that ran at the same time
 
 
 class Idle(Parts[IdlePart]):
@@ -164,7 +164,9 @@ class Idle(Parts[IdlePart]):
 
 
 def _describe_times(times: Times) -> str:
-    """Say how often something happened, and how long it took each time, or at most if the others were far shorter."""
+    """Say how often something happened and how long each took, or the total and the longest if one was more than half
+    of it.
+    """
     count = amount(times.count, "time")
     if times.count > 1 and 2 * times.longest > times.total:
         return f"{count}, {human_time(times.total)} together, {human_time(times.longest)} of it once"
@@ -172,13 +174,15 @@ def _describe_times(times: Times) -> str:
 
 
 def _sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
-    """Return the ns of kernels, and of the part of these for which SMs had no block: if all had one, that's 0."""
+    """Return the ns of kernels, and these ns weighted by the share of SMs that had no block."""
     known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
     return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
 
 
 def _waited(cause: str, times: Times) -> int | None:
-    """Return how long the host had waited, unless one wait is the same for many idle times, as if work is queued."""
+    """Return how long the host had waited, or None if work was queued, because one wait then
+    precedes many idle times.
+    """
     from gpt.analyze.lib.idle_causes import BETWEEN, LATE
 
     return times.waited or None if cause not in (BETWEEN, LATE) else None
@@ -196,7 +200,7 @@ class _Answer:
         machines = Machines(headers)
         self._began = [header["monotonic"] + machines.offset(header) for header in headers]
         self._numbers: dict[Hashable, int] = {}
-        self._uses: list[list[Use]] = []  # by the number of the GPU
+        self._uses: list[list[Use]] = []  # by GPU number
         self._longest: list[tuple[Any, ...]] = []
         self._sums, self._copied = Reasons(), dict[str, Any]()
         self._kernels = self._unused = 0.0
@@ -235,7 +239,7 @@ class _Answer:
             yield from uses
 
     def _add_use(self, use: Use, offset: int) -> None:
-        """Add a use of a part whose first process has this number; uses of a GPU one after the other are one."""
+        """Add a use of a part whose first process has this number. Consecutive uses of the same GPU are merged."""
         processes = [offset + one for one in use.processes]
         began = min(self._began[number] for number in processes)
         use = use._replace(processes=processes, first=began + use.first, last=began + use.last)
@@ -292,7 +296,7 @@ class _Answer:
         return times.total, 100 * times.total / (self._whole or 1), times.count, mean, times.longest
 
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns VERDICT: each cause, and ways in which a busy GPU could be faster."""
+        """Yield the columns VERDICT: each cause, and how a busy GPU could be faster."""
         for cause, names, times in self._iter_groups():
             share = 100 * times.total / (self._whole or 1)
             yield cause, names[0], times.total, share, self._advise(cause, names, times)
@@ -311,7 +315,9 @@ class _Answer:
             yield from self._find_kernel()
 
     def _iter_groups(self) -> Iterator[tuple[str, list[str | None], Times]]:
-        """Yield causes with their functions, most time first; calls of one type are one, as one action helps."""
+        """Yield causes with their functions, most time first. Calls of one type are merged, because the same action
+        helps.
+        """
         from gpt.analyze.lib.idle_causes import CALL, Times
 
         types, groups = self._sums.types, dict[Any, Any]()
@@ -398,7 +404,7 @@ class _Answer:
         return f"{count}: the trace doesn't say which call launched what ran next"
 
     def _find_doing(self, waited: str | None) -> str:
-        """Say what the host does after a wait while the GPU is idle, if that's one thing for at least half of it."""
+        """Say what the host does after a wait while the GPU is idle, if one thing takes at least half of that time."""
         from gpt.analyze.lib.host_samples import describe_places
         from gpt.analyze.lib.idle_causes import HOST_CODE, QUEUED, UNKNOWN
 
@@ -410,7 +416,7 @@ class _Answer:
         return f", while the host {own if most == HOST_CODE else f'is mostly in {most}'}"
 
     def _find_range(self, cause: str, names: list[str | None]) -> str:
-        """Name the NVTX range in which most of the time of a cause is, if that's at least half of it."""
+        """Name the NVTX range that has at least half of the time of a cause."""
         found = {
             where: sum(causes[cause, name].total for name in names if (cause, name) in causes)
             for where, causes in self._sums.ranges.items()
@@ -421,7 +427,7 @@ class _Answer:
         return f", mostly in the range '{where}'"
 
     def _advise_copies(self, copies: int) -> str:
-        """Say how much is copied while no kernel runs, and from where."""
+        """Say how much data is copied while no kernel runs, and from where."""
         found, share = [], human_share(100 * copies / (self._whole or 1))
         both = [self._copied[op] for op in ("HtoD", "DtoH") if op in self._copied]
         calls, size = sum(one.calls for one in both), sum(one.bytes for one in both)
@@ -435,7 +441,7 @@ class _Answer:
                     f"{sums.pageable:,} of {amount(sums.calls, 'copy')} {way} the device ({human(sums.pageable_bytes)}"
                     f" of {human(sums.bytes)}) use pageable memory"
                 )
-        told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a stream of its own while kernels run"
+        told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a separate stream while kernels run"
         return f"for {share} of the time the GPU only copies{told}"
 
     def _iter_lines(self) -> Iterator[str]:

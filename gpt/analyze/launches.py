@@ -55,7 +55,7 @@ SEQUENCE = (
 DEPTHS = (Column("begin", "u64", "ns"), Column("depth", "u64"))
 TOP, TOP_STEPS = 10, 30
 NO_RANGE = "(no range)"
-BOUND = 50  # % of the launches that find nothing queued
+BOUND = 50  # minimum % of launches that find nothing queued, for a process to be launch-bound
 IN_CALLS = 25  # % of the time
 LITTLE = 1  # % of a unit; a smaller saving isn't worth advice
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
@@ -65,14 +65,14 @@ MEANS = "a call, its work, begins after: means; none queued: launches that found
 
 @dataclass
 class LaunchesPart:
-    """The processes of some traces that launched anything, and the headers of all."""
+    """The processes that launched anything, and the headers of all processes."""
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     found: list[tuple[int, ProcessLaunches]] = field(default_factory=list)
 
 
 class Launches(Parts[LaunchesPart]):
-    """Compare launches with their work on the GPU."""
+    """Compare launches with the GPU work that they start."""
 
     drains = True
     kinds = CALLS | COUNTED | GPU_TIMES | RANGES | {"device"}
@@ -92,14 +92,14 @@ class Launches(Parts[LaunchesPart]):
         return part
 
     def find_need(self, parts: list[LaunchesPart]) -> str | None:
-        """Return how to record launches, or their times on the GPU, or None if there are some."""
+        """Return how to record launches or their GPU times, or None if there are some."""
         found = [launches for part in parts for _, launches in part.found]
         if not found:
             return NO_LAUNCH
         return None if any(launches.sums.timed for launches in found) else NO_TIMES
 
     def answer_parts(self, parts: list[LaunchesPart]) -> Answers:
-        """Yield the sums by process and by range, and for the process with most launches its unit and its queue."""
+        """Yield the sums by process and by range, and the unit and queue of the process with the most launches."""
         who = tell_apart(header for part in parts for header in part.headers)
         found, first = [], 0
         for part in parts:
@@ -170,9 +170,9 @@ def _share_of_calls(found: ProcessLaunches) -> float:
 
 
 def _saves(found: ProcessLaunches) -> tuple[float, float] | None:
-    """Return the most that a graph of the unit could save, and fusing its short kernels with others as well, in %.
+    """Return the maximum savings in % from a graph of the unit, and from fusing its short kernels as well.
 
-    None for a unit of one launch: a graph would be no fewer.
+    None for a unit of one launch, since a graph would need a launch, too.
     """
     unit = found.unit
     if not unit or unit.length < 2 or not unit.sums.timed or not unit.took:

@@ -1,7 +1,7 @@
 """gpt-analyze maps: the records of any probe, field by field: their number, range and distribution.
 
-It doesn't know what the fields mean, so it shows them all in the same way. A total has one record per unit; the values
-that were added up in it can't be separated. A table has a row per key.
+It doesn't know what the fields mean, so it shows them all in the same way. A total has one record per unit, so the
+individual values in it are lost. A table has a row per key.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Fields(MapAnalysis):
         """Accept any map."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return that there was no probe, or that none is named."""
+        """Return the message that there was no probe, or that no map has the given name."""
         if self._read or self._known or self._glob is None:
             self.name = "any"
             told = super().find_lack(kinds)
@@ -138,7 +138,7 @@ class Fields(MapAnalysis):
                 field.values.add(slots[name])
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept."""
+        """Add a launch for which only sums were kept."""
         from gpt.analyze.lib.values import Distribution
 
         layout, key = buffer.map, (buffer.kernel, buffer.map.name)
@@ -229,7 +229,7 @@ class Fields(MapAnalysis):
         return make_answer(f"histogram {name}", VALUES, rows, top=TOP, plots=[drawn])
 
     def _make_powers(self, name: str) -> dict[str, Any]:
-        """Return how many values had which number of bits, in the launches of which only sums were kept."""
+        """Return how many values had which number of bits, in launches for which only sums were kept."""
         rows = [
             (kernel, field, *edges, count)
             for (kernel, of), fields in self._powers.items()
@@ -240,7 +240,9 @@ class Fields(MapAnalysis):
         return make_answer(f"sizes {name}", POWERS, rows, ["sizes of values in launches without detail"], top=BINS)
 
     def _make_tables(self, name: str) -> Answers:
-        """Yield the rows of a table, most often saved first; tables of this name with other fields come separately."""
+        """Yield the rows of a table, most often saved first; tables with the same name but other
+        fields are separate.
+        """
         layouts = list(dict.fromkeys(table for _, of, table in self._rows if of == name))
         for number, layout in enumerate(layouts, 1):
             found = {kernel: rows for (kernel, of, table), rows in self._rows.items() if (of, table) == (name, layout)}

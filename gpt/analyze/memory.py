@@ -146,7 +146,7 @@ def _add(sizes: npt.NDArray[np.uint64]) -> float:
 
 
 def _describe_growth(found: list[Pieces], trace: TraceModel) -> Iterator[str]:
-    """Say that memory grows all the time, if it does."""
+    """Say that memory grows steadily, if it does."""
     from gpt.analyze.lib.growth import find_growth
     from gpt.screen.units import human, human_time
 
@@ -332,7 +332,7 @@ def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
         for low, high in pairwise(edges):
             new, gone = (begins >= low) & (begins < high), (ends >= low) & (ends < high)
             before, after = np.searchsorted(moments, (low, high))
-            there = values[max(0, before - 1) : after]  # starts with what's already allocated
+            there = values[max(0, before - 1) : after]  # starts with the memory that's already allocated
             most, live = float(there.max(initial=0)), float(there[-1]) if after else 0
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))

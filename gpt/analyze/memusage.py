@@ -1,4 +1,4 @@
-"""gpt-analyze memusage: the memory that probes' buffers would need, and the peak of the program's own."""
+"""gpt-analyze memusage: the memory that probes' buffers would need, and the program's own peak."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Use:
                 good = rows[(rows["result"] == 0) & (rows["duration"] != 0)]
                 for api, mine in iter_groups(good["api"]):
                     name = process.api(api).name
-                    if name in ALLOCATE or name in FREE or name == f"#{api}":  # it may get its name later
+                    if name in ALLOCATE or name in FREE or name == f"#{api}":  # the function may get its name later
                         found = good[mine]
                         times = found["start"] if name in FREE else found["start"] + found["duration"]
                         apis = np.full(len(found), api, np.uint64)
@@ -156,13 +156,13 @@ class MemUsage:
         self._coverage.merge(other._coverage)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what to say if nothing was added up."""
+        """Return the message for traces without anything to add up."""
         if "memusage" in kinds:
             return None
         return "nothing was added up in the trace: 'gpt-hook run -p PROBE --memusage' does that"
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield kernels, sorted by the need of their neediest launch, and processes."""
+        """Yield kernels, sorted by the launch that needs the most memory, and processes."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         kernels: dict[str, Counter[str]] = {}

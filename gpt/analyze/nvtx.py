@@ -105,7 +105,7 @@ class _Totals:
         self._open: Counter[_Key] = Counter()
         self._paths: dict[tuple[str, ...], list[float]] = {}
         self._longest: list[tuple[Any, ...]] = []
-        self._least = -1  # a range of at most this many ns is too short for the longest
+        self._least = -1  # a range of at most this many ns isn't among the longest
         self._marks: dict[tuple[str, str | None], tuple[int, int, int]] = {}
         self._launches = self._within = 0.0
         self._headers: list[Header] = []

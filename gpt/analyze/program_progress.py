@@ -1,4 +1,6 @@
-"""gpt-analyze program_progress: how far warps are in their program, as the branches that they reach over time."""
+"""gpt-analyze program_progress: how far warps are in their program, measured by the branches that
+they reach over time.
+"""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Roofline(MapAnalysis):
             self._find(process, buffer).add("block_sched", float(schedule.ended.max()))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept. Sums of block_sched don't tell how long it took."""
+        """Add a launch for which only sums were kept. Sums of block_sched don't tell how long it took."""
         if buffer.map.name in COUNTS:
             self._add(process, buffer, {name: int(field.total) for name, field in sums.fields.items()})
 
@@ -157,7 +157,7 @@ class Roofline(MapAnalysis):
             bulk = max(parts["bulk"], parts["expected"])  # `expected` has bulk copies by tensor map, but no stores
             sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
         for name, what in COUNTS.items():
-            if name in unsaved:  # the kernel has no such operation
+            if name in unsaved:  # the kernel has no such operations
                 sums.add(what, 0)
 
     def end(self, process: Process) -> None:

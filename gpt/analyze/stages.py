@@ -5,8 +5,8 @@ The stages follow from the calls of the process that launches most:
 - Initialization: from the first call to the first copy of weights to the device, or, without one, the first loading of
   code.
 - Weight Loading: from there to the end of the copies to the device before the first launch. The last of these copies,
-  with less than 1 % of the bytes together, are the input and don't count. If all of them copy less than WEIGHTS_LEAST
-  bytes, they can hardly be weights, and are input.
+  with less than 1 % of the bytes together, are the input and don't count. Copies of less than WEIGHTS_LEAST bytes in
+  all can hardly be weights, so they count as input, too.
 - Input Transfer: other copies to the device before the first launch, and those during the inference.
 - Kernel Compile: from the first loading of code after the weights, or the first launch if that comes earlier, until
   every kernel has been launched once, except kernels that are launched only once, and the program has waited for them
@@ -20,7 +20,7 @@ The stages follow from the calls of the process that launches most:
 
 Calls that were only counted have no time, so they're in no stage; a line says how many there are.
 
-A program that marks its stages with NVTX knows them better: if names of its outermost ranges contain one of the WORDS,
+A program that marks its stages with NVTX knows them better. If names of its outermost ranges contain one of the WORDS,
 the times of these ranges are shown. Ranges from LIBRARIES don't count: ncclCommInitRankConfig isn't a stage of a
 program.
 """
@@ -59,7 +59,7 @@ COLUMNS = (
     Column("bytes", "u64?", "bytes", "host copies", "any"),
     Column("segment", "u64?", "ns", "time", "never"),  # times that add up to the total
 )
-TIME, IN_CALLS, CALLS_OF = 1, 4, 5  # places in a row
+TIME, IN_CALLS, CALLS_OF = 1, 4, 5  # indexes in a row
 INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, AFTER, OTHER = NAMES = (
     "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Warmup", "Inference", "Sync",
     "Output Transfer", "After Inference", "Other",
@@ -71,7 +71,7 @@ PROCESSES = (  # the time in each stage, if several processes launched
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name) for name in (TOTAL, INFERENCE, ROUND)),
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name, "any") for name in NAMES if name != INFERENCE),
 )
-WORDS = (  # lower case, in names of NVTX ranges; the first match counts
+WORDS = (  # lower-case words to look for in names of NVTX ranges; the first match counts
     ("warm", WARMUP), ("compil", COMPILE), ("capture", COMPILE), ("sync", SYNC), ("output", OUTPUT), ("input", INPUT),
     ("weight", WEIGHTS), ("load", WEIGHTS), ("init", INIT), ("setup", INIT), ("infer", INFERENCE),
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
@@ -85,10 +85,12 @@ NO_WAIT, FEW_WAITS = f"no wait between them, {WHOLE}", f"few waits between them,
 MEDIAN = "per round: the median from its first launch to the one after its last, waits included"
 AT_LEAST = "; {} of them {} waited for, so they may take longer on the GPU"
 LAST = "; the last round ends with the wait for it"
-AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
+# Rounds are launched ahead if they take less than this share of the inference, and the program waits for fewer than
+# this share.
+AHEAD = 0.5
 WEIGHTS_LEAST = 64 << 10  # bytes
 LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
-COPIES = 0.05  # share of the time from which copies are worth a remark
+COPIES = 0.05  # minimum share of the time for copies to be worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 BETWEEN = "Other: the time between the stages, {} of it in no CUDA call"
 UNTIMED = "counted but not timed, and in no stage"
@@ -136,14 +138,14 @@ def _times(rows: list[tuple[Any, ...]]) -> list[int | None]:
 
 
 def find_need(trace: TraceModel) -> str | None:
-    """Return what a trace without launches lacks, or None."""
+    """Return a message about what's missing in a trace without launches, or None."""
     from gpt.analyze.lib.sequence import launches_any
 
     return None if any(launches_any(trace, number) for number in range(len(trace.processes))) else NO_LAUNCH
 
 
 def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, ...]], list[str]] | None:
-    """Return the number of launches of a process, its table, and the verdict; None if it launched nothing."""
+    """Return a process's number of launches, its table, and its verdict, or None if it launched nothing."""
     from gpt.analyze.lib.rounds import INTERLEAVED
     from gpt.analyze.lib.short_calls import Tapes
 
@@ -189,7 +191,7 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
 
 
 def _describe_warmup(rows: list[tuple[Any, ...]], no_launch: bool) -> Iterator[str]:
-    """Say from when to when code was loaded or kernels warmed up; `no_launch` if the inference's launch ended that."""
+    """Say from when to when code was loaded or kernels warmed up; `no_launch` if no kernel is launched twice."""
     times = {row[0]: row[TIME] for row in rows}
     weights = " after the weights" if times.get(WEIGHTS) else ""
     since = {COMPILE: f"from the first loading of code{weights}", WARMUP: "from the first launch"}
@@ -206,7 +208,7 @@ def _describe_other(process: Process, row: tuple[Any, ...], longest: tuple[int, 
 
 
 def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
-    """Return how long a round takes, and how that's known; the inference begins with the launch `first`."""
+    """Return how long a round takes, and how that was determined; the inference begins with the launch `first`."""
     from gpt.analyze.lib.rounds import ALL
 
     (took, waited), begin, done = tapes.measure(period), tapes.start(int(period.begins[0])), tapes.done
@@ -221,7 +223,7 @@ def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
 
 
 def _describe_rounds(tapes: Tapes, every: Period, period: Period, before: str) -> str:
-    """Say how many rounds there are, what repeats within each, and how many come after a stage."""
+    """Say how many rounds there are, what repeats within each, and how many follow a stage."""
     from gpt.analyze.lib.periods import REPEATS
     from gpt.analyze.lib.rounds import find_rounds
 
@@ -238,9 +240,10 @@ def _describe_rounds(tapes: Tapes, every: Period, period: Period, before: str) -
 
 
 def _find_rounds(tapes: Tapes, first: int) -> tuple[Period, Period, int] | None:
-    """Return the rounds of the whole process, and of these the ones from a launch on, which cover SHARE of the rest.
+    """Find the rounds of the whole process, and return those from a launch on, if they cover SHARE of the remaining
+    launches.
 
-    If they don't, only launches from there on are searched. The last value is the first launch that was searched.
+    If they don't, only the launches from there on are searched. The last value is the first launch that was searched.
     """
     from gpt.analyze.lib.periods import SHARE
     from gpt.analyze.lib.rounds import begin_at_break, find_after
@@ -258,7 +261,7 @@ def _find_rounds(tapes: Tapes, first: int) -> tuple[Period, Period, int] | None:
 def _find_inference(tapes: Tapes) -> int:
     """Return when every recurring kernel had been launched once and waited for, in ns.
 
-    If no launch follows such a wait, that's when the last of these launches returned.
+    If no launch follows such a wait, return when the last of these launches returned.
     """
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan
@@ -300,7 +303,7 @@ class _Cover:
         self._reach: int | None = None
 
     def add(self, start: Whole, end: Whole) -> Whole:
-        """Return the time that each call adds to the calls before it, none of which begins later."""
+        """Return the time that each call adds to the time covered by earlier calls; the calls are sorted by start."""
         import numpy as np
 
         if not len(start):

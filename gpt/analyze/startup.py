@@ -1,4 +1,4 @@
-"""gpt-analyze startup: where the time goes from the beginning of a program until it first does its work steadily."""
+"""gpt-analyze startup: where the time goes from the start of a program until it works steadily."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PROCESSES = (
     Column("most", "text", title="mostly"),
     Column("most_time", "u64", "ns", "time"),
 )
-TOP, TELL = 10, 10  # rows of a table; % of the time from which on a row gets a sentence
+TOP, TELL = 10, 10  # rows of a table; minimum % of the time for a row to get a sentence
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and a start ends when launches repeat: 'gpt-hook run' records "
     "launches unless --calls or ctl excludes them"
@@ -62,10 +62,11 @@ UNTIMED = "{} counted but not timed: {} time counts as host code"
 
 @dataclass
 class StartupPart:
-    """The processes of some traces that launched anything, and the headers of all."""
+    """The processes that launched anything, and the headers of all processes."""
 
     headers: list[dict[str, Any]] = field(default_factory=list)
-    found: list[tuple[int, Startup, int]] = field(default_factory=list)  # number, start, calls that were counted
+    # Process number, start-up, number of calls that were only counted.
+    found: list[tuple[int, Startup, int]] = field(default_factory=list)
     partial: bool = False  # True if the selection leaves out calls
 
 
@@ -90,7 +91,7 @@ class StartupFold(Parts[StartupPart]):
         return part
 
     def find_need(self, parts: list[StartupPart]) -> str | None:
-        """Return what a trace without launches lacks, or None."""
+        """Return a message about what's missing in a trace without launches, or None."""
         return None if any(part.found for part in parts) else NO_LAUNCH
 
     def answer_parts(self, parts: list[StartupPart]) -> Answers:
@@ -139,7 +140,7 @@ def _find_sums(startup: Startup) -> tuple[Any, ...]:
 
 
 def _describe(startup: Startup) -> Iterator[str]:
-    """Say when the process was steady, and how it was before."""
+    """Say when the process became steady, and how slow it was before."""
     if not startup.steady:
         yield f"no unit of launches repeats, so this is all of its {human_time(startup.time)}"
         return
@@ -173,7 +174,7 @@ def _iter_libraries(startup: Startup) -> list[tuple[Any, ...]]:
 
 
 def _advise(startup: Startup, what: str) -> str:
-    """Say what would make a part of the start shorter."""
+    """Say how a part of the start-up could be made shorter."""
     from gpt.analyze.lib import startup_times as kinds
 
     kind = startup.kinds[what]

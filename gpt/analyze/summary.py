@@ -70,7 +70,7 @@ KERNELS = (
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
     Column("captured", "u64", shown="any"),
 )
-MUCH = 0.05  # minimum share of the time on the GPU that's worth a line
+MUCH = 0.05  # minimum share of the GPU time that's worth a line
 IOCTL = "ioctl"  # the type of requests to the Linux kernel, which are parts of calls
 GRAPHS = "graph", "launch"  # type and op of functions that launch graphs
 TOP = 30  # kernels shown in tables
@@ -102,7 +102,7 @@ class Summary:
         current.take()
         if current.slowest:
             current.slowest.take_ranges()
-        self._open[process] = current  # removed again if its rows make no sense: it doesn't count
+        self._open[process] = current  # removed again if its rows make no sense, as it then doesn't count
 
     def _make_slowest(self, process: Process) -> SlowestCalls | None:
         from gpt.analyze.lib.slowest import SlowestCalls
@@ -133,7 +133,7 @@ class Summary:
         self._slowest = self._keep_slowest(other._slowest)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what to say if there are no calls."""
+        """Return the message for a trace without calls."""
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
@@ -255,7 +255,7 @@ def _times(function: FunctionTotals, partly: bool) -> tuple[Any, ...]:
 
 def _iter_copies(totals: Totals) -> Rows:
     """Yield bytes by direction, most first: of calls that ran, and of nodes in graphs that were launched."""
-    found: dict[str, Any] = {}  # a Counter for each
+    found: dict[str, Any] = {}  # most values are Counters
     for api, function in totals.functions.items():
         if api.type in ("memcpy", "memset") and function.moved["calls"]:
             sums = found.setdefault(api.op, Counter())

@@ -1,4 +1,4 @@
-"""gpt-analyze sync_wait: how long warps wait in barriers, and for which other warps.
+"""gpt-analyze sync_wait: how long warps wait at barriers, and for which other warps.
 
 The warp of a block that reaches a barrier last waits least. *Imbalance* compares the warps of a block that wait most
 and least: the difference between their waits, as a share of the longer one. At 0 % all warps wait equally, for the time

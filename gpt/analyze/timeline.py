@@ -55,7 +55,7 @@ AS_MUCH = {TimelineFormat.chrome: ", and as much in the file", TimelineFormat.al
 
 
 def _find_form(output: Path | None) -> TimelineFormat:
-    """Return the format that a file's name asks for, by default text."""
+    """Return the format for a file name; text by default."""
     suffixes = [suffix.lower() for suffix in output.suffixes if suffix.lower() != ".gz"] if output else []
     return FORMS.get(suffixes[-1], TimelineFormat.ascii) if suffixes else TimelineFormat.ascii
 
@@ -87,7 +87,7 @@ class Drawing:
         self._model.end(process)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what to say if there are no calls."""
+        """Return the message for a trace without calls."""
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
@@ -112,7 +112,7 @@ class Drawing:
         yield from ()
 
     def _find_missing(self, timeline: Timeline) -> Iterator[str]:
-        """Yield what processes didn't record and probes didn't save."""
+        """Yield messages about parts that processes didn't record and data that probes didn't save."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         if off := [process.pid for process in self._model.processes if process.changes]:

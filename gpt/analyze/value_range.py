@@ -127,7 +127,7 @@ class ValueRange(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *one.row()))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept, without the ranges of single threads."""
+        """Add a launch for which only sums were kept, without the ranges of single threads."""
         self._number += 1
         kernel = self._kernels.setdefault(buffer.kernel, _Range())
         nans = sums.fields["nans"]

@@ -46,12 +46,12 @@ TIMES = (
 )
 TOP, TOP_LAUNCHES, TOP_TIMES = 30, 10, 24  # rows that tables show
 MOST_LAUNCHES = 100_000  # launches listed at most
-PARTS = 8  # bins in the answer between a time and its double
+PARTS = 8  # bins between a time and its double, in the answer
 ALONE, SHARED = "alone", "shared"
 
 
 class _Run(NamedTuple):
-    """A launch: when its first warp began and its last one ended, on the GPU's clock, and how its warps ran.
+    """A launch: when its first warp began and its last one ended, on the GPU's clock, and the run times of its warps.
 
     Without detail, `tail` is None and `times` are empty.
     """
@@ -97,7 +97,7 @@ class WarpSched(MapAnalysis):
         self._runs.append(_Run(where, buffer.kernel, *edges, silent, times.count, times.total, times, row))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add the warps of a launch of which only sums were kept."""
+        """Add the warps of a launch for which only sums were kept."""
         from gpt.trace.durations import Durations
 
         launch, start, end = buffer.launch, sums.fields["start"], sums.fields["end"]

@@ -91,7 +91,7 @@ def write_program(asked: AttachOptions, live: bool = False) -> tuple[str, list[D
         raise UsageError("has none of these functions", files[0].name)
     whole = f"-p {asked.pid} " if asked.pid and shares_mounts(asked.pid) else ""
     about = [
-        f"What {f'process {asked.pid}' if asked.pid else 'all processes'} and the CUDA driver say to each other, by",
+        f"What {f'process {asked.pid}' if asked.pid else 'all processes'} and the CUDA driver exchange, by",
         f"'gpt-hook attach --print', for this boot of this machine: {len(found)} functions.",
         "",
         f"    bpftrace -f json {whole}FILE > OUTPUT; gpt-hook attach -o trace.mp OUTPUT",

@@ -48,7 +48,9 @@ U64 = "*(uint64 *)({} + {})"
 
 
 class Stored(NamedTuple):
-    """A value of a call: its field, the expression that the uprobe stores, and the one to print (`{}`: the stored)."""
+    """A value of a call: its field, the expression that the uprobe stores, and the expression to print, in which `{}`
+    stands for the stored value.
+    """
 
     field: str
     kept: str

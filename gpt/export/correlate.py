@@ -69,7 +69,9 @@ class Matcher:
         self._work.append(work)
 
     def take(self, over: bool) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        """Return work and its calls; a missing call isn't `known`. When it's `over`, nothing waits any longer."""
+        """Return work and its calls; a missing call isn't `known`. When the process is `over`, return everything that
+        still waits.
+        """
         work = np.concatenate([np.zeros(0, WORK), *self._work])
         aside = np.concatenate([np.zeros(0, ASIDE), *self._aside])
         calls = np.zeros(len(work), ASIDE)

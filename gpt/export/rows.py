@@ -61,7 +61,9 @@ class ProcessRows:
         self._domains: dict[str, int] = {}
 
     def take(self, over: bool = False) -> None:
-        """Write everything that has arrived. When the process is `over`, nothing waits any longer."""
+        """Write everything that has arrived. When the process is `over`, this includes work that still waits for its
+        call.
+        """
         process = self.process
         for threads, rows in process.calls.take():
             self._add_calls(threads, rows)

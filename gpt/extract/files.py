@@ -25,7 +25,7 @@ def iter_files(top: Path) -> Iterator[Path]:
             if name.endswith(BACKUP):
                 continue
             if path.is_symlink() and Path(real_path(path)).is_relative_to(real_path(top)):
-                continue  # it comes under its own name
+                continue  # the file is listed under its own name
             if path.is_file():
                 status = path.stat()
                 key = (status.st_dev, status.st_ino)

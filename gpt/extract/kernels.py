@@ -73,7 +73,7 @@ class Recent(Generic[V]):
 
 
 class Refused(GptError):
-    """The code for a kernel isn't given out. With `whole`, neither is any other kernel's in its image."""
+    """Raised if a kernel's code isn't returned. With `whole`, the reason applies to every kernel of its image."""
 
     def __init__(self, code: str, detail: str = "", whole: bool = False) -> None:
         self.reason = Reason(code, detail)
@@ -200,7 +200,7 @@ def _choose_ptx(there: list[Placed], arch: str) -> Placed | None:
 
 
 def _describe(there: Iterable[Placed], arch: str) -> str:
-    """Return why an image has no usable PTX for a kernel; `there` is what it has instead."""
+    """Return the reason why an image has no usable PTX for a kernel; `there` says what it has instead."""
     archs = ", ".join(sorted({placed.element.arch for placed in there}))
     return f"it is for {archs}, not for {arch}" if archs else "its image has PTX of other kernels only"
 

@@ -51,7 +51,8 @@ class Listing:
     ptx: bool = False
     digest: bool = True  # hash the whole file, which takes as long as everything else
     save: Path | None = None
-    wishes: dict[str, Any] = field(default_factory=dict)  # keys of the current module that go into its PTX records
+    # Keys to copy from the current `module` record to its PTX records.
+    wishes: dict[str, Any] = field(default_factory=dict)
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
     modules: int = 0  # elements of earlier files
     found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that occur

@@ -44,7 +44,7 @@ class Placed:
     element: fatbin.Element
     section: str | None = None
     member: str | None = None
-    index: int = 0  # among the live elements of the file
+    index: int = 0  # index among the file's live elements
 
 
 @dataclass(frozen=True)

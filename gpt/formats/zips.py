@@ -131,7 +131,8 @@ class Zip:
                     file.write(head)
                     self._pour(info, packed, file)
                 except OSError as error:
-                    error.filename = error.filename or tempfile.gettempdir()  # full, perhaps, and TMPDIR names another
+                    # The folder may be full, and TMPDIR can name another one.
+                    error.filename = error.filename or tempfile.gettempdir()
                     raise
                 yield head, Source(f"{self.source.name}/{info.filename}", file.fileno())
 

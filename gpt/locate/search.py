@@ -39,7 +39,7 @@ class LocateOptions:
     def kept(self) -> dict[str, re.Pattern[str]]:
         """Return the patterns of --keep.
 
-        They aren't merged, since each has its own flags and groups. Raises UsageError.
+        They aren't merged into one, since each has its own flags and groups. Raises UsageError.
         """
         try:
             return {text: re.compile(text) for text in self.keep}

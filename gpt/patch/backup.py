@@ -71,7 +71,7 @@ def keep_backup(path: Path, fd: int, image: Image) -> None:
 
 
 def restore(path: Path) -> None:
-    """Move the original back, to where all links at `path` lead.
+    """Move the original back to `path`, or if that's a symbolic link, to the file that it leads to.
 
     Raises MissingError without a backup, and GptError if the library is another version now, after an upgrade.
     """

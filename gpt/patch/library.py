@@ -241,7 +241,7 @@ def _check_in_place(place: PatchPaths, fd: int, way: PatchOptions, slimmed: bool
     names = os.fstat(fd).st_nlink - 1 - backup.exists()
     if names > 0:
         notes.append(f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original")
-    if place.path.is_symlink() and path.parent != Path(real_path(place.path.parent)):  # a cache of packages, say
+    if place.path.is_symlink() and path.parent != Path(real_path(place.path.parent)):  # for example, a package cache
         notes.append(f"is a link: '{path}' is replaced, also for everything else that uses it")
     return notes
 

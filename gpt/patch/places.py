@@ -43,7 +43,7 @@ class Places:
 
     @property
     def all(self) -> list[Places]:
-        """Return these places, and the ones for each --arch."""
+        """Return these places, followed by the places for each --arch."""
         return [self, *self._by_arch.values()]
 
     def for_arch(self, arch: str) -> Places:

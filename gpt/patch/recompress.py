@@ -45,7 +45,8 @@ def recompress_all(
     Raises MalformedError if an element is corrupt.
     """
     packer = _Packer(source, level)
-    largest_first = sorted(elements, key=attrgetter("size"), reverse=True)  # or one process ends long after the others
+    # Otherwise one process may end long after the others.
+    largest_first = sorted(elements, key=attrgetter("size"), reverse=True)
     found: list[tuple[Recompressed, int]] = []
     if not largest_first:
         return []
@@ -67,7 +68,7 @@ def _open_temporary(folder: Path) -> IO[bytes]:
     try:
         return tempfile.TemporaryFile(dir=folder)
     except OSError as error:
-        error.filename = str(folder)  # instead of a name that nobody knows
+        error.filename = str(folder)  # not the temporary file, whose name nobody knows
         raise
 
 

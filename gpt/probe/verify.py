@@ -89,7 +89,9 @@ def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Opera
 
 
 def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Name, str, bool]]:
-    """Yield OUT and IN1 to IN4 with the type required of them, and whether a narrower one will do, as for a field."""
+    """Yield OUT and IN1 to IN4 with the type that each must have, and whether a narrower type will do, as it does for a
+    field.
+    """
     match node:
         case tree.Instruction():
             pairs = list(zip(node.operands, types_of(node), strict=True))
@@ -134,7 +136,7 @@ class _Check:
             elif isinstance(line.node, tree.Instruction):
                 self.guard(line.node.guard)
                 self.instruction(line.node)
-        for number, line in enumerate(lines):  # each line is known to be well-formed now
+        for number, line in enumerate(lines):  # by now, each line is known to be well-formed
             if isinstance(line.node, tree.Instruction) and line.node.opcode == "bra":
                 self.line = line.line
                 self.branch(line.node, number)

@@ -119,7 +119,8 @@ def _edits(
     type_, is_flushed = product.kind
     declared, factors = f".reg .{_REGISTER[type_]} {prefix}", list(product.factors)
     for number, (factor, written) in enumerate(zip(factors, product.written, strict=True)):
-        if flow.find_writer(factor, first, sum_.number) != written:  # overwritten before the sum: keep it
+        # A factor is overwritten before the sum: keep the product.
+        if flow.find_writer(factor, first, sum_.number) != written:
             factors[number] = f"{prefix}{number}"
             yield Edit(item.body + 1, item.body + 1, f" {declared}{number};")
             at = statements[product.number].start
@@ -176,7 +177,7 @@ def _read(
     for number, product in products.items():
         (name,) = flow.access(number).written
         found, todo = uses[number], [(name, number, False)]
-        while todo:  # its own name, and the names it's copied to
+        while todo:  # the product's own name, and the names it's copied to
             name, start, is_negative = todo.pop()
             for reader in flow.mentions(name, start + 1, last + 1):
                 access = flow.access(reader)

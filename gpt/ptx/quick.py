@@ -19,7 +19,9 @@ Stack = list[str]  # a stack: the next token is last
 
 
 class _Unusual(LookupError):
-    """The grammar has to parse text of uncommon shape. The same goes for text that ends early, an IndexError."""
+    """Raised for text that the grammar has to parse because its shape is uncommon. Text that ends early raises
+    IndexError, with the same consequence.
+    """
 
 
 def parse_instruction(text: str) -> tree.Instruction:
@@ -200,7 +202,7 @@ def _params(tokens: Stack) -> tuple[tree.Parameter, ...] | None:
     if _take(tokens, "("):  # the results
         _list(tokens, ")", _parameter)
     _name(tokens)
-    tokens.insert(0, ";")  # so that no token is the last
+    tokens.insert(0, ";")  # a sentinel, so that a next token always exists
     params = _list(tokens, ")", _parameter) if _take(tokens, "(") else None
     _check(tokens[-1][0] in ".;" and all(text[0] == "." or text.isdecimal() or text in ",;" for text in tokens))
     return params
@@ -210,7 +212,7 @@ def _function(tokens: Stack) -> tree.FunctionNode:
     """Parse a function's head up to its body, whose attributes must be words with plain values."""
     _check(bool(tokens))
     if tokens[0] != ";":
-        tokens.insert(0, ";")  # so that none is the last
+        tokens.insert(0, ";")  # a sentinel, so that a next token always exists
     before = []
     while tokens[-1] not in (".entry", ".func"):
         before.append(tree.Specifier(_word(tokens), ""))

@@ -1,7 +1,7 @@
 """The facts that differ between architectures, apart from their instruction tables.
 
-Each fact shows in what ptxas makes of an empty kernel and of a kernel that loads a parameter; `gpt.sass.derive.facts`
-looks them up and compares.
+Each fact shows in the code that ptxas generates for an empty kernel and for a kernel that loads a parameter;
+`gpt.sass.derive.facts` looks the facts up there and compares.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SassArch:
     parameters: int  # their offset in constant bank 0
     descriptor: int  # offset of global memory's descriptor in constant bank 0, 64 bits
     stack_pointer: int  # its initial value in constant bank 0
-    entry: str  # the instruction that loads it, first in a kernel; sm_80 to sm_89 have IMAD (IMAD.MOV) or MOV
+    entry: str  # the first instruction of a kernel, which loads it; sm_80 to sm_89 have IMAD (IMAD.MOV) or MOV
     uniform_bits: int  # bits of a uniform register number; all bits set mean URZ
     branch: str  # the form of a branch's distance (gpt/sass/words.py)
     proven: bool  # True if woven code has run on hardware

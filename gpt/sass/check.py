@@ -102,7 +102,7 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
 
 
 def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
-    """Return the original with its amended instructions, whose announcements can be awaited from then on.
+    """Return the original with its amended instructions, which set additional barriers that can be awaited.
 
     If an amended instruction was moved, the word in the trampoline counts, because that's the word that runs.
     """
@@ -150,7 +150,7 @@ def _has_way_back(original: Kernel, trampoline: Trampoline) -> bool:
     if isinstance(last, Inserted) or not 0 <= last.source < len(original.code):
         return True
     one = original.code[last.source]
-    unguarded = one.name == "EXIT" and len(trampoline.sources) == 1  # the guard may be on the branch to it
+    unguarded = one.name == "EXIT" and len(trampoline.sources) == 1  # the branch to it may have the guard instead
     return not (one.name in ("EXIT", "BRA") and (unguarded or not is_conditional(one)))
 
 

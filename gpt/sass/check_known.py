@@ -29,7 +29,7 @@ class State(NamedTuple):
     copies: frozenset[Copy]
     kernel: InFlight
     ours: InFlight
-    pending: frozenset[tuple[int, int, int]]  # registers, cycles left, part
+    pending: frozenset[tuple[int, int, int]]  # (registers, cycles left, part)
     meetings: tuple[int, ...]  # barriers of BSSYs whose BSYNC is still to come
     part: int  # part of the previous instruction; KERNEL at the beginning
 

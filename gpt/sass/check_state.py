@@ -111,7 +111,7 @@ class TrampolineCheck:
 
     def _step(self, index: int, state: State) -> Iterator[tuple[int, State]]:
         number = self.parts.get(index)
-        if number is None:  # the way back
+        if number is None:  # the branch back
             if index != self.trampoline.end - 1:
                 self.faults.append((index, "reach", "it runs out of the trampoline"))
                 return

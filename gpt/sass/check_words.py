@@ -41,9 +41,9 @@ _GUARD_FIELD = 12
 _SECOND_FIELD = 15 << 87  # in EXIT and BRA: a second predicate and its sign
 LAST_PLAIN_STALL = 11  # from 12 on, ptxas clears the hint
 
-# Not allowed in a snippet. The first three release lanes that wait at one of the kernel's BSYNCs (docs/sass-rules.md).
-# Others end the kernel or leave the trampoline; use block barriers, whose number is in the file; or continue in the
-# background, with no scoreboard that announces their end.
+# Instructions that aren't allowed in a snippet. The first three release lanes that wait at one of the kernel's BSYNCs
+# (docs/sass-rules.md). The others end the kernel or leave the trampoline, use block barriers, whose number is in the
+# file, or continue in the background without a scoreboard that announces their end.
 FORBIDDEN = {
     *("YIELD", "NANOSLEEP", "WARPSYNC"),
     *("EXIT", "KILL", "CALL", "RET", "BRX", "BRXU", "JMP", "JMX", "JMXU", "BREAK", "LEPC", "BPT", "PREEXIT", "ACQBULK"),
@@ -51,12 +51,12 @@ FORBIDDEN = {
     *("HGMMA", "IGMMA", "BGMMA", "QGMMA", "WARPGROUP", "DEPBAR", "LDGSTS", "LDGDEPBAR", "STAS", "REDAS"),
     *("UBLKCP", "UBLKPF", "UBLKRED", "UTMALDG", "UTMAPF", "UTMAREDG", "UTMASTG", "UTMACCTL", "UTMACMDFLUSH"),
 }
-# Can't be moved: they depend on their place, or on the instructions around them.
+# These can't be moved: they depend on their place, or on the instructions around them.
 UNMOVABLE = {
     *("CALL", "RET", "BRX", "BRXU", "JMP", "JMX", "JMXU", "LEPC", "BSSY", "BSYNC", "BREAK", "KILL", "BPT"),
     *("WARPSYNC", "ENDCOLLECTIVE", "YIELD", "NANOSLEEP", "WARPGROUP", "HGMMA", "IGMMA", "BGMMA", "QGMMA", "USETMAXREG"),
 }
-# Instructions for whose reads ptxas sets a barrier. On any other, the barrier might never be released.
+# Instructions for whose reads ptxas sets a barrier. On any other instruction, the barrier might never be released.
 ANNOUNCES_READS = {
     *("LDG", "STG", "LDS", "STS", "LDL", "STL", "LD", "ST", "ATOM", "ATOMG", "ATOMS", "RED", "REDG", "LDGSTS"),
     *("LDSM", "STSM", "SHFL", "LDC", "MUFU", "POPC", "FLO", "F2F", "F2I", "I2F", "FRND", "FCHK"),
@@ -70,7 +70,7 @@ def is_collective(word: int) -> bool:
 
 
 def compare_control(new: int, old: int) -> str:
-    """Return why a word waits for less than before, or announces something else; an empty string if it doesn't."""
+    """Return how a word waits for less than before, or sets other barriers; an empty string if it does neither."""
     if not (new ^ old) & CONTROL and not new >> 109 & 1:
         return ""
     stall, hint, write, read, wait, reuse = control_of(new)
@@ -87,7 +87,7 @@ def compare_control(new: int, old: int) -> str:
 
 
 def compare_amended(new: int, old: int, opcode: Opcode) -> str:
-    """Return why a change to a word that wasn't moved may matter; an empty string if it doesn't."""
+    """Return why a change to a word that wasn't moved may matter; an empty string if it can't."""
     if (new ^ old) & ~CONTROL:
         return "it's another instruction"
     return compare_control(new, with_announcements(old, new, opcode))
@@ -119,7 +119,7 @@ def compare_moved(new: int, at: int, old: int, source: int, opcode: Opcode, is_u
 
 
 def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[tuple[int, str]]:
-    """Yield each word of a snippet that isn't what it should be, and why. `new` are the kernel's words in its place."""
+    """Yield each word of a snippet that's wrong, with the reason. `new` are the kernel's words in its place."""
     yield from ((0, text) for text in _check_names(part, table))
     for index, (now, old) in enumerate(zip(new, part.snippet.words, strict=True)):
         if text := _compare(now, old, index, part, table):
@@ -178,7 +178,7 @@ def _compare_field(new: int, one: Field, part: Inserted) -> str:
         return "predicates of a set have other names" if moved else ""
     now = (new >> low & none) ^ turn
     if operand.file != "B" and none in (was, now):
-        return "" if was == now else f"{operand.name} is RZ or PT, but only here or only there"
+        return "" if was == now else f"{operand.name} is RZ or PT on one side only"
     if any(names.get(was + k) != now + k for k in range(count)):
         return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}"
     size = 1 << (count - 1).bit_length()

@@ -1,11 +1,12 @@
-"""Faces: the PTX instruction as which a probe sees a machine instruction.
+"""Faces: the PTX instructions that probes see in place of machine instructions.
 
 A probe says where it goes in terms of PTX: `ld.global`, `bar.sync`, `mma`. So it sees `LDG.E.128` as
-`ld.global.v4.b32`, with what positions and helpers (gpt/probe/operands.py) need: the space, the type, the shape.
+`ld.global.v4.b32`, with everything that positions and helpers (gpt/probe/operands.py) need: the space, the type, the
+shape.
 
-What the words don't say is left out. The type promises as little as possible, such as b32 for a float; 128 bits are
-four 32-bit registers. The scope and order of an access (`.STRONG.GPU`) and the cache policy aren't shown. An atomic
-whose result goes to RZ is a `red`.
+Facts that the words don't contain are left out. The type promises as little as possible, such as b32 for a float; 128
+bits are four 32-bit registers. The scope and order of an access (`.STRONG.GPU`) and the cache policy aren't shown. An
+atomic whose result goes to RZ is a `red`.
 
 ptxas doesn't always compile one instruction to one: `atom.shared.add.f32` is a loop around ATOMS.CAST, which is shown
 as the compare-and-swap that it is. A load with the guard `!PT`, which ptxas puts before LDGSTS, never runs and isn't a

@@ -6,19 +6,20 @@ A register is free at a place if it's dead there and nothing is in flight for it
 guarded instruction writes only in some lanes, so the old value lives on.
 
 *In flight*: the hardware doesn't check. An earlier load may still write its result to the register, long after the
-kernel has lost interest in it, and an earlier store may not have read its operands yet. Instructions of variable
-latency announce both through scoreboards (words.py). A write barrier is decremented when the result has arrived, by
-which time the operands have been read too; a read barrier when the operands have been read. Barriers are counters, so
-waiting for one waits for every instruction that uses it.
+kernel last used it, and an earlier store may not have read its operands yet. Instructions of variable latency announce
+both through scoreboards (words.py). A write barrier is decremented when the result has arrived, by which time the
+operands have been read too; a read barrier when the operands have been read. Barriers are counters, so waiting for one
+waits for every instruction that uses it.
 
 Predicates, both guards and operands, are read when an instruction issues. ptxas relies on that in all of PyTorch's
 kernels (docs/sass-check.md): it overwrites predicates of a load or store without waiting.
 
-ptxas gives a store no barrier if nobody overwrites its operands, or if a later memory instruction has one: they read
-their operands in order, so that barrier covers them all (docs/sass-rules.md). Until there is such an instruction, words
-can't tell when the store has read its operands (`InFlight.queued`). What nothing ever announces is in flight until the
-kernel ends (`loose` and `late`): the operands of HGMMA, and results of loads without a barrier. Most kernels have one
-of these: they load the stack pointer and never use it. A later LDC may arrive earlier (docs/sass-rules.md).
+ptxas gives a store no barrier if nothing overwrites its operands, or if a later memory instruction has one: memory
+instructions read their operands in order, so that barrier covers them all (docs/sass-rules.md). Until there is such an
+instruction, the words don't show when the store has read its operands (`InFlight.queued`). Registers that no barrier
+ever covers are in flight until the kernel ends (`loose` and `late`): the operands of HGMMA, and results of loads
+without a barrier. Most kernels have one of these: they load the stack pointer and never use it. A later LDC may arrive
+earlier (docs/sass-rules.md).
 
 Both are sets of registers, in one bit mask for all register files. They're computed by iterating over the blocks of the
 graph until nothing changes: liveness backwards, in-flight state forwards. Where code is called that isn't present,
@@ -140,7 +141,7 @@ NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0, 0)
 class Flights:
     """The registers in flight before each instruction, before it waits; None if it's never reached.
 
-    A block is walked when one of its instructions is first requested, because probes go to few blocks.
+    A block is only walked when one of its instructions is requested, because probes go to few blocks.
     """
 
     def __init__(self, code: Code, graph: Graph, events: list[bool], arriving: list[int]) -> None:

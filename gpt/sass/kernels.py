@@ -1,8 +1,8 @@
 """The kernels of a cubin as code: their instructions, registers and jump tables, and other facts that belong to code.
 
-Everything is read with `gpt.formats.kernel_edit`, which later writes it. Jump tables are in the attribute 0x34 of
-`.nv.info.K`: for each indirect branch its offset, a zero, the number of its targets, and their offsets, u32 each (seen
-in what ptxas makes of a `switch`).
+Everything is read with `gpt.formats.kernel_edit`, which also writes it later. Jump tables are in the attribute 0x34 of
+`.nv.info.K`: for each indirect branch its offset, a zero, the number of its targets, and their offsets, u32 each (as in
+the code that ptxas generates for a `switch`).
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Kernel:
 
     @cached_property
     def steady(self) -> int:
-        """Uniform registers that only instructions of fixed latency read and write.
+        """Uniform registers that only fixed-latency instructions read and write.
 
-        So no part of a warp leaves one in flight, even if the hardware turns to another part.
+        So a part of a warp never leaves one of them in flight, even if the hardware switches to another part.
         """
         if self.base:
             return self.base.steady
@@ -115,7 +115,7 @@ class Kernel:
 
     @cached_property
     def kept(self) -> int:
-        """The number of registers that it keeps throughout: fewer than `registers` if warps give some back.
+        """The number of registers that it has throughout: fewer than `registers` if warps give some back.
 
         USETMAXREG does that (PTX: setmaxnreg). Its number of remaining registers includes the two that the hardware
         reserves.

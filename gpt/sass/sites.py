@@ -1,9 +1,9 @@
 """Find the sites of a kernel: the instructions where probes can go, and the registers that are free there.
 
-A site is the kernel's first instruction (the face `entry`), or one with a face (faces.py). A probe's code runs before
-or after it, in registers that hold nothing: dead, and with nothing in flight for them (flow.py). What the site itself
-waits for has arrived by then. Registers of the file R that the kernel doesn't name aren't counted: a kernel that needs
-more of them may lose warps. Those of the other files exist anyway.
+A site is the kernel's first instruction (the face `entry`), or an instruction with a face (faces.py). A probe's code
+runs before or after it, in free registers: dead ones, with nothing in flight for them (flow.py). Everything that the
+site itself waits for has arrived by then. Registers of the file R that the kernel doesn't name aren't counted, because
+a kernel that needs more of them may lose warps. Registers of the other files exist anyway.
 
     R    below the kernel's register count (the lowest that setmaxnreg leaves), without R1, the stack pointer
     UR   all. Whether one may be written where only some lanes of a warp are is for the weaver to say

@@ -2,10 +2,10 @@
 
 The hardware waits for nothing: a reader that issues too early gets the old value. ptxas knows the exact latency for
 each pair of units (docs/sass-rules.md: 4 cycles within a unit, 5 from one to another, 13 from a comparison to a guard).
-Inside a snippet, ptxas's stalls are kept. Where snippets, moved instructions and the kernel's own code meet, nobody has
-computed them, so a distance is required that's enough for every reader. tests/sass/hazards.py compares it with the
-distances that ptxas leaves in PyTorch's kernels. A seam rarely needs an extra stall, since a branch alone takes 10
-cycles.
+Inside a snippet, ptxas's stalls are kept. Where snippets, moved instructions and the kernel's own code meet, there are
+no computed stalls, so we require a distance that's enough for every reader. tests/sass/hazards.py compares it with the
+distances that ptxas leaves in PyTorch's kernels. A transition rarely needs an extra stall, since a branch alone takes
+10 cycles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GENERAL = (1 << STARTS.UR) - 1
 _SLOW = {"DADD", "DFMA", "DMUL", "DSETP", "HFMA2"}
 _TENSOR = {"HMMA", "IMMA", "BMMA", "DMMA"}
 LONGEST = 36
-LATE_GUARD = 5  # how many of the cycles below may be left when a guard is read; ptxas leaves 13 between
+LATE_GUARD = 5  # how many of these cycles may be left when a guard is read, because ptxas leaves 13
 
 
 def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:

@@ -26,8 +26,8 @@ Names = Mapping[str, Mapping[int, int]]  # by register file: the snippet's regis
 class Snippet:
     """Code to insert, compiled by ptxas or written by the weaver.
 
-    `inputs` are the registers whose values it gets. Its jumps stay inside or lead to just after it. A RET stands for a
-    jump to just after it, and a YIELD for a NOP.
+    `inputs` are the registers whose values it gets. Its jumps stay inside it, or lead to the word right after it. A RET
+    stands for a jump to the word right after it, and a YIELD for a NOP.
     """
 
     words: tuple[int, ...]
@@ -36,7 +36,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Inserted:
-    """A snippet in its place. If there's a guard, each of its words gets it."""
+    """A snippet in its place. If there's a guard, each of its words gets that guard."""
 
     start: int
     snippet: Snippet
@@ -60,10 +60,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class Trampoline:
-    """A trampoline: its parts in order, then the way back, unless the last part never goes on.
+    """A trampoline: its parts in order, then the branch back, unless execution never continues after the last part.
 
-    The branch to it replaces the first moved instruction. The others follow that one in the kernel, and are also left
-    where they were.
+    The branch to it replaces the first moved instruction. The others follow that one in the kernel, and also remain at
+    their old place.
     """
 
     start: int

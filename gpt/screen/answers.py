@@ -58,7 +58,7 @@ class AnswerTable:
         lines = [column for column in shown if column[2].get("shown") == "line" and column[1].type == packed.TEXT]
         self.folded = [[row[at] for at, _, _ in lines if row[at]] for row in first]
         shared = len(first) > 1 and self.folded[0] and all(texts == self.folded[0] for texts in self.folded)
-        self.shared = self.folded[0] if shared else []  # said once, not below each row
+        self.shared = self.folded[0] if shared else []  # printed once, not below each row
         self.folded = [[] for _ in first] if shared else self.folded
         shown = [column for column in shown if column not in lines]
         texts = [column for column in shown if column[1].type == packed.TEXT]
@@ -108,7 +108,7 @@ class AnswerTable:
         room = self._count_fitting(columns, width, heads)
         last, next_ = (self.titles[columns[at]] if 0 < at < len(columns) else "" for at in (room - 1, room))
         if last.endswith(" A") and next_ == last[:-1] + "B":
-            room -= 1  # don't show A's number if B's doesn't fit
+            room -= 1  # otherwise A's number might be shown without B's
         columns, left = columns[:room], columns[room:]
         count = max(1, sum(at < self.texts for at in columns))
         kernels = [place for place, at in enumerate(columns) if at in self._kernels]
@@ -228,7 +228,9 @@ def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]
 
 
 def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], under: packed.RowField | None) -> str:
-    """Return the line about further rows: how many there are, and the sum of their first count, without sums."""
+    """Return the line about the remaining rows: how many there are, and the sum of their first count, not counting rows
+    that are sums.
+    """
     if answer.get("top") == 0:
         hidden = amount(len(answer["rows"]) // answer["stride"], "row")
         return f"{answer['name']}: {hidden}, only in CSV and JSON"
@@ -346,7 +348,7 @@ def find_missing(answers: Iterable[Record]) -> list[str]:
 
 def _markdown(answers: list[Record]) -> str:
     text = ""
-    missing = [[f"**{_escape(line)}**"] for line in find_missing(answers)]  # first, since the end may be cut off
+    missing = [[f"**{_escape(line)}**"] for line in find_missing(answers)]  # comes first, since the end may be cut off
     for most in MARKDOWN_ROWS:
         blocks = [["## " + _escape(answer["name"]), "", *AnswerTable(answer, most).markdown()] for answer in answers]
         text = "\n\n".join("\n".join(block) for block in missing + blocks) + "\n"

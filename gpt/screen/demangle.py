@@ -1,8 +1,8 @@
 """Demangle kernel names: `_Z6matmulIfEvPT_i` is `matmul<float>(float*, int)`.
 
 The C++ runtime does the work. A name can be crafted to expand to any amount of memory, so this happens in a child
-process with limited memory and time. Names that it doesn't get to stay mangled. Several tables have the same names,
-and a fork of a process that has read a trace takes milliseconds, so each name is asked about once.
+process with limited memory and time. Names that it can't finish stay mangled. Several tables have the same names, and
+forking a process that has read a trace takes milliseconds, so each name is only demangled once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def demangle(names: Sequence[str]) -> list[str]:
         _size = 0
     if new := [name for name in dict.fromkeys(names) if name.startswith("_Z") and name not in _known]:
         found = _ask(new)
-        found += new[len(found) :][:1]  # the name that ended the child isn't worth a second try
+        found += new[len(found) :][:1]  # skip the name at which the child died
         _known.update(zip(new, found, strict=False))
         _size += sum(map(len, new + found))
     return [_known.get(name, name) for name in names]
 
 
 def _ask(names: Sequence[str]) -> list[str]:
-    """Demangle names in a child process. The list is shorter than theirs if one of them was too much for it."""
+    """Demangle names in a child process. The result is shorter than the input if a name exceeded the child's limits."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:

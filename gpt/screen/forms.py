@@ -27,7 +27,7 @@ GROWS, WIDE = 8, 1000  # a histogram gets a logarithmic axis above these ratios 
 BARS = 30  # limit
 SEEN = 1 / 500  # share of the longest bar; shorter bars are invisible
 SIDE = 5  # margin of a histogram with a single column, in columns
-ROOM = 0.1  # space for text on the right of the longest bar
+ROOM = 0.1  # space for text to the right of the longest bar
 LABELS = 40  # limit of row labels
 NUMBER = 16  # columns of the text at a bar
 MANY = 20_000  # above this, spans in an .svg are a bitmap instead of shapes
@@ -43,7 +43,7 @@ Columns = dict[str, Any]  # arrays with NaN for no value, or lists of text
 
 
 def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
-    """Return the rows that get a separate bar, and the rows that share one more bar.
+    """Return the rows that get a separate bar, and the rows that are combined in one more bar.
 
     If each bar is a single value, the longest come first, rows without a value get no bar, and bars that are too short
     to see are combined. On a logarithmic axis, none is too short.
@@ -129,7 +129,7 @@ def _draw_stack(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 def _label_bars(plot: Record, columns: Columns, told: Mapping[str, Record], places: Sequence[int]) -> list[str]:
     """Return the label of each bar. A bar that's part of the row above is labelled with the part's name."""
     texts = [columns[plot["x"]][at] for at in places]
-    whole = told[plot["x"]].get("shown") == "never"  # the column exists for the picture only
+    whole = told[plot["x"]].get("shown") == "never"  # the column only exists for the picture
     under = next((name for name, of in told.items() if of.get("shown") == "under" and not whole), plot["x"])
     names = labels_of(texts) if told[plot["x"]].get("unit") == "kernel" else {name: _cut(name) for name in texts}
     parts = [columns[under][at] if under != plot["x"] else None for at in places]

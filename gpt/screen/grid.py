@@ -28,7 +28,7 @@ def screen_width() -> int:
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdecimal() and int(columns[:6]):
         return int(columns[:6])
-    try:  # a pipe may lead to a pager on the terminal that also shows messages; a file has no width
+    try:  # a pipe may lead to a pager on the terminal of standard error; a file has no width
         for file in (1, 2) if stat.S_ISFIFO(os.fstat(1).st_mode) else (1,):
             if os.isatty(file) and (found := os.get_terminal_size(file).columns):
                 return min(found, WIDEST)
@@ -148,6 +148,6 @@ def render(lines: Callable[[int], Iterator[Text]]) -> str:
         file=file, width=width, height=1, force_terminal=terminal, highlight=False, markup=False, emoji=False
     )
     for line in lines(width):
-        safe = line if line.plain.isprintable() else Text(printable(line.plain))  # a caller forgot to
+        safe = line if line.plain.isprintable() else Text(printable(line.plain))  # for callers that forgot to escape it
         console.print(safe, soft_wrap=True)
     return file.getvalue()

@@ -19,7 +19,7 @@ def human(size: float) -> str:
 
 
 def human_count(number: float, sign: str = "-") -> str:
-    """Format a number with thousands separators; with three digits if it's below 1,000 or absurdly large."""
+    """Format a number with thousands separators, or with three digits if it's below 1,000 or absurdly large."""
     number = round(number) if 999.5 <= abs(number) < 10**12 else number
     return f"{number:{sign},}" if isinstance(number, int) and abs(number) < 10**12 else f"{number:{sign}.3g}"
 
@@ -48,7 +48,7 @@ def human_share(share: float) -> str:
 
 
 def kept_share(kept: int, dropped: int, noun: str = "record") -> str:
-    """Return which percentage of records probes kept; 100 and 0 % only if that's exact."""
+    """Return the percentage of records that probes kept. 100 and 0 % are only used if they're exact."""
     share = 100 * kept / (kept + dropped) if kept + dropped else 100.0
     text = "0.0" if not kept else f"{min(share, 99.9) if dropped else share:.1f}" if share >= 0.1 else f"{share:.2g}"
     return f"{text} % of {amount(kept + dropped, noun)} {'was' if kept + dropped == 1 else 'were'} kept"

@@ -6,8 +6,8 @@ below: programs compare codes, never texts, so a text can be improved. `make` ge
 
 To add a reason, add a line here and one in gpt-stream(5). Never change a code: traces contain them.
 
-Traces written before there were codes have a sentence instead, as `reason` in `unprobed` and `kernel`; `parse` maps
-those.
+Traces from before there were codes have a sentence instead, as `reason` in `unprobed` and `kernel`; `parse` translates
+these.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REPORT = "report it with the cubin, which gpt-extract --save keeps"
 _SERVED = "gpt-hook(1), SUPERVISOR, says which processes it answers"
 _LESS = "a probe that saves fewer values needs less"
 
-# code -> the text, and the advice; no advice where the user asked for it
+# code -> the text, and the advice; there's no advice if the user asked for this
 TABLE: dict[str, tuple[str, str]] = {
     # The kernel's image
     "no_ptx": ("no PTX comes with it", f"build it with PTX, or use torch.compile or Triton {_README}"),
@@ -292,7 +292,7 @@ def find_reason(record: Mapping[str, Any]) -> Reason | None:
 
 
 def parse(text: str) -> Reason:
-    """Return the reason that a code, a printed reason, or a sentence of an earlier version means."""
+    """Return the reason for a code, a printed reason, or a sentence of an earlier version."""
     if text in TABLE:
         return Reason(text)
     for code, start in [*((code, start) for code, (start, _) in TABLE.items()), *((c, s) for s, c in FORMER.items())]:

@@ -66,7 +66,7 @@ class Stage:
         self._buffer = bytearray()
         self._counts = [0]  # records of each segment
         self._turn = -1  # index of the current segment in it, from the end
-        self.told = False  # an earlier stage has reported an error
+        self.told = False  # True if an earlier stage has reported an error
         self.header: dict[str, Any] = {}  # header of the current segment
         self._quiet = quiet  # print no messages
         self._said: set[tuple[str, ...]] = set()
@@ -82,7 +82,8 @@ class Stage:
     def error(self, error: GptError, ref: str | None = None, once: bool = False) -> dict[str, Any]:
         """Print an error that the stage survives, set the exit status, and return the `diag` to write.
 
-        With `once`, the fact isn't about one place, such as a missing tool, so it's only printed for the first place.
+        With `once`, the fact isn't about a particular place (a missing tool, for example), so it's only printed for the
+        first place.
         """
         if not (isinstance(error, EmptyPipeError) or (once and error.fact in self._facts)):
             self._say("error", error.where, error.fact)
@@ -120,7 +121,7 @@ class Stage:
     def stdin(self) -> BufferedReader:
         """Return standard input.
 
-        Always read it through this object, since its buffer holds bytes that were peeked at.
+        Always read standard input through this object, because its buffer holds bytes that were peeked at.
         """
         try:
             os.read(0, 0)  # fails if it's closed, or a directory
@@ -231,7 +232,8 @@ class Stage:
         `wants` is the kind of record that the stage works on, and the error if the input has none.
         """
         kinds: set[str] = set()
-        end: list[dict[str, Any]] = []  # held back, because an error about the whole stream goes before the last one
+        # The last `end`, held back because an error about the whole stream must precede it.
+        end: list[dict[str, Any]] = []
         inside = False
         try:
             for record in self.read(files):
@@ -243,9 +245,9 @@ class Stage:
                     self._pass(one, handle, settle)
                 end = [] if inside else [record]
             self._write_all(settle())
-            # A library may have no elements left, but a stream with PTX or a trace was never a list of elements.
+            # A library may have no elements left, but a stream with PTX or a trace never was a list of elements.
             listed = {"library_end"} if wants is ELEMENT and "ptx" not in kinds else set[str]()
-            # With a sync it's a conversation in which nothing has been asked yet.
+            # With a sync, it's a dialog in which no request has been made yet.
             if wants and not kinds & {wants[0], "sync", *listed}:
                 self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
             for one in end:

@@ -26,7 +26,7 @@ Places = npt.NDArray[np.uint32]
 Key = tuple[int, int, int]  # process, thread, and the start of the call
 
 STAMP = 1 << 32  # integers that are all this large are clocks or addresses
-AT_ONCE = 16  # launches per call that are listed one by one
+AT_ONCE = 16  # launches per call to list individually
 HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 LOST = "lost: the trace ends before it was written"
 

@@ -30,7 +30,8 @@ Spans = npt.NDArray[np.void]
 
 LAST = (1 << 63) - 1
 MOST_PID = 1 << 31  # viewers use signed numbers of 32 bits
-CORRELATION = 1 << 16  # the first call's. HTA 0.5 with pandas 3 stores row numbers in as few bits as these take
+# Number of the first call. HTA 0.5 with pandas 3 stores row numbers in as few bits as these numbers take.
+CORRELATION = 1 << 16
 TOGETHER = 4  # threads whose calls may begin in the same nanosecond
 
 # `source` is an index into the calls, GPU times or ranges. An `open` span has no end in the trace, and is drawn
@@ -130,7 +131,7 @@ def make_timeline(model: TraceModel) -> Timeline:
 
 
 def find_callers(gpu: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> Whole:
-    """Return the index of the call of each GPU time, -1 for none. Calls must be oldest first."""
+    """Return the index of the call of each GPU time, or -1. Calls must be sorted by start."""
     found = np.full(len(gpu), -1, np.int64)
     at = np.searchsorted(calls["start"], gpu["call"])
     for _ in range(TOGETHER):

@@ -336,7 +336,7 @@ class Buffer:
             self.map.check_size(self._parts.size, *shape)
         data, offset = self._parts.read(self.map.unit, self._files, self._unpack)
         saved = self.map.read(data, *shape, offset, self._parts.size)
-        if saved.units is not None and self._parts.dropped:  # other formats have no count
+        if saved.units is not None and self._parts.dropped:  # other formats don't count dropped records
             saved = saved._replace(dropped=self._parts.dropped)
         return _in_order(saved) if self.launch.repeats and self.map.keeps_last and saved.dropped else saved
 

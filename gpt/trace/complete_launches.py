@@ -62,7 +62,7 @@ class WholeLaunch:
         self.buffers.seek(0)
         while data := self.buffers.read(COPY):
             file.write(data)
-        count = len(self.around) + self._count  # the header isn't counted, the `probed` record is
+        count = len(self.around) + self._count  # excludes the header, includes the `probed` record
         file.write(wire.pack(records.make("end", records=count, status=0)))
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class Trace:
             self.forked.add(record["pid"])
 
     def has_segment_of(self, child: Child) -> bool:
-        """Return whether the file has a segment for a child. After an `exec`, the child has its parent's pid."""
+        """Return whether the file has the segment of a child. After an `exec`, the child has its parent's pid."""
         return bool(self._started.get(child.pid, set()) - {child.segment})
 
 

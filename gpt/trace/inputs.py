@@ -31,8 +31,8 @@ HEAD = 1 << 20  # bytes read to recognize a text format
 class StoredBuffer(NamedTuple):
     """A buffer in a file of another format: `units` units, `size` bytes together, starting at `offset`.
 
-    The rest describes the launch's buffer: records of `stride` bytes, `capacity` of them in each unit (None in a log),
-    one unit per thread, warp or block as `level` says, in `blocks` blocks of `threads` threads.
+    The other fields describe the launch's buffer: records of `stride` bytes, `capacity` of them in each unit (None in a
+    log), one unit per thread, warp or block as `level` says, in `blocks` blocks of `threads` threads.
     """
 
     offset: int
@@ -87,7 +87,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path]:
-    """Return a folder's members of one kind, sorted by name. A file or a trace folder is its own only member."""
+    """Return a folder's members of one kind, sorted by name. For a file or a trace folder, return just that."""
     if not path.is_dir() or _is_trace(path):
         return [path]
     found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and is_one(one)]

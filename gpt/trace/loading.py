@@ -79,7 +79,7 @@ class FirstLaunches:
 
 def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times]:
     """Return how much of each first launch's time was loading. The process's launch calls (LAUNCH) may come in any
-    parts.
+    number of parts.
 
     The second array is for kernels that were launched once. It's an upper limit, since their loading time is unknown.
     All times have the same unit.

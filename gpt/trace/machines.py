@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-NO_END = "killed, still running, or no longer recorded"  # gpt-hook says so if a disk was full
+NO_END = "killed, still running, or no longer recorded"  # with a full disk, gpt-hook stops recording and says so
 LIMIT = 1 << 61  # ns: 73 years
 Header = dict[str, Any]
 

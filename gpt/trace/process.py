@@ -86,11 +86,11 @@ class Process:
     def __init__(
         self, header: Record, kinds: frozenset[str], folder: Path | None = None, selection: Selection | None = None
     ) -> None:
-        """Begin a segment. Raises MalformedError if the header makes no sense."""
+        """Start a segment. Raises MalformedError if the header makes no sense."""
         if fault := records.check(header):
             raise MalformedError(fault)
         self.header = header
-        self.origin = 0  # index of the path on the command line that led to it
+        self.origin = 0  # index of the path on the command line that led to this process
         self.clock = Clock(header)
         self.started = False
         self.status: int | None = None
@@ -119,7 +119,7 @@ class Process:
         self.samples = Samples()
         self.ranges: list[Record] = []  # `range` and `range_end`
         self.diags: list[Record] = []
-        self.drained = False  # True if its reader takes ranges and ioctls while they come
+        self.drained = False  # True if the reader takes ranges and ioctls as they arrive
         self.machines = selection.machines
         self._excluded = selection.excludes(header)
         self._kinds = kinds | {"device"} if selection.devices else kinds
@@ -308,7 +308,7 @@ class Process:
 
     @property
     def is_partial(self) -> bool:
-        """True if the selection leaves out some of the calls and work that went on at the same time as others."""
+        """True if the selection leaves out some calls or work, but keeps others that ran at the same time."""
         selection = self._selected.selection
         return bool(selection.threads or selection.streams or selection.kernels)
 

@@ -68,10 +68,10 @@ class Replays:
             graphs = amount(self.unseen, "graph")
             yield f"launches of {graphs} are not recorded: 'gpt-hook run --calls graph' records them"
         if self.untold:
-            yield f"not in this trace: copies and all else but kernels in {amount(self.untold, 'launch')} of graphs"
+            yield f"not in this trace: everything except kernels in {amount(self.untold, 'launch')} of graphs"
         if self.blind:
-            fact = f"all that {amount(self.blind, 'launch')} of graphs ran"
-            yield f"not in this trace: {fact}, as the graphs were made before recording began"
+            launches = amount(self.blind, "launch")
+            yield f"not in this trace: the work in {launches} of graphs that were made before recording began"
 
 
 def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -> Replays:

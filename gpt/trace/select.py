@@ -164,7 +164,9 @@ class Selected:
         return inside and self._is_in(thread, start)
 
     def of_function(self, function: int | None) -> bool:
-        """Return whether something is chosen by its kernel, if other filters chose it; None means that they didn't."""
+        """Return whether something is chosen by its kernel, if it passed the other filters; None if it didn't pass
+        them.
+        """
         return self._note(function is not None and self.matches(self.names.get(function, "")))
 
     @property

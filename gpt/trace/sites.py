@@ -1,7 +1,7 @@
 """Find where calls came from: the stacks of `gpt-hook --stacks` and of samples, with names of functions.
 
 A frame is a file and a return address in it. Its function is the symbol that contains the call before that address,
-read from the file as it is now; if the file was replaced or stripped, the name is missing or wrong.
+read from the file in its current state; if the file was replaced or stripped, the name is missing or wrong.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Sites:
         known, whose, stacks = self._table
         found = np.zeros(len(starts), np.uint64)
         first, last = (np.searchsorted(known, starts, side=side) for side in ("left", "right"))
-        for step in range(int((last - first).max(initial=0))):  # calls of several threads at the same moment
+        for step in range(int((last - first).max(initial=0))):  # several threads may have calls at the same time
             at = np.minimum(first + step, len(known) - 1)
             found = np.where((first + step < last) & (whose[at] == threads), stacks[at], found)
         return found

@@ -46,7 +46,7 @@ class BufferSums(NamedTuple):
 
 
 def _unwrap(total: int, least: int, greatest: int, records: int) -> int:
-    """Return a sum that was added up modulo 2^64, if the range of its values tells it."""
+    """Return a sum that was computed modulo 2^64, if the range of its values determines it."""
     if least <= greatest and (greatest - least) * records < 1 << 64:
         return least * records + (total - least * records) % (1 << 64)
     return total

@@ -31,7 +31,7 @@ class TableLayout:
         flipped: Mapping[str, npt.NDArray[Any]],
         stride: int,
     ) -> None:
-        """Lay out the slots. Raises MalformedError if they can't be like that."""
+        """Lay out the slots. Raises MalformedError if the layout is impossible."""
         self._fields = {field.name: field for field in fields}
         known = len(set(keys)) == len(keys) and self._fields.keys() >= set(keys)
         if not keys or not known or not ops.keys().isdisjoint(keys):

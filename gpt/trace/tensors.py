@@ -160,10 +160,10 @@ class Tensors:
 
 
 class MemoryContents:
-    """Memory at one time, as pieces that belong to one tensor each."""
+    """The contents of memory at a moment, as pieces that belong to one tensor each."""
 
     def __init__(self, lows: Addresses, highs: Addresses, order: Numbers, now: int) -> None:
-        """Divide the memory: the first tensor in `order` wins. From index `now` on, tensors were seen later."""
+        """Divide the memory: the first tensor in `order` wins. Tensors from index `now` on were seen later."""
         self._edges = np.unique(np.concatenate([lows[order], highs[order]]))
         rank = np.full(len(self._edges), len(order), np.int64)
         first, last = (np.searchsorted(self._edges, sides[order]) for sides in (lows, highs))
@@ -226,7 +226,7 @@ def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
 
 
 def _nanoseconds(time: str) -> int:
-    """Convert a time to ns since the epoch; a time with a point is in seconds."""
+    """Convert a time to ns since the epoch; a time with a decimal point is in seconds."""
     seconds, point, rest = time.partition(".")
     return int(seconds) * 10**9 + int(rest[:9].ljust(9, "0")) if point else int(seconds)
 

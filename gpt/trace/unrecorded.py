@@ -1,7 +1,7 @@
 """Times that a trace says nothing about, because recording was switched off.
 
-It isn't known what a program did in such a time, so it's neither idle nor busy. Every analysis that adds up time
-between events subtracts what `Unrecorded.within` returns.
+It isn't known what a program did in such a time, so it counts neither as idle nor as busy. Every analysis that adds up
+time between events subtracts `Unrecorded.within`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unrecorded:
         return len(self) > 0 and bool(self.ends[-1] >= FOREVER // 2)
 
     def shift(self, offset: int) -> Unrecorded:
-        """Return the same times by another clock."""
+        """Return the same intervals on another clock."""
         return Unrecorded(self.begins + offset, self.ends + offset)
 
     def before(self, times: Whole) -> Whole:
@@ -44,7 +44,7 @@ class Unrecorded:
         return found
 
     def within(self, begins: Whole, ends: Whole) -> Whole:
-        """Return how many ns from each of `begins` to its end weren't recorded; 0 where that comes before it."""
+        """Return how many ns between each of `begins` and its end weren't recorded; 0 if the end comes first."""
         if not len(self):
             return np.zeros(len(begins), np.int64)
         found: Whole = np.maximum(self.before(ends) - self.before(begins), 0)
@@ -56,12 +56,13 @@ class Unrecorded:
 
 
 def find_unrecorded(began: int, changes: Sequence[tuple[int, bool]]) -> Unrecorded:
-    """Return when recording was off; `changes` are times and whether it was turned on or off then.
+    """Return the intervals in which recording was off; `changes` are times at which it was turned on or off.
 
     If it was off at the end, it's off FOREVER.
     """
     ordered = sorted(changes)
-    off_since = began if ordered and ordered[0][1] else None  # if it turned recording on, it was off before
+    # If the first change turned recording on, it was off before.
+    off_since = began if ordered and ordered[0][1] else None
     begins, ends = [], []
     for time, on in ordered:
         if on and off_since is not None:
@@ -78,7 +79,7 @@ def find_unrecorded(began: int, changes: Sequence[tuple[int, bool]]) -> Unrecord
 
 
 def unite(several: Sequence[Unrecorded]) -> Unrecorded:
-    """Return when any of several didn't record."""
+    """Return the intervals in which any of several processes didn't record."""
     begins = np.concatenate([np.zeros(0, np.int64), *(one.begins for one in several)])
     ends = np.concatenate([np.zeros(0, np.int64), *(one.ends for one in several)])
     order = np.argsort(begins, kind="stable")

@@ -436,7 +436,7 @@ typedef struct {
 
 typedef struct {
     void *graph;
-    int ownership; // 1: the graph moves, it is not cloned
+    int ownership; // 1: the graph is moved, not cloned
 } CUDA_CHILD_GRAPH_NODE_PARAMS;
 
 typedef struct {
@@ -451,7 +451,7 @@ typedef struct {
     uint64_t handle;
     int type;
     uint32_t size;
-    void **phGraph_out; // an array of the driver's
+    void **phGraph_out; // an array that the driver owns
     void *ctx;
 } CUDA_CONDITIONAL_NODE_PARAMS;
 

@@ -64,7 +64,8 @@ typedef const void *nvtx_get_export_table(uint32_t id);
 // Extensions, which have separate tables: InitializeInjectionNvtxExtension gets each once, and changes it.
 
 enum { NVTX_VERSION = 3, NVTX_EXT_PAYLOAD_MODULEID = 2, NVTX_EXT_PAYLOAD_COMPATID = 0x0104 };
-enum { NVTX_OLDEST_PAYLOAD = 0x0103 }; // equal in all that we declare; NCCL 2.32 uses it
+// The declarations here are the same in all versions from this one on; NCCL 2.32 uses it.
+enum { NVTX_OLDEST_PAYLOAD = 0x0103 };
 
 typedef struct {
     size_t segmentId, slotCount;

@@ -8,7 +8,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-// Each returns true and the result, or false and, if that's the reason, why the folder can't be trusted.
+// Each returns true and the result, or false; if the folder can't be trusted, also the reason.
 EXPORT bool gpt_cache_get(const char *path, const char *key, long limit, char **data, size_t *size,
                           struct gpt_distrust *why) {
     struct gpt_bytes found = {0};

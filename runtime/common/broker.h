@@ -187,8 +187,8 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
 
 // fd_passing.c
 
-// Like write, but hides SIGXFSZ, which the kernel sends with the error if the file would get too large, from
-// the program.
+// Like write, but if the file would get too large, the SIGXFSZ that the kernel sends with the error is hidden
+// from the program.
 ssize_t gpt_write_quietly(int file, const void *data, size_t size);
 int gpt_set_aside(int file); // moves it to a number above the program's own files
 int gpt_make_file(const void *data,

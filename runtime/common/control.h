@@ -36,7 +36,7 @@ struct gpt_state {
     uint64_t with_probes, without;     // launches while probes were ordered
     uint64_t probed, pending, refused; // kernels that probes are ordered for
     char probes[1024], kernels[512], filter[512];
-    char others[512];  // some kernels that were looked up, if probes are ordered for none of them
+    char others[512];  // if no probes are ordered for any kernel that was looked up, some of these kernels
     char output[4096]; // the trace; empty if it has ended
     char broker[4096]; // the folder of the supervisor's socket; empty: the run has none
     char fault[256];   // why the order was not followed; empty if it was

@@ -180,7 +180,7 @@ static const char *refuse_supervisor(int file, uid_t owner) {
         return "it is hidden from this process";
     if (place != SAME)
         return places[place].supervisor;
-    return is_confined(peer.pid) ? "it is confined, and so another process" : NULL;
+    return is_confined(peer.pid) ? "it is confined (no_new_privs, seccomp)" : NULL;
 }
 
 struct gpt_fault gpt_reach(int file, const char *name, uid_t owner) {

@@ -20,7 +20,7 @@ static struct {
 } asked;
 
 static uint64_t known[MOST_NAMES]; // hash set of names, with open addressing
-static uint64_t used[MOST_PARTS];  // how many names have this part of -k
+static uint64_t used[MOST_PARTS];  // number of names that contain this part of -k
 
 static struct list { // names of kernels for a message
     uint64_t count;

@@ -97,7 +97,8 @@ static void accept_one(void) {
     static uint64_t count;
     int file = accept4(server, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (file < 0) {
-        poll(NULL, 0, errno == EAGAIN || errno == ECONNABORTED ? 0 : 50); // the system is short of files
+        // The system has run out of file descriptors.
+        poll(NULL, 0, errno == EAGAIN || errno == ECONNABORTED ? 0 : 50);
         return;
     }
     if (client_count == most_clients)
@@ -385,7 +386,7 @@ static void supervise(pid_t root, int root_file) {
     for (size_t i = 0; i < most_clients; i++)
         clients[i].socket = -1;
     bool ended = false;
-    int absent = 0, wait = -1; // one scan can miss a process forked during it
+    int absent = 0, wait = -1; // several scans, because one can miss a process that's forked during it
     while (absent < 2) {
         wait_and_do(children, ended ? -1 : root_file, client_count ? -1 : wait);
         serve();

@@ -113,7 +113,7 @@ bool worker_give(struct worker *worker, const int files[GPT_FILES]) {
 void worker_send(struct worker *worker) {
     ssize_t sent = write(worker->in, worker->input.data + worker->sent, worker->input.size - worker->sent);
     if (sent < 0 && errno != EAGAIN && errno != EINTR)
-        close_file(&worker->in); // it has ended or will; its last words are still to come
+        close_file(&worker->in); // it has ended or is about to; its last messages are still to come
     worker->sent += sent > 0 ? (size_t)sent : 0;
     if (worker->in < 0 || worker->sent == worker->input.size)
         gpt_empty(&worker->input), worker->sent = 0;

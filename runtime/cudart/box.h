@@ -46,7 +46,7 @@ struct driver_box {
 enum { HOST = 1, DEVICE = 2, UNIFIED = 4 }; // CUmemorytype
 
 // memory.c
-int cudart_box(struct driver_box *made, const struct box *box); // the program's box as the driver's
+int cudart_box(struct driver_box *made, const struct box *box); // converts the program's box to the driver's
 struct box cudart_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                        size_t height, int kind);
 

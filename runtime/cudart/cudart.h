@@ -49,7 +49,7 @@ typedef struct {
         function_of_driver ? function_of_driver(__VA_ARGS__) : cudaErrorCallRequiresNewerDriver;             \
     })
 
-// Defines a function of the runtime API: it makes sure that a context is current, and remembers its error.
+// Defines a function of the runtime API, which makes sure that a context is current, and remembers its error.
 #define DEFINE(name, parameters, ...)                                                                        \
     API name parameters {                                                                                    \
         int begun = cudart_begin();                                                                          \
@@ -63,19 +63,20 @@ typedef struct {
 #define NODE void **node, void *graph, void *const *after, size_t count
 
 // device.c
-void *cudart_driver(const char *name, void **found); // keeps it in *found
+void *cudart_driver(const char *name, void **found); // caches it in *found
 int cudart_begin(void);
 bool cudart_is_forked(void);
 int cudart_context(void **context); // the current one
-int cudart_end(int status);         // the status again
+int cudart_end(int status);         // returns the status
 int cudart_last_error(void);
 int cudart_device(void);                 // this thread's
 extern void (*cudart_after_reset)(void); // set by images.c: a device that was reset has a new context
 
 // images.c: what nvcc's code has registered, by the address that stands for it in the program.
-int cudart_kernel(const void *function, void **kernel); // or a handle that the program was given
-int cudart_give_kernel(void *kernel);                   // makes such a handle known
-const void *cudart_symbol(void *kernel);                // what a kernel was registered by, else itself
+int cudart_kernel(const void *function, void **kernel); // or finds a handle that the program was given
+int cudart_give_kernel(void *kernel);                   // registers such a handle
+// Returns the address with which a kernel was registered, or else the handle itself.
+const void *cudart_symbol(void *kernel);
 int cudart_variable(const void *symbol, uint64_t *address, size_t *size);
 
 #endif

@@ -100,7 +100,7 @@ API cudaGetLastError(void) {
 
 static const struct {
     int value;
-    const char *name, *text; // no text: the driver has one
+    const char *name, *text; // NULL: the driver has one
 } errors[] = {
 #define X(value, name, text) {value, #name, text},
 #include "errors.h"

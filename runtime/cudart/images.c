@@ -55,7 +55,7 @@ static void add(struct named named) {
     *kept = named;
     pthread_mutex_lock(&lock);
     struct named *before = find(named.symbol);
-    if (before) { // left by a library that was unloaded without unregistering
+    if (before) { // left by a library that was unloaded without unregistering it
         tdelete(before, &symbols, compare);
         before->symbol = NULL;
     }
@@ -140,7 +140,7 @@ static void find_all_managed(void) {
 
 __attribute__((constructor)) static void setup(void) { cudart_after_reset = find_all_managed; }
 
-// Before the first use of a variable in managed memory, which may be a read of the program's own.
+// Call this before the first use of a variable in managed memory, which may be a read by the program itself.
 __attribute__((visibility("default"))) char __cudaInitModule(void **handle) {
     int status = cudart_begin();
     if (status)

@@ -1,5 +1,5 @@
-// Every function, so that programs link. A function that's defined nowhere else is only a name here: it
-// returns cudaErrorNotSupported, and prints a message once.
+// Defines every function, so that programs link. A function that has no other definition returns
+// cudaErrorNotSupported, and prints a message once.
 
 #include <stdio.h>
 

@@ -1,10 +1,10 @@
 // The helper of a live stream. The program writes its traces to files in a private folder, as it always does,
 // so that a slow reader never holds it up; this process reads those files as they grow.
 //
-// Segments take turns in the stream: the helper goes from process to process and passes on new records. It
-// ends when nobody can begin a trace any more: the command has ended, and no process is left that was started
-// with the folder in its environment, daemons included. It isn't a descendant of such a process, nor a child
-// of the command, which might wait for it.
+// The stream has segments of several processes in turn: the helper goes from process to process and passes on
+// new records. It ends when no process can begin a trace any more: the command has ended, and so have all
+// processes, including daemons, that were started with the folder in their environment. The helper isn't a
+// descendant of such a process, nor a child of the command, which might wait for it.
 
 #include <dirent.h>
 #include <errno.h>
@@ -253,7 +253,7 @@ static _Noreturn void follow(pid_t root, int root_file) {
                                                                          : absent + 1;
             searched = now();
         }
-        bool last = absent == 2; // everything that a dead process wrote was in the folder before this look
+        bool last = absent == 2; // by now, everything that a dead process wrote is in the folder
         if (last && self->ends_with_root && until == UINT64_MAX)
             until = now();
         find_traces();
@@ -305,7 +305,7 @@ static void helper(pid_t root, int root_file) {
     for (int signal = 1; signal < NSIG; signal++)
         if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT)
             sigaction(signal, &(struct sigaction){.sa_handler = stop}, NULL);
-    signal(SIGPIPE, SIG_IGN); // to tidy up
+    signal(SIGPIPE, SIG_IGN); // so that we can clean up
     signal(SIGXFSZ, SIG_IGN);
     sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = put_zeros, .sa_flags = SA_SIGINFO}, NULL);
     int files[] = {output.file, root_file, folder, self->lock};

@@ -74,7 +74,7 @@ bool segment_lives(const struct segment *segment);     // its process is there
 
 enum step { STEP_WAIT, STEP_MORE, STEP_DONE, STEP_FAILED };
 
-// Passes on the trace's new records. `dead` means that its process had ended before.
+// Pass on the trace's new records. `dead` means that its process had ended before this call.
 enum step segment_step(struct segment *segment, struct output *output, bool dead);
 
 #endif

@@ -15,7 +15,7 @@ struct place {
 
 struct rows { // one record's rows
     struct rows *next;
-    const unsigned char *at;       // in the file, to which the program keeps writing
+    const unsigned char *at;       // the rows in the file, to which the program keeps writing
     uint64_t count, stride, first; // the first row that wasn't passed on yet
     enum { CALLS, COUNTS, OTHER } way;
     bool at_once; // rows are complete as soon as they start

@@ -25,8 +25,8 @@
 #include "follow.h"
 #include "hook/write/chunk.h"
 
-#define MAX_CHUNKS 16384         // mapped at one time, of all segments
-#define MIN_CHUNKS 16            // that each may map
+#define MAX_CHUNKS 16384         // mapped at once, in all segments
+#define MIN_CHUNKS 16            // chunks that each segment may map
 #define MAX_ROWS (8u << 20)      // bytes of rows that are gathered in one step
 #define MAX_WAITING (256u << 10) // bytes that wait to be written
 
@@ -46,7 +46,8 @@ struct segment {
     struct tail *tail;
     struct chunk *chunks;
     uint64_t known; // bytes of the file whose chunks were mapped
-    uint64_t end; // set once its process counts as dead: nothing beyond is passed on, even if it still writes
+    // Set once its process counts as dead: nothing after it is passed on, even if the process still writes.
+    uint64_t end;
     unsigned mapped;
     struct bytes rows;
     uint64_t row_records; // in it
@@ -230,7 +231,7 @@ static void find_chunks(struct segment *segment, bool dead) {
 static void drop_chunk(struct segment *segment, struct chunk *chunk) {
     rows_free(chunk->rows);
     munmap(chunk->data, chunk->size);
-    if (chunk->at) // reuse its blocks; the first chunk has the tail
+    if (chunk->at) // give its blocks back, unless it is the first chunk, which has the tail
         fallocate(segment->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)chunk->at, chunk->size);
     segment->mapped--;
     all_mapped--;
@@ -283,7 +284,7 @@ bool segment_lives(const struct segment *segment) {
     snprintf(path, sizeof(path), "/proc/%lu/stat", (unsigned long)segment->pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
-        return errno == EMFILE || errno == ENFILE; // not known now
+        return errno == EMFILE || errno == ENFILE; // unknown for now
     ssize_t size = read(file, text, sizeof(text) - 1);
     close(file);
     if (size <= 0)

@@ -39,7 +39,8 @@ void check_calls(const char *option, const char *calls); // fails for an unknown
 
 // output.c
 
-// With `callbacks`, which are zero-terminated, the trace goes through gpt-dump, which runs only these.
+// With `callbacks`, which are zero-terminated, the trace goes through gpt-dump, which runs only these
+// callbacks.
 struct gpt_bytes;
 void begin_trace(const char *output, bool force, bool quiet, const struct gpt_bytes *callbacks, char **argv);
 

@@ -18,7 +18,7 @@ struct request {
 // Fail if the options make no sense, before anything is written.
 void read_options(struct request *request, int argc, char **argv);
 
-// Fails, and suggests what a command line without one of gpt-hook's commands may have meant.
+// Fail for a command line without one of gpt-hook's commands, and suggest a likely one.
 __attribute__((noreturn)) void fail_without_command(char **words);
 
 #endif

@@ -109,7 +109,7 @@ static void prepare_output(const char *output, bool force) {
         each_old(path, refuse_written);
         each_old(path, remove_one);
     }
-    // better to fail now than inside the command
+    // fail here rather than inside the command
     char *slash = strrchr(path, '/'), kept = slash[1];
     slash[1] = '\0';
     if (access(path, W_OK | X_OK))
@@ -183,7 +183,7 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
         follow.output = start_reader(reader, pipe, *where == '|');
     else if (!standard)
         follow.output = pipe;
-    // as perf does, send the program's own output to standard error
+    // send the program's own output to standard error, as perf does
     if (standard && follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
         fail(BAD, "standard error", "%s", strerror(errno));
     if (follow.output < 0)

@@ -114,7 +114,7 @@ static _Noreturn void supervise(const sigset_t *passed) {
     sigprocmask(SIG_UNBLOCK, passed, NULL);
     // Our copies of pipes would keep their readers waiting after the program has closed its own.
     int null = open("/dev/null", O_RDWR);
-    for (int i = 0; i < STDERR_FILENO; i++) // the reader has standard error as long
+    for (int i = 0; i < STDERR_FILENO; i++) // not standard error, which the reader has too
         dup2(null, i);
     close_range(3, ~0u, 0);
     int status = wait_for_program(), reader_status = 0;

@@ -39,7 +39,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-struct object { // that is loaded
+struct object { // a loaded one
     struct link_map *map;
     Lmid_t namespace;
     struct object *next;

@@ -55,7 +55,7 @@ static const int attributes[CU_DEVICE_ATTRIBUTE_MAX] = {
 // Attributes that depend on the compute capability: use the last row that isn't above it.
 static const struct family {
     int capability;
-    int threads, blocks;      // that a multiprocessor holds
+    int threads, blocks;      // the most that a multiprocessor holds
     int shared, shared_block; // KiB of a multiprocessor; KiB that a block may have
     int reserved;             // bytes in each block reserved for the system
     int doubles;              // float operations in the time of one double operation

@@ -11,7 +11,7 @@
 // empty if there are several and all are good. Call it without the lock.
 CUresult sim_find_outline(const char *text, size_t size, bool load, struct gpt_bytes *outline,
                           struct gpt_bytes *made);
-void sim_keep_loaded(const struct code *code, const struct gpt_bytes *made); // that, for sim_check_all
+void sim_keep_loaded(const struct code *code, const struct gpt_bytes *made); // keep `made` for sim_check_all
 
 // Check that host code can be made for all kernels. A good result is cached and not checked again.
 CUresult sim_check_all(const struct code *code);

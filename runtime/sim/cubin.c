@@ -155,7 +155,7 @@ static CUresult compare(struct code *code, const struct code *cubin, const char 
     for (size_t i = 0; i < cubin->entry_count; i++) {
         const struct entry *entry = &cubin->entries[i], *twin = find_entry(code, entry->name);
         if (!twin) {
-            sim_add_entry(code, entry->name); // it can be found, but not launched
+            sim_add_entry(code, entry->name); // the kernel can be found, but not launched
             continue;
         }
         if (!has_same_parameters(entry, twin)) {

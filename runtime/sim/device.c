@@ -1,4 +1,4 @@
-// Initialization, and the devices that there are.
+// Initialization, and the list of devices.
 
 #include <stdio.h>
 #include <string.h>

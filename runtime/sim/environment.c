@@ -1,5 +1,5 @@
-// The variables that set up the device. A value that makes no sense is an error, because a device that
-// ignored it would seem to obey it. And messages, which these come with first.
+// Reads the variables that set up the device, and prints messages. A value that makes no sense is an error,
+// because a device that ignored it would seem to obey it.
 
 #include <errno.h>
 #include <stdarg.h>

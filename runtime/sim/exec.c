@@ -118,7 +118,7 @@ static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **err
 }
 
 API cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) {
-    enum { UPLOAD = 2 }; // into a stream, which has no parameter here
+    enum { UPLOAD = 2 }; // uploads to a stream, which this call has no parameter for
     return flags & UPLOAD ? CUDA_ERROR_INVALID_VALUE : instantiate(exec, graph, flags, NULL);
 }
 
@@ -225,7 +225,7 @@ API cuGraphExecUpdate_v2(void *exec, void *graph, CUgraphExecUpdateResultInfo *r
         return CUDA_ERROR_INVALID_VALUE;
     const struct reference own = ((struct graph *)graph)->exec;
     bool other =
-        sim_has_memory(graph) && !(is_there(own) && own.object == exec); // its memory is not this one's
+        sim_has_memory(graph) && !(is_there(own) && own.object == exec); // the memory belongs to another one
     if (other && is_there(own))
         return CUDA_ERROR_NOT_SUPPORTED;
     struct graph *updated = ((struct exec *)exec)->graph;

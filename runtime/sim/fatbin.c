@@ -14,7 +14,7 @@ unsigned sim_arch_of_cubin(const void *cubin) {
     return (newer ? head->e_flags >> 8 : head->e_flags) & 0xff;
 }
 
-// Return whether a cubin is for the device.
+// Return whether a cubin is made for the device.
 bool sim_is_for_device(const void *cubin) {
     struct fatbin_element element = {.kind = FATBIN_CUBIN, .arch = (uint16_t)sim_arch_of_cubin(cubin)};
     return sim_suits(&element);

@@ -35,7 +35,8 @@ int sim_function_attribute(const struct function *function, int attribute) {
     if (is_there(function->kernel))
         return sim_function_attribute(function->kernel.object, attribute);
     struct entry *entry = function->entry;
-    if (entry && attribute == CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES) // the module's, as the bank of a cubin
+    if (entry &&
+        attribute == CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES) // counts the whole module, like the bank of a cubin
         return (int)sim_constant_size(((struct library *)function->object.owner)->code);
     if (entry)
         return entry->attributes[attribute];

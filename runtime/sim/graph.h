@@ -13,17 +13,17 @@ struct graph {
     struct reference exec; // the last executable graph made from it
 };
 struct node {
-    struct object object; // owns the graph of a child node, the graphs of a conditional one
+    struct object object; // owns the graph of a child node or the graphs of a conditional node
     struct operation *operation;
-    struct node **before; // what it depends on
+    struct node **before; // the nodes that it depends on
     size_t count;
     uint64_t origin;      // serial of the node that it is a copy of
-    struct graph **inner; // that it owns
+    struct graph **inner; // the graphs that it owns
     size_t inners;
     unsigned condition;
     int condition_type;
     bool disabled;
-    int mark; // while nodes are sorted or numbered
+    int mark; // used while nodes are sorted or numbered
     size_t visited, number;
     struct node *visitor;
 };
@@ -38,7 +38,8 @@ CUresult sim_add_node(struct node **made, struct graph *graph, struct node *cons
                       struct operation *operation);
 void sim_remove_node(struct node *node);
 struct graph *sim_copy_graph(const struct graph *from, void *owner);
-struct node *sim_find_copy(const struct graph *graph, uint64_t origin); // in it or in those inside of it
+struct node *sim_find_copy(const struct graph *graph,
+                           uint64_t origin); // in the graph or in the graphs inside it
 void sim_number_nodes(const struct graph *graph);
 bool sim_has_conditions(const struct graph *graph);
 

@@ -14,7 +14,7 @@ struct allocation {
     uint64_t start, size;
     unsigned references;
     unsigned launches; // launches whose memory exists; more than one if a free hasn't run yet
-    uint64_t until;    // as its range, while it isn't live
+    uint64_t until;    // `until` of its range, kept here while it isn't live
     bool live;         // allocated, in the order in which the program issues its work
 };
 _Static_assert(sizeof(struct allocation) <= OBJECT_SIZE, "fit");
@@ -62,7 +62,7 @@ CUresult sim_make_graph_memory(struct operation *operation, size_t size, const C
         free(start);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    sim_set_until((uint64_t)start, 1, false); // no work
+    sim_set_until((uint64_t)start, 1, false); // no work may use it yet
     made->next = allocations;
     made->context = context;
     made->props = *props;

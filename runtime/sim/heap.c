@@ -12,7 +12,7 @@
 enum {
     PAGE = 64 << 10,
     LEAST = 4,                // logarithms: of the smallest block,
-    MOST = 15,                // and of the largest that shares a page
+    MOST = 15,                // and of the largest block that shares a page
     SIZES = MOST - LEAST + 2, // the last is for blocks that fill a page
     WAITING = 64 << 20,
 };
@@ -36,7 +36,7 @@ struct heap {
     } freed[SIZES];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // after sim_lock
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // taken after sim_lock
 
 #define HEAP_LOCKED __attribute__((cleanup(unlock), unused)) const int heap_locked_ = acquire()
 static int acquire(void) {

@@ -9,7 +9,8 @@
 // code.c: these set `starved` if memory runs out
 void *sim_new_block(struct code *code, size_t size); // zeros, which live as long as the code
 char *sim_keep_text(struct code *code, const char *bytes, size_t size); // in such a block, as a string
-struct entry *sim_add_entry(struct code *code, const char *name);       // NULL without memory, or a name
+struct entry *sim_add_entry(struct code *code,
+                            const char *name); // NULL if memory runs out, or without a name
 void sim_add_parameter(struct code *code, struct entry *entry, size_t index, size_t offset, size_t size);
 void sim_add_variable(struct code *code, struct variable variable);
 
@@ -34,7 +35,7 @@ unsigned sim_suits(const struct fatbin_element *element); // how well it suits t
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size);
 void sim_read_cubin(struct code *code, const char *start, size_t size);
 CUresult sim_read_machine_code(struct code *code, const char *start,
-                               size_t size); // the same, or its twin; without the lock
+                               size_t size); // reads a cubin, or its twin; call it without the lock
 
 // devrt.c
 extern const char sim_device_runtime[]; // PTX

@@ -114,7 +114,7 @@ static void go(struct worker *worker, void **from, struct lane *next) {
     }
     worker->current = next;
     if (!next && from == &worker->home)
-        return; // the worker is at home: not even one lane has a stack
+        return; // the worker runs on its own stack: not even one lane got one
     if (!next)
         sim_switch(from, worker->home);
     else if (next->stack)
@@ -344,7 +344,7 @@ uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrie
     struct barrier *barrier = &block->barriers[id];
     unsigned number = (unsigned)(warp - block->warps);
     uint32_t own = 1u << thread->laneid;
-    if (!barrier->come[number]) // missing lanes count as if they had arrived with it
+    if (!barrier->come[number]) // this lane counts for its warp's missing lanes
         barrier->counted += HOST_WARP - (uint32_t)__builtin_popcount(warp->all & ~warp->exited);
     barrier->come[number] |= own;
     barrier->arrivals++;

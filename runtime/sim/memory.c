@@ -110,8 +110,8 @@ enum { DEVICE_MAPPED = 2 }; // a flag of pinned memory: all of it is mapped
 
 // All flags.
 enum {
-    MEMHOSTALLOC_ALL = 7,     // portable, of the device's addresses, write-combined
-    MEMHOSTREGISTER_ALL = 11, // and read-only; not I/O memory, which belongs to other devices
+    MEMHOSTALLOC_ALL = 7,     // portable, mapped to the device, write-combined
+    MEMHOSTREGISTER_ALL = 11, // those and read-only; not I/O memory, which belongs to other devices
 };
 
 API cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
@@ -131,7 +131,7 @@ API cuMemFreeHost(void *memory) {
     return !memory || sim_drop_range((uint64_t)memory, PINNED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Return whether the program has all these pages.
+// Return whether all these pages are mapped.
 static bool is_mapped(uint64_t start, uint64_t size) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = start & -page;
     unsigned char is_in[1024];

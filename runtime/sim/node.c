@@ -6,8 +6,8 @@
 
 struct condition {
     struct object object;
-    unsigned value; // that each launch begins with
-    bool used;      // by its node, the only one
+    unsigned value; // the value at the start of each launch
+    bool used;      // it has its node, and can have no other
 };
 
 // Adding nodes

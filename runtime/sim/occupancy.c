@@ -5,7 +5,7 @@
 
 static uint64_t round_up(uint64_t number, uint64_t to) { return (number + to - 1) / to * to; }
 
-// Return the shared memory that a block of a function uses, with this much dynamic memory.
+// Return how much shared memory a block of a function uses, with this much dynamic memory.
 static uint64_t shared_of(const struct function *function, size_t dynamic) {
     uint64_t unit = sim_major >= 8 ? 128 : 256;
     uint64_t fixed = (uint64_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);

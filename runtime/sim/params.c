@@ -18,7 +18,8 @@ CUresult sim_make_set(struct operation *operation, const CUDA_MEMSET_NODE_PARAMS
         return CUDA_ERROR_INVALID_VALUE;
     memset(operation, 0, sizeof(*operation));
     operation->type = CU_GRAPH_NODE_TYPE_MEMSET;
-    memcpy(&operation->set, set, offsetof(CUDA_MEMSET_NODE_PARAMS_v2, ctx)); // some callers have no more
+    memcpy(&operation->set, set,
+           offsetof(CUDA_MEMSET_NODE_PARAMS_v2, ctx)); // some callers have only this part
     return sim_check_set(set, true);
 }
 
@@ -45,7 +46,7 @@ CUresult sim_make_kernel_node(struct operation *operation, const CUDA_KERNEL_NOD
     return sim_make_launch(operation, &whole, true);
 }
 
-// Make the operation of any node without graphs inside.
+// Make the operation of any node that contains no graphs.
 CUresult sim_make_node(struct operation *operation, const CUgraphNodeParams *params) {
     switch (params->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -196,7 +197,7 @@ API cuGraphNodeGetParams(void *node, CUgraphNodeParams *params) {
     return status;
 }
 
-// Attributes of kernels: whether all blocks are there at once, and whether they are clusters.
+// Attributes of kernels: whether all blocks are resident at once, and whether they form clusters.
 
 API cuGraphKernelNodeGetAttribute(void *node, int attribute, void *value) {
     LOCKED;

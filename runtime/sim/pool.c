@@ -104,7 +104,7 @@ API cuMemPoolCreate(void **pool, const CUmemPoolProps *props) {
         place_of(&props->location) < 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (props->handleTypes)
-        return CUDA_ERROR_NOT_SUPPORTED; // for other processes
+        return CUDA_ERROR_NOT_SUPPORTED; // handles for other processes
     CUresult unsafe = sim_unsafe();
     if (unsafe)
         return unsafe;

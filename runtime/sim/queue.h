@@ -9,7 +9,7 @@ struct work {
     struct work *next;   // in the queue
     unsigned references; // references from the queue, from events, and from waiting work
     bool done;
-    uint64_t number;       // in the order of all work ever issued
+    uint64_t number;       // position among all work ever issued
     uint64_t issued, time; // ns; when it was done
     struct operation operation;
     size_t count;

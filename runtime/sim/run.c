@@ -12,7 +12,7 @@
 
 enum { LOOKS = 64 }; // checks for progress between looks at the clock
 
-static struct worker *workers; // that do not run, by number
+static struct worker *workers; // idle ones, by number
 static unsigned worker_count, helper_count;
 static struct run *runs;
 static uint64_t launches;

@@ -29,7 +29,7 @@ struct lane {
     struct stack *stack; // NULL: it has not begun
     void *at;            // its stack pointer while another one runs
     int32_t patience;    // its next budget
-    uint32_t site;       // where it waits, with:
+    uint32_t site;       // where it waits, and what it waits with:
     uint32_t mask, result;
     host_combine *combine;
     void *data;
@@ -40,17 +40,17 @@ struct warp { // sets of lanes
     struct lane *lanes;
     uint32_t all, exited;
     uint32_t ready;   // may run
-    uint32_t meeting; // wait in meet for the lanes in their mask
-    uint32_t active;  // wait in meet until no other one can advance
-    unsigned last;    // that was chosen
+    uint32_t meeting; // lanes that wait in meet for the lanes in their mask
+    uint32_t active;  // lanes that wait in meet until no other lane can advance
+    unsigned last;    // the lane that was chosen last
     unsigned turns;   // turns of other lanes since one became active
 };
 
 struct barrier {
-    uint32_t threads;  // that it waits for; 0: all
+    uint32_t threads;  // number of threads that it waits for; 0: all
     uint32_t arrivals; // lanes that have arrived
     uint32_t gone;     // lanes among them that have exited
-    uint32_t counted;  // arrivals, and what their warps lack
+    uint32_t counted;  // arrivals, plus the missing lanes of their warps
     uint32_t count;    // values that are not 0
     bool reduces;
     uint32_t come[MOST_WARPS], waiting[MOST_WARPS]; // sets of lanes
@@ -71,14 +71,14 @@ struct resident { // a block
 };
 
 struct worker {
-    struct worker *next; // that does not run
+    struct worker *next; // in the list of idle workers
     unsigned number;
     uint64_t clock;
     struct run *run;
-    void *home;           // the worker's own stack pointer while a lane runs
+    void *home;           // the worker's stack pointer while a lane runs
     struct lane *current; // NULL: none can run
     bool turned;          // the lane that went home only took its turn
-    bool advanced;        // since the time was looked at
+    bool advanced;        // a lane advanced since we last looked at the clock
     unsigned looks;
     struct stack *free; // stacks
     struct slab *slabs;
@@ -101,9 +101,9 @@ struct run {          // a launch
     uint64_t number; // number of its work
     const unsigned char *parameters;
     uint32_t grid[3], block[3], dynamic;
-    uint64_t id, blocks, begun, most; // most: at once on a worker, unless it's cooperative
+    uint64_t id, blocks, begun, most; // most: blocks at once on a worker, unless cooperative
     bool cooperative, cluster;
-    uint32_t workspace[2]; // bytes of it, and what blocks that synchronize count in
+    uint32_t workspace[2]; // its size in bytes, and the counter of blocks that synchronize
     unsigned helpers, wanted;
     uint64_t advanced; // ns
     CUresult failed;
@@ -126,7 +126,7 @@ void sim_switch(void **from, void *to) __attribute__((visibility("hidden")));
 // Return the state to switch to so that `run`, which never returns, runs on a stack that ends at `top`.
 void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker);
 
-struct lane *sim_choose(struct resident *block); // that may run, or NULL
+struct lane *sim_choose(struct resident *block); // a lane that may run, or NULL
 static inline void sim_advance(struct resident *block) { block->worker->advanced = true; }
 void sim_turn(struct host_thread *thread, uint32_t site);
 uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrier kind, uint32_t id,

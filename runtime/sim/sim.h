@@ -87,7 +87,7 @@ enum { OBJECT_SIZE = 256 };
 
 void *sim_new(enum kind kind, void *owner); // zero after the head; NULL if memory runs out
 void sim_delete(void *object);              // with all that it owns, newest first
-void sim_give(void *object, void *owner);   // which has no owner yet
+void sim_give(void *object, void *owner);   // `object` has no owner yet
 // Return `array` with room for one more than `count`, or NULL if memory runs out.
 void *sim_grow(void *array, size_t count, size_t *room, size_t item);
 
@@ -128,7 +128,7 @@ bool sim_read_environment(void); // sets these; false, with a message the first 
 size_t sim_total_memory(void);   // bytes
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
 void sim_say_once(const char *format, ...)
-    __attribute__((format(printf, 1, 2))); // if kernels run, and it was not the last
+    __attribute__((format(printf, 1, 2))); // unless it was the last message, or kernels don't run
 void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern __thread char sim_said[1024]; // the last error of this thread
 
@@ -171,7 +171,7 @@ static inline CUresult sim_error_of(const struct context *context) {
     return sim_fault_status ? sim_fault_status : context->error;
 }
 
-// Put this at the start of a call that needs a context.
+// Begins a call that needs a context.
 #define IN_CONTEXT                                                                                           \
     LOCKED;                                                                                                  \
     struct context *context;                                                                                 \
@@ -179,7 +179,7 @@ static inline CUresult sim_error_of(const struct context *context) {
     if (entered_)                                                                                            \
     return entered_
 
-// The same for a call that could disturb a capture.
+// Begins such a call if it could disturb a capture.
 #define IN_CONTEXT_UNCAPTURED                                                                                \
     IN_CONTEXT;                                                                                              \
     if ((entered_ = sim_unsafe()))                                                                           \
@@ -190,10 +190,10 @@ struct range {
     uint64_t start, size, serial;
     const void *owner; // a context, a module
     enum memory { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED, OF_GRAPH } type;
-    unsigned flags; // that the program chose
+    unsigned flags; // the program's choice
     struct reference pool;
-    uint64_t until;    // the first work that may not use it, because a free was issued; 0: all may
-    bool frees_itself; // memory of graphs: the launch `until` may use it too, while it exists
+    uint64_t until;    // a free was issued: work from this number on may not use the memory; 0: all may
+    bool frees_itself; // memory of graphs: launch `until` may use it too while the memory exists
 };
 bool sim_add_range(uint64_t start, uint64_t size, const void *owner, enum memory type);
 bool sim_drop_range(uint64_t start, enum memory type);        // false: no range of this type starts there
@@ -369,7 +369,7 @@ struct operation {
             bool cooperative;
             bool cluster;     // the launch sets cluster dimensions
             bool packed;      // the arguments were passed packed: CUDA doesn't return a node's
-            void **arguments; // in `owned`, or NULL: unknown
+            void **arguments; // point into `owned`; NULL: unknown
         } kernel;
         CUDA_MEMCPY3D copy;
         CUDA_MEMSET_NODE_PARAMS_v2 set;
@@ -380,7 +380,7 @@ struct operation {
         struct {
             void (*function)(void *);
             void *data;
-            void (*callback)(void *, CUresult, void *); // or this, with the stream
+            void (*callback)(void *, CUresult, void *); // or a callback, with the stream
             void *stream;
         } host;
         struct reference event;
@@ -428,10 +428,10 @@ CUresult sim_wait_event(struct stream *stream, struct event *event);
 
 // queue.c
 
-// What launch.c and range.c have for the work in a queue.
+// Functions of launch.c and range.c that queue.c calls.
 extern bool (*sim_copy_operation)(struct operation *to, const struct operation *from);
 extern void (*sim_end_operation)(struct operation *operation);
-// Run it as work of this number. Call it without the lock.
+// Run an operation as work with this number. Call it without the lock.
 extern CUresult (*sim_run)(struct context *context, struct operation *operation, uint64_t number);
 extern void (*sim_after_work)(void); // frees memory that no pending work may use any more
 
@@ -443,7 +443,7 @@ void sim_end_queues(const struct context *context);
 extern __thread bool sim_in_host_function;
 extern int sim_callbacks; // threads that are running one
 
-// context.c: around a host function or callback, in whose thread the stream's context is current
+// context.c: called before and after a host function or callback; its thread has the stream's context
 void sim_begin_callback(struct context *context);
 void sim_end_callback(void);
 
@@ -453,7 +453,7 @@ struct capture {
     uint64_t id;
     int mode;
     bool invalid;
-    pthread_t thread; // that began the capture
+    pthread_t thread; // the thread that began the capture
     struct graph *graph;
     bool given; // the graph belongs to the program
     struct stream *origin, *streams;
@@ -466,21 +466,21 @@ CUresult sim_capture_wait(struct stream *stream, struct event *event);
 bool sim_is_captured(const struct event *event);
 CUresult sim_refuse_event(const struct event *event); // fails if it was recorded in a capture
 void sim_leave_capture(struct stream *stream);        // the stream is being destroyed
-CUresult
-sim_implicit(const struct stream *stream); // may work be put into it? fails if it's legacy during a capture
+CUresult sim_implicit(const struct stream *stream);   // fails if work can't be issued to it: it's the legacy
+                                                      // stream, during a capture
 CUresult
 sim_refuse_capture(struct stream *stream); // for operations that can't be captured; invalidates the capture
 CUresult sim_refuse_captures(const struct context *context); // for operations that wait for all streams
-CUresult sim_unsafe(void); // may this thread make calls that could disturb a capture?
+CUresult sim_unsafe(void); // fails if this thread may not make calls that could disturb a capture
 
 // graph_memory.c
 CUresult sim_make_graph_memory(struct operation *operation, size_t size, const CUmemPoolProps *props,
-                               struct context *context); // an operation that allocates it
+                               struct context *context); // makes the operation that allocates the memory
 void sim_hold_graph_memory(const struct operation *operation),
     sim_release_graph_memory(const struct operation *);
 bool sim_is_graph_memory(uint64_t start, uint64_t size);   // even if no launch has allocated it
-bool sim_begin_free(CUdeviceptr memory, CUresult *status); // is issued; false: not memory of graphs
-bool sim_free_graph_memory(CUdeviceptr memory);            // is run; false: not memory of graphs
+bool sim_begin_free(CUdeviceptr memory, CUresult *status); // a free was issued; false: not memory of graphs
+bool sim_free_graph_memory(CUdeviceptr memory);            // a free runs; false: not memory of graphs
 void sim_end_graph_memory(const struct context *context);
 CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory);
 // Return whether a copy or memset needs memory that a node of the graph frees.

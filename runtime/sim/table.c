@@ -106,6 +106,6 @@ static CUresult refuse(const char *name, bool *said) {
     {#name, since, (void *)name##suffix##_stub, (void *)name##suffix##variant##_stub},
 const struct sim_function sim_functions[] = {
 #include "abi/driver.h"
-    // cuda.h has had these parameters under that name since then
+    // cuda.h gives this name these parameters since CUDA 12.0
     {"cuGraphInstantiate", 12000, (void *)cuGraphInstantiateWithFlags_stub, NULL},
     {0}};

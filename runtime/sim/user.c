@@ -12,7 +12,7 @@ struct user {
     uint64_t references;
 };
 
-struct held { // by a graph, which owns it
+struct held { // references that a graph, the owner, holds
     struct object object;
     struct user *user;
     unsigned count;

@@ -12,8 +12,8 @@ struct physical {
     int file;
     size_t size;
     CUmemAllocationProp props;
-    unsigned held;       // by the program, as often as it may release it
-    unsigned references; // by the program and by mappings
+    unsigned held;       // the program's handles, each of which it may release once
+    unsigned references; // from the program and from mappings
 };
 
 _Static_assert(sizeof(struct physical) <= OBJECT_SIZE, "fit");
@@ -129,7 +129,7 @@ API cuMemCreate(uint64_t *handle, size_t size, const CUmemAllocationProp *props,
     if (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && props->location.id)
         return CUDA_ERROR_INVALID_DEVICE;
     if (props->requestedHandleTypes)
-        return CUDA_ERROR_NOT_SUPPORTED; // for other processes
+        return CUDA_ERROR_NOT_SUPPORTED; // handles for other processes
     bool of_device = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     if (of_device && !sim_take_memory(size))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -208,7 +208,7 @@ API cuMemUnmap(CUdeviceptr start, size_t size) {
     for (size_t i = 0; i < mapped.count; i++)
         if (start < mapped.all[i].start + mapped.all[i].size && mapped.all[i].start < start + size &&
             !is_inside(&whole, mapped.all[i].start, mapped.all[i].size))
-            return CUDA_ERROR_INVALID_VALUE; // a part of one
+            return CUDA_ERROR_INVALID_VALUE; // only a part of a mapping
     for (size_t i = 0; i < mapped.count; i++)
         if (is_inside(&whole, mapped.all[i].start, mapped.all[i].size)) {
             sim_drop_range(mapped.all[i].start, MAPPED);

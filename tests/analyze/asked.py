@@ -18,7 +18,7 @@ def run(name: str, *args: Any, data: bytes = b"", **options: Any) -> subprocess.
 
 
 class Answers:
-    """`rows` and `verdicts` by the name of the answer; `others` are the kinds of the other records."""
+    """`rows` and `verdicts` are indexed by answer name; `others` are the kinds of the other records."""
 
     def __init__(self, found: bytes | Iterable[dict[str, Any]]) -> None:
         self.rows: dict[str, list[dict[str, Any]]] = {}

@@ -1,4 +1,6 @@
-"""Random processes with calls, GPU times, ranges and contexts, for tests that hold an analysis against a plain one."""
+"""Random processes with calls, GPU times, ranges and contexts, for tests that compare an analysis with a plain
+implementation.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def launch(start, function, stream_=0):
 
 
 def process(pid=10, zero=0, **more):
-    """Return two threads that launched two kernels in two streams, an allocation, and two launches' records."""
+    """Return a trace with two threads that launched two kernels in two streams, an allocation, and records of two
+    launches.
+    """
     seconds = 10**9
     rows = [launch(zero + 1 * seconds, 4), launch(zero + 2 * seconds, 5, 7), launch(zero + 3 * seconds, 4, 7)]
     saved = [MAP, forge.kernel(3, 4, KERNELS[0]["name"], 1), forge.kernel(6, 5, "copy", 1)]
@@ -89,7 +91,7 @@ def test_filters_are_of_all_processes(tmp_path):
     path = tmp_path / "t.mp"
     path.write_bytes(forge.pack(process(), process(11, boot_id="other", realtime=10**18 + 10**9)))
     found = Answers(run("summary", "--json", "--time", "2,3.5", path).stdout)
-    assert [row["calls"] for row in found.rows["processes"]] == [2, 2]  # the other one began 1 s later
+    assert [row["calls"] for row in found.rows["processes"]] == [2, 2]  # the other process began 1 s later
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_options_that_make_no_sense(options, fact):
 def test_every_form_says_what_is_missing(tmp_path):
     path = tmp_path / "t.mp"
     whole = forge.pack(process())
-    path.write_bytes(whole + forge.pack(process(77))[:-150])  # torn within a record
+    path.write_bytes(whole + forge.pack(process(77))[:-150])  # truncated within a record
     fact = f"{path}+"
     for form in ([], ["--format", "md"], ["--format", "csv"], ["--json"]):
         done = run("summary", *form, path)
@@ -295,15 +297,17 @@ def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary
             assert not has_ended(path), size  # it is being written
         with open(path, "rb"):
             assert has_ended(path), size  # it is being read
-    for size in (len(chunk), len(chunk) + 1):  # even if it was cut after a whole segment
+    for size in (len(chunk), len(chunk) + 1):  # even if it was truncated after a whole segment
         path.write_bytes((chunk + chunk)[:size])
         assert has_ended(path), size
         with open(path, "r+b"):
-            assert not has_ended(path), size  # another process's segment may come
+            assert not has_ended(path), size  # another process's segment may follow
 
 
 def test_follow_waits_for_the_rest_of_a_stream_whose_process_has_ended(tmp_path):
-    """A helper or a copy may still be writing it. The answer used to be that the process had been killed."""
+    """A helper process or a copy may still be writing the trace. The answer used to say that the process had been
+    killed.
+    """
     whole, path = forge.pack(process()), tmp_path / "t.mp"
     for size in (len(whole) // 2, whole.rindex(b"kind") - 2):  # within a record, and before the end
         path.write_bytes(whole[:size])
@@ -319,7 +323,7 @@ def test_follow_waits_for_a_trace_that_has_just_begun(growing, begun):
     path.write_bytes(begun)
     assert not has_ended(path)
     os.utime(path, (0, 0))
-    assert not has_ended(path)  # it was put there just now
+    assert not has_ended(path)  # it was written just now
 
 
 @pytest.mark.full

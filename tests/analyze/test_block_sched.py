@@ -1,4 +1,4 @@
-"""gpt-analyze block_sched on known blocks, compared with a scheduler that goes through them one by one."""
+"""gpt-analyze block_sched on known blocks, compared with a scheduler that processes them one by one."""
 
 import heapq
 import os
@@ -69,7 +69,7 @@ def test_a_record_a_block_says_what_records_of_its_warps_did():
     segment += [forge.probed(0, 3, 4, len(data), 96), forge.buffer(0, data.tobytes())]
     (found,) = ask("block_sched", forge.trace(*segment)).rows["kernels"]
     (wanted,) = ask("block_sched", trace(BLOCKS)).rows["kernels"]
-    assert found == wanted | {"blocks": 6, "silent": 1}  # the last one saved nothing
+    assert found == wanted | {"blocks": 6, "silent": 1}  # the last block saved nothing
 
 
 @settings(max_examples=examples(300))
@@ -90,7 +90,8 @@ def test_times_across_sms_are_those_of_the_common_clock():
     """SM clocks are unrelated to each other; times in ns are comparable. Here two clocks are 1 ns."""
     blocks = [(start, 1000, sm) for sm in range(4) for start in range(0, 20000, 1100)]
     data = np.frombuffer(saved(blocks, 2), SLOT).copy()
-    data["end"] = EPOCH + (data["start"] + data["elapsed"]) // 2 // 32 * 32 + 300 * data["sm"]  # it ticks each 32 ns
+    # The timer ticks every 32 ns.
+    data["end"] = EPOCH + (data["start"] + data["elapsed"]) // 2 // 32 * 32 + 300 * data["sm"]
     data["start"] += data["sm"] * np.uint64(1 << 40)
     found = make_schedule(MapLayout(MAP).read(data.tobytes(), len(blocks), 64))
     assert found.ns_per_clock == pytest.approx(0.5, rel=0.01)
@@ -114,7 +115,7 @@ def test_a_short_launch_has_the_clock_of_its_device():
         data["end"] = EPOCH  # all in one step
         one = make_schedule(MapLayout(MAP).read(data.tobytes(), len(blocks), 32 * warps), {"clock_hz": 1_980_000_000})
         assert one.ns_per_clock == pytest.approx(1 / 1.98)
-        for clock in (None, 0, 1, (1 << 64) - 1):  # nonsense is refused
+        for clock in (None, 0, 1, (1 << 64) - 1):  # nonsense values are rejected
             make_schedule(read, {"clock_hz": clock})
 
 
@@ -138,9 +139,9 @@ def test_times_that_fit_no_clock_are_not_given(end):
 
 def test_warps_that_saved_nothing_do_not_count():
     data = np.frombuffer(saved(BLOCKS, 2), SLOT).copy().reshape(5, 2)
-    data[0, 0] = 0  # its other warp began one clock later
+    data[0, 0] = 0  # the block's other warp began one clock later
     data[3] = 0
-    data["count"][1, 1] = 3  # in groups: the last one wrote the record
+    data["count"][1, 1] = 3  # divergent groups: the last one wrote the record
     found = make_schedule(MapLayout(MAP).read(data.tobytes(), 5, 64))
     assert found.silent == 1 and sorted(found.block) == [0, 1, 2, 4]
     assert found.running.tolist() == [199, 100]

@@ -1,4 +1,6 @@
-"""Programs with one planted cause each, recorded on an H200: gpt-analyze states the cause (tests/gpu/causes.py)."""
+"""Programs that are each slow for one known reason, recorded on an H200: gpt-analyze finds the reason
+(tests/gpu/causes.py).
+"""
 
 import os
 from pathlib import Path
@@ -25,5 +27,5 @@ def test_the_planted_cause_is_stated(name, tmp_path):
 
 
 def test_there_is_a_trace_of_each_program():
-    assert set(RECORDED) | {"late"} == set(causes.PROGRAMS)  # which needs two GPUs
+    assert set(RECORDED) | {"late"} == set(causes.PROGRAMS)  # `late` needs two GPUs
     assert all(path.stat().st_size <= causes.LIMIT for path in TRACES.iterdir())

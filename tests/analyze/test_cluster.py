@@ -90,7 +90,7 @@ SEGMENTS = [rank(number, number) for number in range(1, 4)]
 
 
 def run(*args):
-    """Run it like a user would: Dask has threads and processes of its own."""
+    """Run it as a user would: Dask has its own threads and processes."""
     command = ["gpt-analyze", *map(str, args)]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
 
@@ -173,7 +173,7 @@ def test_a_cluster_says_the_same(name, cluster, tmp_path):
     for args in ([], ["--time", "0,1", "--format", "csv"]):
         plain, done = both(name, cluster, *paths, *args)
         assert done == plain and plain[1]
-        assert plain[0] == (name == "launches")  # it needs GPU times that name their calls
+        assert plain[0] == (name == "launches")  # launches needs GPU times that name their calls
 
 
 @pytest.mark.full
@@ -287,7 +287,7 @@ def test_a_cluster_that_loses_its_last_worker_is_waited_for_a_while():
 
         def nthreads(self):
             Waiting.threads += 1
-            return {"tcp://a": 1} if Waiting.threads == 2 else {}  # one came and went
+            return {"tcp://a": 1} if Waiting.threads == 2 else {}  # one worker came and went
 
     with pytest.raises(GptError, match=r"^the scheduler of the cluster has no workers any more$"):
         _wait(distributed, Waiting(), Waiting())

@@ -12,7 +12,7 @@ REDUCE = "_Z40ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageI
 GATHER, SENDRECV = "ncclDevKernel_AllGather_RING_LL(x)", "ncclDevKernel_SendRecv(x)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(x)"
 NAMES = [REDUCE, GATHER, SENDRECV, "gemm", BROADCAST]
-TOOK = 50 * US  # once the last one has begun
+TOOK = 50 * US  # duration after the last rank has begun
 
 
 def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_host=8, said=True, **header):
@@ -34,7 +34,7 @@ def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_hos
 
 
 def lockstep(ranks, count, late, seed=0):
-    """Return when ranks begin and end `count` collectives, 1 ms apart; `late` has by how many ns they are late."""
+    """Return when the ranks begin and end `count` collectives, 1 ms apart; `late` has each rank's delay in ns."""
     begins = np.tile(np.arange(1, count + 1) * 1000 * US, (ranks, 1))
     for (who, step), ns in late.items():
         begins[who, step] += ns

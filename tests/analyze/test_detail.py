@@ -1,6 +1,6 @@
-"""Every analysis of a map reads launches of which only sums were kept, and has the totals of the full trace.
+"""Every analysis of a map reads launches for which only sums were kept, and has the totals of the full trace.
 
-The trace is recorded once, in full; here its buffers are replaced by their sums, as gpt-stream(5) describes those.
+The trace is recorded once, in full. Here its buffers are replaced by their sums, in the layout of gpt-stream(5).
 """
 
 import json
@@ -91,7 +91,7 @@ def pack_sums(buffer):
 
 
 def reduce(path, keep):
-    """The trace, in which launches from number `keep` + 1 on have sums."""
+    """The trace, with sums in place of buffers for all launches after number `keep`."""
     found, probes, buffers = [], Probes(path.parent), {}
     with open(path, "rb") as file:
         for record in wire.read_records(file, str(path)):
@@ -113,7 +113,7 @@ def reduce(path, keep):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A trace of four launches with all built-in probes: as it is, and with details of one launch."""
+    """A trace of four launches with all built-in probes: unchanged, and with the details of one launch only."""
     folder = tmp_path_factory.mktemp("detail")
     program = probing.build(folder, probing.CLIENT + MAIN)
     named = [word for name in PROBES for word in ("-p", name)]

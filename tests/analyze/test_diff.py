@@ -31,11 +31,11 @@ def side(count, mean, deviation=0.0, size=0, timed=True):
     [
         (side(0, 0), side(1, 5), "only in B"),
         (side(1, 5), side(0, 0), "only in A"),
-        (side(100, 50, 10), side(101, 50, 10), "count"),  # one more is never noise
+        (side(100, 50, 10), side(101, 50, 10), "count"),  # a different count is never noise
         (side(100, 50, 10), side(100, 50, 10, size=1), "bytes"),
         (side(100, 50, 10), side(100, 54, 10), "noise"),  # 2.8 standard errors
         (side(100, 50, 10), side(100, 55, 10), "time"),  # 3.5
-        (side(10**5, 50, 10), side(10**5, 50.5, 10), "noise"),  # 1 %: of runs on another day
+        (side(10**5, 50, 10), side(10**5, 50.5, 10), "noise"),  # 1 %, as between runs on different days
         (side(10**5, 50, 10), side(10**5, 52, 10), "time"),
         (side(2, 50, 1), side(2, 500, 1), "few times"),
         (side(100, 50), side(100, 50), "nothing"),
@@ -70,8 +70,9 @@ FAST = [1000.0] * 995
         ([[990.0] * 900 + [1e7] * 100], [[1990.0] * 900 + [1e7] * 100], 1e9, "median"),  # hidden by slow ones
         ([FAST] * 3, [[1100.0] * 995] * 3, 1e6, "time"),
         ([[1000.0] * 9, [1300.0] * 9, [900.0] * 9], [[1100.0] * 9, [1250.0] * 9, [1000.0] * 9], 1e5, "noise"),
-        ([FAST, FAST], [[1100.0] * 995, FAST], 1e6, "time"),  # too few runs: by the calls in them
-        ([[1.0] * 5, [1.0] * 6], [[1.0] * 6, [1.0] * 7], 1e3, "nothing"),  # counts that runs of a side have, too
+        ([FAST, FAST], [[1100.0] * 995, FAST], 1e6, "time"),  # too few runs, so calls are compared
+        # Counts that also occur in runs of the other side.
+        ([[1.0] * 5, [1.0] * 6], [[1.0] * 6, [1.0] * 7], 1e3, "nothing"),
         ([[1.0] * 5, [1.0] * 6], [[1.0] * 7, [1.0] * 8], 1e3, "count"),
     ],
 )  # fmt: skip
@@ -164,7 +165,7 @@ def test_what_is_not_in_the_numbers_is_said(tmp_path):
     assert lines[at].split() == ["kernel", "launches", "share", "timed", "GPU", "time", "share", "mean"]
     assert lines[at + 1].split() == ["k", "5", "100.0", "%", "2", "20ns", "100.0", "%", "10ns"]
     (tmp_path / "c.mp").write_bytes(forge.pack(forge.trace(*APIS, name, calls, ran, pid=3)))
-    for other in ("b.mp", "c.mp"):  # all have times, and in one nobody counts launches
+    for other in ("b.mp", "c.mp"):  # all have times, and one has no counts of launches
         lines = run("summary", tmp_path / other).stdout.decode().splitlines()
         assert [line.split()[:3] for line in lines if line.startswith("k  ")] == [["k", "2", "100.0"]]
         assert not any("timed" in line for line in lines if line.startswith("kernel  "))
@@ -236,7 +237,7 @@ def test_children_are_of_the_trace_that_names_them(tmp_path):
     found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
     (row,) = found.rows["functions"]
     assert (row["count_a"], row["count_b"], row["differs"]) == (3, 1, "count")
-    assert not any(line.startswith("of that") for line in found.verdicts["whole"])  # calls of processes overlap
+    assert not any(line.startswith("of that") for line in found.verdicts["whole"])  # the processes' calls overlap
     assert any(line.endswith("about all threads of all processes: they don't add up")
                for line in found.verdicts["whole"])  # fmt: skip
 

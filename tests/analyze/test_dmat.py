@@ -59,7 +59,7 @@ def test_each_sm_has_a_clock_of_its_own():
     for sms, clocks in (((0, 0, 131, 131), [0, 2, 0, 3]), ((0, 0, 1 << 31, 131), [CLOCK - 93, CLOCK - 91, 0, 3])):
         entries = np.zeros(4, ENTRY)
         entries["address"], entries["clock"] = np.array(accesses, np.uint64).T
-        entries["pad"] = sms  # it is there that the probe has it
+        entries["pad"] = sms  # the probe stores it here
         map_ = forge.probe_map("dmat", type_="log", level="thread", capacity=4, **FIELDS, sm="u32")
         records = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]
         records += [forge.probed(0, 3, 4, 1, 32), forge.buffer(0, struct.pack("<Q", 4) + entries.tobytes())]

@@ -285,7 +285,7 @@ def guide(request, tmp_path_factory):
     launches = [forge.launch(40500, 1000, LAUNCH, 0), forge.launch(20000, 2500, LAUNCH, 0)]
     segment = forge.trace(
         *APIS,
-        forge.calls([(60000, 0, SYNC, 0)], thread=2),  # killed while it waited
+        forge.calls([(60000, 0, SYNC, 0)], thread=2),  # killed while waiting
         forge.calls(launches[:1], forge.LAUNCH, thread=1),
         forge.calls(first, forge.MEMORY, thread=1),
         forge.calls(launches[1:], forge.LAUNCH, thread=2),

@@ -53,7 +53,7 @@ def test_times_of_replays_and_of_the_kernels_in_them(tmp_path):
     codes = [forge.kernel(10 + n, n, f"k{n}", 1) for n in (1, 2)]
     segment = [*APIS, made(FIRST, 1000, f1=2, f2=1), *KERNELS, replays((2000, 9, 0, FIRST), (3000, 5, 0, FIRST)), times]
     whole = forge.trace(*segment, MAP, *codes, *probed, *saved)
-    (tmp_path / "g.png").write_bytes(b"\x89PNG\r\n\x1a\n")  # a picture is replaced: it is no trace
+    (tmp_path / "g.png").write_bytes(b"\x89PNG\r\n\x1a\n")  # a picture may be replaced, since it isn't a trace
     done = run("graphs", "--plot", tmp_path / "g.png", data=forge.pack(whole))
     assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "g.png").stat().st_size > 1000
     found = ask("graphs", whole)
@@ -62,7 +62,7 @@ def test_times_of_replays_and_of_the_kernels_in_them(tmp_path):
     rows = [(r["kernel"], r["probed"], r["time"], r["mean"], r["share"]) for r in found.rows["kernels"]]
     assert rows == [("k2", 1, 1200, 1200, 60), ("k1", 2, 800, 400, 40)]
     card = records.make("device", index=0, name="X", arch="sm_90", uuid="GPU-1", runs="sass", clock_hz=500_000_000)
-    short = [forge.buffer(number, warp(100, 300) * 2) for number in range(3)]  # its warps end at once
+    short = [forge.buffer(number, warp(100, 300) * 2) for number in range(3)]  # the warps end immediately
     rows = ask("graphs", forge.trace(card, *segment, MAP, *codes, *probed, *short)).rows["kernels"]
     assert [(r["kernel"], r["time"]) for r in rows] == [("k1", 1200), ("k2", 600)]
 
@@ -98,7 +98,7 @@ def test_what_is_not_there_is_said():
         done = run("graphs", data=forge.pack(forge.trace(*segment)))
         assert done.returncode == 1 and fact in done.stderr.decode()
     found = ask("graphs", forge.trace(*APIS, made(FIRST, 5000, f1=0), replays((100, 1, 0, FIRST), (6000, 1, 0, FIRST))))
-    assert [(r["nodes"], r["replays"]) for r in found.rows["graphs"]] == [(0, 1), (9, 1)]  # the first is not known
+    assert [(r["nodes"], r["replays"]) for r in found.rows["graphs"]] == [(0, 1), (9, 1)]  # the first graph isn't known
     assert "1 of these kernels is launched as a condition says, or disabled" in found.verdicts["kernels"][1]
 
 
@@ -116,5 +116,5 @@ def test_launches_of_graphs_that_were_made_before_are_no_error():
     done = run("graphs", data=forge.pack(forge.trace(*APIS, replays((100, 5, 0, FIRST)))))
     assert (done.returncode, done.stderr) == (0, b"")
     text = " ".join(done.stdout.decode().split())
-    assert "not in this trace: all that 1 launch of graphs ran, as the graphs were made before recording began" in text
-    assert "kernels of graphs" not in text  # titles of no rows
+    assert "not in this trace: the work in 1 launch of graphs that were made before recording began" in text
+    assert "kernels of graphs" not in text  # tables without rows have no titles

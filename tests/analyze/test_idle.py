@@ -41,12 +41,12 @@ def doing(found):
 
 
 def looked_at(rounds=3):
-    """A program that looks at a value of each step: 1000 us on the GPU, and 300 us of host code afterwards."""
+    """A program that reads a value back in each step: 1000 us on the GPU, then 300 us of host code."""
     made = Made()
     for number in range(rounds):
         at = number * 1310
         made.call("cuLaunchKernel", at, 5, at + 5, 990)
-        made.call("cuMemcpyDtoHAsync", at + 10, 1000, at + 995, 5, size=4)  # the GPU has copied at 1000
+        made.call("cuMemcpyDtoHAsync", at + 10, 1000, at + 995, 5, size=4)  # the GPU's copy ends at 1000
     return made
 
 
@@ -87,7 +87,9 @@ def test_what_the_host_does_after_a_wait():
 
 
 def test_a_wait_costs_at_most_what_the_host_waited():
-    """The host needs 300 us for each step and the GPU 100: without waiting for it, it would be idle for 200 us."""
+    """The host needs 300 us for each step and the GPU 100 us. Even if the host didn't wait for the GPU, the GPU would
+    be idle for 200 us.
+    """
     made = Made()
     for at in (0, 400, 800):
         made.call("cuLaunchKernel", at, 5, at + 5, 90).call("cuStreamSynchronize", at + 10, 87)
@@ -126,7 +128,9 @@ def test_kernels_that_are_shorter_than_their_launches():
 
 
 def test_a_call_counts_for_what_it_covers():
-    """An allocation that began while the GPU worked, and host code after it; other threads' calls say nothing."""
+    """The GPU was idle during an allocation that began while it worked, and during host code after it. Other threads'
+    calls don't matter.
+    """
     made = Made().call("cuLaunchKernel", 0, 5, 5, 95)
     made.call("cuMemAlloc", 50, 250).call("cuStreamSynchronize", 90, 500, thread=2)
     made.call("cuLaunchKernel", 400, 10, 410, 10)
@@ -164,7 +168,7 @@ def test_work_that_follows_other_work_takes_a_moment():
 
 
 def test_copies_are_not_idle_and_overlap_counts_once():
-    """Two kernels at a time, then a copy half of which has no kernel beside it."""
+    """Two kernels run at a time; then a copy, half of which overlaps with no kernel."""
     made = Made().call("cuMemHostAlloc", 0, 1, address=0x10000, size=0x1000)
     made.call("cuLaunchKernel", 10, 5, 15, 100).call("cuLaunchKernel", 20, 5, 25, 40)
     made.call("cuMemcpyHtoDAsync", 30, 5, 100, 40, size=100, address=0x10800)
@@ -178,7 +182,7 @@ def test_copies_are_not_idle_and_overlap_counts_once():
 
 
 def test_tiny_copies_are_better_made_together():
-    """200 copies of 64 bytes: pinned memory wouldn't help. It would for a large copy."""
+    """200 copies of 64 bytes, for which pinned memory wouldn't help, and a large copy, for which it would."""
     made = Made().call("cuLaunchKernel", 0, 5, 5, 10)
     for number in range(200):
         made.call("cuMemcpyHtoDAsync", 15 + 4 * number, 2, 15 + 4 * number, 4, size=64, address=0x10000)
@@ -247,7 +251,7 @@ def test_a_gpu_that_two_processes_share_is_idle_if_neither_uses_it():
 
 
 def test_time_between_two_runs_on_a_gpu_is_not_idle():
-    """The second one begins to work 400 us after the last work of the first one."""
+    """The second process begins to work 400 us after the last work of the first."""
     one = Made().call("cuLaunchKernel", 0, 5, 5, 95).call("cuLaunchKernel", 140, 5, 150, 50)
     two = Made(pid=11).call("cuLaunchKernel", 590, 5, 600, 100).call("cuLaunchKernel", 750, 5, 760, 40)
     found = ask("idle", one.segment(), two.segment())
@@ -273,7 +277,7 @@ def test_traces_that_were_read_apart_say_that_they_share_a_gpu():
 
 
 def test_kernels_with_few_blocks():
-    """Half of the time with 33 blocks for 132 SMs, half with enough of them."""
+    """For half of the time, 33 blocks run on 132 SMs; for the other half, there are enough blocks."""
     made = Made().call("cuLaunchKernel", 0, 5, 5, 300, blocks=33)
     made.call("cuLaunchKernel", 10, 5, 305, 100, function=2, blocks=1000)
     (row,) = ask("idle", made.segment()).rows["verdict"]
@@ -329,7 +333,9 @@ def test_a_gpu_that_is_never_idle_and_a_trace_without_times():
 
 
 def plainly(segments):
-    """Return the idle ns of each GPU, by what the host did and by range: each elementary time is looked at alone."""
+    """Return the idle ns of each GPU, by what the host did and by range. Each elementary interval is examined
+    separately.
+    """
     model = TraceModel(drains=True)
     for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(*segments)), "in"), Idle.kinds):
         model.take(process)
@@ -345,7 +351,7 @@ def plainly(segments):
     for rows in by_gpu.values():
         rows.sort(key=lambda row: int(row["begin"]))
         reach = int(rows[0]["begin"])
-        windows = defaultdict(list)  # in which a process has work left
+        windows = defaultdict(list)  # intervals in which a process has work left
         for row in rows:
             windows[int(row["process"])] += [int(row["begin"]), int(row["begin"]) + int(row["duration"])]
         windows = [(min(times), max(times)) for times in windows.values()]
@@ -376,7 +382,7 @@ def plainly(segments):
                         what = "launched, not begun"
                     done[what] += high - low
                     open_ = [one for one in around if one["begin"] <= low]
-                    stack = []  # a thread that leaves a range leaves the ranges within it
+                    stack = []  # a thread that leaves a range also leaves the ranges inside it
                     for one in open_:
                         while stack and stack[-1][0] <= one["begin"]:
                             stack.pop()
@@ -407,7 +413,7 @@ def test_the_same_as_looking_at_each_moment(seed):
 
 
 def test_pieces_are_cut_at_each_edge_of_a_layer():
-    """A piece that reaches beyond two rows, with the layer and the pieces in chunks of one row."""
+    """A piece that extends beyond two rows; the layer and the pieces come in chunks of one row."""
     pieces = np.zeros(2, PIECE)
     pieces["begin"], pieces["end"], pieces["thread"], pieces["what"], pieces["first"] = (0, 50), (40, 60), 1, -1, True
     layer = np.zeros(4, LAYER)

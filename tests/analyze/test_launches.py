@@ -1,4 +1,4 @@
-"""gpt-analyze launches: on timelines that were made by hand, and against a plain way to say the same."""
+"""gpt-analyze launches on hand-made timelines, compared with a plain implementation."""
 
 import io
 
@@ -18,7 +18,7 @@ US = 1000
 
 
 def steps(count=4):
-    """Steps of 30 us: two short kernels behind slow launches, and a long one."""
+    """Steps of 30 us: two short kernels after slow launches, and a long kernel."""
     made = Made()
     for number in range(count):
         at = 30 * number
@@ -38,7 +38,7 @@ def test_a_graph_saves_nothing_if_the_gpu_is_the_limit():
 
 
 def test_what_the_host_does_besides_launching_is_not_saved():
-    """Two launches of 5 us in steps of 1000 us, most of which pass in an allocation."""
+    """Two launches of 5 us in steps of 1000 us, most of which are spent in an allocation."""
     made = Made()
     for number in range(10):
         at = 1000 * number
@@ -99,7 +99,7 @@ def test_a_queue_that_is_never_empty():
     (row,) = found.rows["launches"]
     assert row["starved"] == 10.0 and row["short"] == 0
     assert found.verdicts["launches"][0].startswith("not launch-bound: 10.0 % of 10 launches found nothing queued")
-    assert max(row["depth"] for row in found.rows["depth"]) == 9  # two had ended when the last one was launched
+    assert max(row["depth"] for row in found.rows["depth"]) == 9  # two launches had ended when the last one was made
 
 
 def test_a_host_that_is_late_for_other_reasons():

@@ -52,7 +52,7 @@ def machines(count):
 @pytest.mark.full
 @pytest.mark.parametrize("count", [2, 8])
 def test_machines_are_joined_by_the_time_of_day(count, tmp_path):
-    paths = write(tmp_path, *reversed(machines(count)))  # the first one last
+    paths = write(tmp_path, *reversed(machines(count)))  # the first process comes last
     events = [json.loads(line) for line in run("events", "--json", *paths).stdout.splitlines()]
     assert [event["ts"] for event in events] == [10_000 + n * 1000 for n in range(count)] + [
         20_000 + n * 1000 for n in range(count)
@@ -63,7 +63,8 @@ def test_machines_are_joined_by_the_time_of_day(count, tmp_path):
         (f"h{n}", 10, 9 * MS) for n in range(count)
     }
     assert [row["gpu"] for row in found.rows["idle"]] == [f"GPU {n}" for n in range(count)]
-    chosen = Answers(run("summary", "--json", "--time", "0,0.0105", *paths).stdout)  # since the first began
+    # Times count from the start of the first process.
+    chosen = Answers(run("summary", "--json", "--time", "0,0.0105", *paths).stdout)
     assert sorted(row["calls"] for row in chosen.rows["processes"]) == [0] * (count - 1) + [1]
     found = Answers(run("stages", "--json", *paths).stdout)
     assert len(found.rows["processes"]) == count and found.rows["processes"][0]["total"] == 11 * MS
@@ -173,7 +174,7 @@ def test_a_wait_for_one_stream_leaves_work_of_others():
         ]
     )
     rows = {row["gap"]: row for row in ask("gaps", found).rows["gaps"]}
-    assert "wait" not in rows  # at 5 stream 8 has work, at 25 stream 7 has
+    assert "wait" not in rows  # at 5, stream 8 has work; at 25, stream 7
     waits = [(at(10**9, ms), MS, 2, 0, 0, stream) for ms, stream in ((4, 7), (6, 8))]
     rows = [forge.launch(at(10**9, ms), MS, 1, 1, stream) for ms, stream in ((1, 7), (2, 8), (20, 7))]
     found = segment(more=[forge.calls(rows, forge.LAUNCH), forge.calls(waits, forge.OBJECT)])

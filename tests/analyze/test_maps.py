@@ -127,7 +127,7 @@ def test_whole_numbers_keep_all_their_digits():
 
 
 def test_buffers_that_were_packed_without_zstd():
-    """The output says how many bytes they have, before packing."""
+    """The output states how many bytes the buffers have before packing."""
     map_ = forge.probe_map("mine", type_="total", sum="u64")
     data = struct.pack("<2Q", 32, 5) * 2
     quick = records.make("buffer", launch=1, map=1, size=len(data), data=data, quick=1)

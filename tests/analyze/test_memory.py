@@ -78,7 +78,7 @@ def test_memory_of_handles_is_there_until_nothing_maps_it():
     assert [row["gpu"] // PAGE for row in found.rows["live"]] == [1, 2, 1, 0]
     found = answers("memory", made(*at))
     assert picked(rows(found)["physical"], "freed", "left") == (1, PAGE)
-    found = answers("memory", made(*at, ("cuMemRelease", 10, 7)))  # it is mapped
+    found = answers("memory", made(*at, ("cuMemRelease", 10, 7)))  # the memory is still mapped
     assert picked(rows(found)["physical"], "freed", "left") == (1, PAGE)
 
 
@@ -93,7 +93,7 @@ def test_a_context_ends_with_its_memory():
         "'from' counts from the beginning of the first process",
         "freed: with 1 allocation that ended with the context",
     ]
-    found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # its context isn't known
+    found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # the allocation's context isn't known
     assert picked(rows(found)["device"], "freed", "left") == (1, 10)
     assert "1 allocation at an address still in use" in found.verdicts["memory"][1]
     two = [("cuDevicePrimaryCtxRetain", 0, 99), ("cuDevicePrimaryCtxRetain", 0.1, 99), *reset[1:2]]
@@ -155,7 +155,9 @@ def test_pages_and_holes_of_random_pieces_are_those_of_a_slow_count():
 
 
 def test_pieces_that_overlap_count_once():
-    """A piece that a later one overlaps must have been freed unseen: its bytes and pages no longer count."""
+    """If a later piece overlaps an earlier one, the earlier one must have been freed without a record: its bytes and
+    pages no longer count.
+    """
     unit = PAGE // 2
     taken = [("cuMemAlloc", 0, BASE, 8 * unit), ("cuMemAlloc", 2, BASE + 16 * unit, unit)]
     found = answers("memory", made(*taken, ("cuMemAlloc", 4, BASE + 4 * unit, 13 * unit)))

@@ -9,7 +9,7 @@ from tests.trace.long import write_long
 
 SHORT, LONG = 500_000, 1_500_000
 SLACK = 40  # MB: batches that are not full, and what the allocator keeps
-GROWTH = {  # MB for the data that its man page says it keeps
+GROWTH = {  # MB for data that each analysis keeps according to its man page
     "summary": 150,
     "memusage": 125_000 * 500 / 1e6,  # an allocation in eight calls
 }
@@ -37,7 +37,7 @@ def resident(folder, command):
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode in (0, 1)  # some find that there is nothing to say
+    assert process.returncode in (0, 1)  # some report that there's nothing to show
     return usage.ru_maxrss * 1024 / 1e6
 
 

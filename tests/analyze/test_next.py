@@ -1,4 +1,4 @@
-"""The last line of gpt-analyze summary names the command that says most about a program."""
+"""The last line of gpt-analyze summary names the command that tells most about a program."""
 
 import pytest
 
@@ -85,7 +85,7 @@ def test_times_without_calls_are_enough():
 
 
 def test_units_of_threads_are_not_looked_up_in_all_launches():
-    """Two threads take turns at random: the unit of each is known by the launches of that thread alone."""
+    """Two threads take turns at random: each one's unit can only be found in its own launches."""
     found = [forge.api(1, "cuLaunchKernel"), *(records.make("function", id=n, name=f"k{n}") for n in range(1, 7))]
     for thread, start in ((1, 100), (2, 137)):
         rows, at = [], start * MS

@@ -55,7 +55,7 @@ def ticks(**header):
 def files(tmp_path_factory):
     """Return a trace of four processes, and its lines, as two files.
 
-    One was replaced by exec, the times of one are ticks, and one made no call.
+    One process was replaced by exec, the times of one are ticks, and one made no call.
     """
     folder = tmp_path_factory.mktemp("notes")
     segments = [

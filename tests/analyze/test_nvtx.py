@@ -108,7 +108,7 @@ def test_domains_are_apart_and_marks_are_counted():
 
 
 def test_ranges_that_are_open_or_end_strangely():
-    ends = [records.make("range_end", id=77, thread=1, end=ZERO)]  # began before a fork
+    ends = [records.make("range_end", id=77, thread=1, end=ZERO)]  # the range began before a fork
     ranges = [*ranged(("open", 2, None), ("back", 5, 3)), *ends]
     found = answers("nvtx", made(*LAUNCHES, more=ranges, end=False))
     rows = by_name(found)
@@ -118,7 +118,9 @@ def test_ranges_that_are_open_or_end_strangely():
 
 
 def test_nothing_is_nested_in_a_range_that_is_open():
-    """NCCL's traces have such ranges if NVTX's payload extension isn't recorded, through which NCCL pops them."""
+    """NCCL's traces have such ranges if NVTX's payload extension isn't recorded, because NCCL pops its ranges through
+    the extension.
+    """
     ranges = ranged(
         ("init", 0, None, 1, "push", "NCCL"), ("step", 2, 9), ("fwd", 3, 5), ("lost", 4, None), ("bwd", 6, 8),
         ("step", 11, None), ("fwd", 12, 13),

@@ -41,7 +41,7 @@ def test_what_is_said_does_not_depend_on_how_much_is_read_at_once(seed, little):
         parts = answers(name, *segments)
         little(False)
         assert (parts.rows, parts.verdicts) == (whole.rows, whole.verdicts), name
-        assert whole.rows or name != "gaps"  # a trace by chance may have no ranges
+        assert whole.rows or name != "gaps"  # a random trace may have no ranges
 
 
 def test_rows_are_merged_in_order(little):

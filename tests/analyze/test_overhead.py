@@ -61,7 +61,7 @@ APIS = ["cuMemAlloc", "cuMemFree", "cuMemAllocHost", "cuMemCreate", "cuMemReleas
 
 
 def memory(*changes):
-    """Return rows of calls of 5 ns, each at the next time."""
+    """Return rows of calls of 5 ns, each starting at the next time."""
     rows = [(100 * n, 5, APIS.index(name) + 1, 0, to, 0, size, 0) for n, (name, to, size) in enumerate(changes, 1)]
     apis = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     return [forge.calls(rows, forge.MEMORY), *apis]  # names may come later
@@ -71,7 +71,7 @@ def memory(*changes):
     ("changes", "allocations", "peak", "left"),
     [
         ([("cuMemAlloc", 16, 100), ("cuMemAlloc", 32, 50), ("cuMemFree", 16, 0), ("cuMemAlloc", 64, 60)], 3, 150, 110),
-        ([("cuMemAlloc", 16, 100), ("cuMemAlloc", 16, 70)], 2, 100, 70),  # the function that freed it isn't known
+        ([("cuMemAlloc", 16, 100), ("cuMemAlloc", 16, 70)], 2, 100, 70),  # freed by an unknown function
         ([("cuMemAllocHost", 16, 100), ("cuMemCreate", 16, 7), ("cuMemFree", 16, 0)], 1, 7, 7),
         ([("cuMemCreate", 16, 7), ("cuMemRelease", 16, 0), ("cuMemRelease", 16, 0)], 1, 7, 0),
     ],

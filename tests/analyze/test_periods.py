@@ -42,11 +42,11 @@ def count_covered(sequence, length):
         ([1, 2] * 3, [(2, 3, 6)]),
         ([7] * 9, [(1, 9, 9)]),
         ([9, 8, 7, *[1, 2, 3] * 5, 4], [(3, 5, 15)]),
-        ([1, 2, 2, 1] * 5, [(4, 5, 20)]),  # each of its launches is there twice
+        ([1, 2, 2, 1] * 5, [(4, 5, 20)]),  # each launch occurs twice in the unit
         ([*[1, 2, 3] * 4, 9, *[1, 2, 3] * 4], [(3, 8, 24)]),  # only the odd one is lost
         ([*[1, 2, 3] * 4, 1, 2, 9, *[1, 2, 3] * 4], [(3, 8, 26)]),
         ([*[1] * 4, 2] * 6, [(5, 6, 30), (1, 24, 24)]),  # layers inside of an iteration
-        # few iterations: the odd launch costs more than the launches between the layers
+        # There are few iterations: the odd launch costs more than the launches between the layers.
         ([*([1] * 30 + [2]) * 3, 9, 8, *[1] * 30, 7, 6, *([1] * 30 + [2]) * 19], [(31, 22, 682), (1, 690, 690)]),
         ([3, *[1] * 30, 3, 4, 5, *[*[1] * 30, 2] * 3], [(1, 120, 120), (31, 3, 93)]),
     ],
@@ -74,7 +74,7 @@ def test_the_unit_is_that_which_covers_most(sequence):
     most = max(covered.values(), default=0)
     found = find_periods(sequence)
     assert all(period.covered == covered[period.length] for period in found)
-    if most >= len(sequence) / 2:  # units that cover less needn't be found
+    if most >= len(sequence) / 2:  # units with less coverage needn't be found
         assert found and found[0].covered >= 0.9 * most
         best = min(length for length in covered if covered[length] == most)
         if found[0].covered == most:

@@ -1,7 +1,7 @@
 """The analyses of Neutrino's probes, for a kernel with known counts on the simulated device.
 
-The kernel is the example of gpt-analyze(1): 16 blocks of 64 threads; every fourth lane jumps once, all go four
-times through a loop, wait in one barrier, load once, and store to shared memory 128 bytes apart.
+The kernel is the example of gpt-analyze(1): 16 blocks of 64 threads. Every fourth lane jumps once. All lanes run a loop
+four times, wait at one barrier, load once, and store to shared memory 128 bytes apart.
 """
 
 import os
@@ -52,7 +52,7 @@ def test_counts_are_those_of_the_kernel(trace):
     assert (row["warps"], row["steps"], row["records"]) == (SAMPLED * WARPS, 5 * SAMPLED * WARPS, 5 * SAMPLED * WARPS)
     (row,) = asked("value_range", trace).rows["kernels"]
     assert (row["computed"], row["with_nan"], row["idle"], row["least"]) == (lanes, 0, 0, 0)
-    assert row["greatest"] > 4  # blocks add to the same words
+    assert row["greatest"] > 4  # several blocks add to the same words
     found = asked("maps", trace)
     assert {name: rows[0]["records"] for name, rows in found.rows.items() if name != "bins"} == {
         **dict.fromkeys(PROBES[:3], warps), "bank_conflict": requests * LANES, "value_range": lanes,

@@ -65,7 +65,7 @@ def test_processes_are_told_by_their_ranks():
     found = ask("summary", first, second, args=("--rank", 0))
     assert [row["pid"] for row in found.rows["iterations"]] == [10]
     text = run("summary", data=forge.pack(first, second)).stdout.decode()
-    heading, *rows = text[text.index("begins with") :].splitlines()[:3]  # two rows with a name each
+    heading, *rows = text[text.index("begins with") :].splitlines()[:3]  # two rows with one name each
     assert "pid" in heading and [row.split()[2:4] for row in rows] == [["1", "11"], ["0", "10"]]
     assert max(map(len, text.splitlines())) <= 80
 

@@ -79,7 +79,7 @@ def test_latency_counts_each_load_of_a_lane():
     (row,) = found.rows["kernels"]
     assert (row["latency"], row["p50"], row["most"]) == ((400 + 3 * 800 + 30) / 5, 400, 800)
     assert "a load takes 566 clocks on average (160 loads); 100 % of that in " in found.verdicts["kernels"][1]
-    assert sum(r["warps"] for r in found.rows["warps"]) == 3  # the fourth has no ratio
+    assert sum(r["warps"] for r in found.rows["warps"]) == 3  # the fourth warp has no ratio
 
 
 @pytest.mark.full
@@ -102,7 +102,7 @@ def test_a_trace_without_such_a_map(name):
 
 @pytest.mark.parametrize("name", MAPS)
 def test_a_run_in_which_the_probe_applied_to_nothing(name):
-    """The probe was requested, so the message about the missing map says why no launch has it."""
+    """The probe was requested, so the message about the missing map gives the reason why no launch has it."""
     rejected = records.make("unprobed", function=1, reason="no probe applies to it", launches=23)
     kernel = records.make("function", id=1, name="k1")
     done = run(name, data=forge.pack(forge.trace(kernel, forge.launches({1: 23}), rejected)))

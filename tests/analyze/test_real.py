@@ -67,7 +67,9 @@ def summed(trace):
 
 
 def begun(trace):
-    """Return whether a trace has calls; it has a size before it has a header."""
+    """Return whether a trace has calls. Its size alone doesn't show that, since it has a size
+    before it has a header.
+    """
     return subprocess.run(["gpt-analyze", "summary", trace], capture_output=True, check=False).returncode == 0
 
 

@@ -27,7 +27,7 @@ def computed(flops):
 
 
 def trace(*inner, name="k", maps=(1, 2), sites=(), device=None, **header):
-    """Return a segment with one launch of one block, which saved this."""
+    """Return a segment with one launch of one block that saved this data."""
     known = [records.make("function", id=4, name=name), BYTES, FLOPS, BLOCKS]
     kernel = forge.kernel(3, 4, name, *maps) | ({"sites": list(sites)} if sites else {})
     return forge.trace(*([device] if device else []), *known, kernel, forge.probed(0, 3, 4, 1, 32), *inner, **header)
@@ -67,7 +67,7 @@ def test_bytes_operations_and_times_of_several_runs():
 
 
 def test_a_first_launch_does_not_count_where_there_are_others():
-    """It may contain the loading of the kernel's code."""
+    """The first launch's time may include loading the kernel's code."""
     times = forge.gpu_times([(9000, 800, 2, 4), (1000, 73_000_000, 2, 4), (5000, 600, 2, 4)])
     (row,) = ask("roofline", trace(moved(1000), times, maps=(1,))).rows["kernels"]
     assert (row["timed"], row["time"]) == ("gpu-time", 700)
@@ -148,7 +148,7 @@ def test_peaks_of_a_record_of_a_table_and_of_nothing():
 
 
 def test_the_tables_agree():
-    """A device's record gives the published figures, at the clock rate that they were published for."""
+    """A device's record gives the published figures, for the clock rate for which they were published."""
     told = {  # SMs, MHz, MHz of memory, bits
         "Tesla V100-SXM2-16GB": ("sm_70", 80, 1530, 877, 4096),
         "Tesla T4": ("sm_75", 40, 1590, 5001, 256),
@@ -207,7 +207,7 @@ def test_a_trace_without_such_maps():
 
 
 def test_a_simulated_device_has_no_peaks():
-    """Its clocks and memory are made up, so no share of its peak makes sense."""
+    """The simulated device's clocks and memory are made up, so no share of its peak makes sense."""
     card = {"index": 0, "name": "GPT simulated device", "arch": "sm_90", "sms": 2, "clock_hz": 1_980_000_000,
                 "memory_hz": 3_201_000_000, "bus_bits": 6144}  # fmt: skip
     for runs, known in (("ptx", False), ("sass", True)):
@@ -221,4 +221,4 @@ def test_a_simulated_device_has_no_peaks():
         said = "GPT simulated device: FLOPs: none, as its times mean nothing; memory: none, as its times mean nothing"
         assert (found.verdicts["devices"] == [said]) != known
     found = ask("roofline", trace(moved(1), took(1), device=records.make("device", runs="ptx", **card)), args=PEAKS)
-    assert found.rows["devices"][0]["peak_gbytes"] == 2000  # that was asked for
+    assert found.rows["devices"][0]["peak_gbytes"] == 2000  # the requested value

@@ -18,7 +18,7 @@ APIS = [
     "cuMemcpyDtoH",
     "cuInit",
 ]
-MS, ZERO = 10**6, 10**9  # time stamps begin at ZERO: a row that begins at 0 is unused
+MS, ZERO = 10**6, 10**9  # time stamps start at ZERO, because a row whose begin is 0 is unused
 
 
 def made(*calls, more=(), pid=10, threads=1):
@@ -112,7 +112,7 @@ def test_a_single_launch_has_no_gaps():
 
 
 def test_gaps_say_that_recording_was_off():
-    """Two launches are 95 ms apart, and 60 ms of that weren't recorded."""
+    """Two launches are 95 ms apart; 60 ms of that weren't recorded."""
     times = gpu_times((1, 2, 0, "cuLaunchKernel", 1), (97, 2, 96, "cuLaunchKernel", 1))
     found = ask("gaps", made(*launches((0, 1), (96, 1)), more=[times, *recording((0, True), (20, False), (80, True))]))
     assert found.rows["gaps"][0]["total"] == 35 * MS
@@ -144,7 +144,7 @@ def recording(*changes):
 
 
 def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
-    """Four launches of 2 ms; recording was off from 10 to 50 ms, while the host did nothing that it knows of."""
+    """Four launches of 2 ms. Recording was off from 10 to 50 ms, and nothing is known about the host in that time."""
     at = (1, 5, 53, 57)
     ran = gpu_times(*((start, 2, start, "cuLaunchKernel", 1) for start in at))
     off = recording((0.5, True), (10, False), (50, True))
@@ -314,7 +314,9 @@ def test_the_repeating_unit_is_found(kernels, period):
     ],
 )
 def test_summary_and_stages_have_the_same_rounds(breaks, first, times):
-    """k1 k2 four times, each in a ms and then a break: both name the unit k1 k2, and the launch that it begins at."""
+    """k1 k2 four times, each pair within a ms, followed by a break: both analyses find the unit k1 k2, and the launch
+    with which it begins.
+    """
     order = ([2] if 9 in breaks else []) + [1, 2] * 4
     at, calls = 10, [("cuMemcpyHtoD", 1, 1, 64)]
     for kernel in order:
@@ -473,7 +475,7 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
     assert (rows["Kernel Compile"]["launches"], rows["Inference"]["launches"]) == (26, 52)
     assert rows["Kernel Compile"]["begin"] == ZERO + 8 * MS
     assert rows["Kernel Compile"]["time"] == (61 - 8) * MS  # until the first launch of the last kernel returned
-    assert rows["Kernel Compile"]["bytes"] == 8  # what's copied while kernels are compiled is no input
+    assert rows["Kernel Compile"]["bytes"] == 8  # copies while kernels are compiled aren't input
     assert "Input Transfer" not in rows
     assert (rows["After Inference"]["begin"], rows["After Inference"]["time"]) == (ZERO + 220 * MS, 1781 * MS)
     assert found.verdicts["stages"][2:] == [
@@ -661,7 +663,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     segment = loading(80.01)
     found = ask("summary", segment)
     (kernel,) = found.rows["kernels"]
-    ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: the rest of the call is the launch
+    ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: the rest of the call is the launch itself
     assert kernel["gpu_total"] / MS == pytest.approx(ran, abs=0.02)
     assert found.verdicts["kernels"] == [
         "not in the GPU time: 80.0ms in which first launches loaded the code of 1 kernel"
@@ -673,7 +675,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     assert gaps.verdicts["idle"][1] == "idle includes 80.0ms in which first launches loaded the code of 1 kernel"
     assert gpu["share"] == pytest.approx(idle["value"], abs=0.01)
     (row,) = (row for row in found.rows["functions"] if row.get("name") == "cuLaunchKernel")
-    assert row["total"] / MS == pytest.approx(80.03)  # on the host it is what it was
+    assert row["total"] / MS == pytest.approx(80.03)  # the time on the host is unchanged
 
 
 def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time():
@@ -727,7 +729,7 @@ def test_calls_that_all_contain_their_kernels_load_nothing():
 
 
 def test_gaps_of_a_process_that_made_no_call():
-    """As when a trace ends before its calls were written."""
+    """This happens if a trace ends before its calls were written."""
     times = forge.gpu_times([(ZERO, 4 * MS, 1, 0), (ZERO + 10 * MS, 4 * MS, 1, 0)])
     done = run("gaps", data=forge.pack(forge.trace(times)))
     text = " ".join(done.stdout.decode().split())

@@ -19,7 +19,7 @@ APIS = {
 
 
 def made(*calls, more=(), pid=10, **header):
-    """A process that began at 0: calls are (name, start, duration, kernel or (address, bytes), thread), in ms."""
+    """A process that began at 0. Calls are (name, start, duration, kernel or (address, bytes), thread), in ms."""
     found = [
         forge.api(number, name) | {"type": type_, "op": op}
         for number, (name, (type_, op)) in enumerate(APIS.items(), 1)
@@ -40,7 +40,7 @@ def made(*calls, more=(), pid=10, **header):
 
 
 def steps(begin, slow=()):
-    """Ten steps of two launches each, 10 ms; the first ones take longer."""
+    """Ten steps of two launches each, 10 ms; the first steps take longer."""
     at, found = begin, []
     for took in (*slow, *[10] * 10):
         found += [("cuLaunchKernel", at, 0.01, 1), ("cuLaunchKernel", at + 1, 0.01, 2)]
@@ -78,7 +78,7 @@ def test_each_moment_of_the_start_has_one_kind():
 
 
 def test_slow_first_units_belong_to_the_start():
-    """Two repetitions that take longer: the first launches of two kernels load code, for one of which that's known."""
+    """Two repetitions take longer: the first launches of two kernels load code, which is known for only one of them."""
     calls = [
         ("cuInit", 100, 10), ("cuLaunchKernel", 200, 50, 3), ("cuLaunchKernel", 260, 0.1, 3),
         ("cuLaunchKernel", 280, 30, 4), *steps(400, slow=(500, 21)),

@@ -1,4 +1,4 @@
-"""gpt-analyze summary: its sums against plain Python's, on forged traces."""
+"""gpt-analyze summary: its sums equal plain Python's, on forged traces."""
 
 import csv
 import io
@@ -335,7 +335,7 @@ def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
 
 
 def test_the_slowest_calls_have_a_time_a_place_and_ranges():
-    """Two processes, the second one 50 ns later. Calls that did not return, and ioctls, aren't listed."""
+    """Two processes; the second starts 50 ns later. Calls that didn't return, and ioctls, aren't listed."""
     pushed = (1, "step", 10, None), (2, "fwd", 100, "app"), (3, "late", 400, None)
     ranges = [records.make("range", type="push", id=id_, thread=1, name=name, start=start, domain=domain)
               for id_, name, start, domain in pushed]  # fmt: skip
@@ -408,7 +408,7 @@ def test_children_are_read_once_and_absent_ones_named(tmp_path):
     assert [d["ref"] for d in found["diag"]] == [f"{tmp_path}/gone"]
     lost = "incomplete: at least 1 of 4 processes left out, with all calls, launches and memory"
     assert lost in " ".join(run(tmp_path / "t.mp").stdout.decode().split())
-    # On a pipe there is no folder, but the segments may follow.
+    # On a pipe there's no folder, but the children's segments may follow.
     data = b"".join((tmp_path / name).read_bytes() for name in ("t.mp", "t.mp.2", "t.mp.5"))
     done = run("--json", data=data)
     assert done.returncode == 0 and [line.split()[2] for line in done.stderr.splitlines()] == [b"gone:", b"t.mp:"]
@@ -453,9 +453,9 @@ def test_a_fault_of_a_killed_process_does_not_hide_the_others(tmp_path):
 
 
 def read_terminal(file):
-    """Read everything written to a terminal, until nobody has it open any more."""
+    """Read everything written to a terminal, until no process has it open any more."""
     parts = []
-    with suppress(OSError):  # EIO is its end
+    with suppress(OSError):  # a terminal ends with EIO
         while part := os.read(file, 1 << 16):
             parts.append(part)
     os.close(file)

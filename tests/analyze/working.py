@@ -28,7 +28,7 @@ class Made:
         self.found.append(records.make("device", index=0, name="H200", arch="sm_90", uuid=uuid, runs="sass", sms=sms))
 
     def call(self, name, start, took, *work, thread=1, function=1, size=0, address=0, blocks=132):
-        """Make a call that starts `work`: from when it ran, and for how long."""
+        """Make a call that starts `work`, given as its start and duration."""
         at, api = ZERO + round(start * US), APIS.index(name) + 1
         if name == "cuLaunchKernel":
             row = (at, round(took * US), api, 0, 7, function, 0, blocks, 1, 1, 32, 1, 1, 0, 0, 0, 0, 0)

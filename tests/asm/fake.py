@@ -1,4 +1,4 @@
-"""A fake ptxas: a script that prints what it's told to, and then misbehaves."""
+"""A fake ptxas: a script that prints given text, and then misbehaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ esac
 def ptxas(
     folder: Path, does: str, *, release: str = "13.0.1", versions: str = "7.0 8.0 9.0", targets: str = "sm_90"
 ) -> Path:
-    """Write an executable `ptxas` to `folder`. In `does`, a shell command, `$out` is the file to be written."""
+    """Write an executable `ptxas` to `folder`. `does` is a shell command in which `$out` is the file to write."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "ptxas"
     named = ", ".join(f"'{target}'" for target in targets.split())

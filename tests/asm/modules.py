@@ -17,7 +17,7 @@ PLAIN = (
 """
 )
 
-# Shared memory, a stack frame, and a device function with one of its own that is called.
+# Shared memory, a stack frame, and a called device function that has a stack frame, too.
 RICH = (
     HEAD
     + """\

@@ -64,7 +64,7 @@ def test_one_that_was_named_must_be_there(places, tmp_path):
         find.Tools(str(tmp_path / "absent"), places("PATH"))
     with pytest.raises(MissingError, match="GPT_PTXAS"):
         find.Tools(None, places("PATH") | {"GPT_PTXAS": "/absent"}).first()
-    with pytest.raises(MissingError, match="false"):  # another one doesn't replace one that doesn't answer
+    with pytest.raises(MissingError, match="false"):  # if the chosen ptxas doesn't answer, no other one replaces it
         find.Tools(None, places("PATH") | {"GPT_PTXAS": "/bin/false"}).first()
 
 
@@ -132,7 +132,7 @@ def test_one_too_old_to_list_what_it_knows_is_tried(places, tmp_path):
 def test_the_real_one_is_found():
     tools = find.Tools(None, {"PATH": os.defpath})
     tool = tools.choose((8, 0), GpuTarget(9, 0, "a"))
-    assert not tool.versions or (8, 0) in tool.versions  # 12.8 does not say
+    assert not tool.versions or (8, 0) in tool.versions  # ptxas 12.8 doesn't tell
     assert "sm_90a" in tool.targets and tool.release >= (12, 0)
 
 

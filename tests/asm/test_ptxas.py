@@ -1,4 +1,4 @@
-"""ptxas's options, its answers, and its faults."""
+"""ptxas's options, its output, and its failures."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def tool():
 
 @pytest.fixture
 def bad(tmp_path):
-    """Return `bad(does)`, which runs PLAIN through a ptxas that does this."""
+    """Return `bad(does)`, which assembles PLAIN with a ptxas that behaves like this."""
 
     def run(does, timeout=30.0):
         path = fake.ptxas(tmp_path / "bad", does)
@@ -119,7 +119,7 @@ def test_the_cubin_depends_on_nothing_but_text_and_options(tool):
 
 
 def test_performance_notes_are_warnings(bad, tool, tmp_path):
-    """ptxas prints this about a wgmma whose accumulators are read too early."""
+    """ptxas prints this for a wgmma whose accumulators are read too early."""
     (tmp_path / "real.ptx").write_text(PLAIN)
     real = f"{tool.path} -arch=sm_90 {tmp_path}/real.ptx -o $out"
     note = "(C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized"

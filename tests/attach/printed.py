@@ -40,7 +40,9 @@ def as_text(lines):
 
 
 def as_json(lines):
-    """Return the same as `bpftrace -f json` prints it: it has its own forms for lines of maps and lost events."""
+    """Return the same lines as `bpftrace -f json` prints them: it has its own forms for lines of maps and for lost
+    events.
+    """
     found = [{"type": "attached_probes", "data": {"probes": 9}}]
     for line in lines:
         if line.startswith("Lost "):

@@ -84,7 +84,7 @@ def running(folder, driver=None, before=()):
     if why_not():
         pytest.skip(why_not())
     program = hooked.compile_c(folder / "client", CLIENT)
-    env = os.environ | {"LD_LIBRARY_PATH": "."}  # in whose name a colon would be one of the list
+    env = os.environ | {"LD_LIBRARY_PATH": "."}  # a colon in the folder's name would split the list
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     place = driver or hooked.runtime() / "sim"
     process = subprocess.Popen([*before, program, LATE], env=env, cwd=place, text=True, **pipes)

@@ -1,4 +1,4 @@
-"""The bpftrace program: its code for each way to read arguments, and that bpftrace accepts it."""
+"""The bpftrace program has code for each way to read arguments, and bpftrace accepts it."""
 
 import errno
 import os
@@ -70,7 +70,7 @@ def test_each_function_with_arguments_is_watched_and_each_that_waits():
 
 
 def test_all_values_of_a_map_are_of_one_type():
-    """Otherwise bpftrace rejects the program: tuples have as many words as the map's name says."""
+    """If tuples had another number of words than the map's name says, bpftrace would reject the program."""
     kept = re.findall(r"@call(\d+)_\w+\[pid, tid, \d+\] = \(nsecs, (.*)\);", text(calls="all"))
     assert len(kept) > 300
     for size, values in kept:
@@ -82,7 +82,7 @@ ODD = ['a "b', "b\\", "%s", "x:y", "{ }", "new\nline", "é", "a b", "`id`", "//"
 
 @pytest.mark.parametrize("odd", ODD)
 def test_no_text_of_others_is_in_the_program(odd):
-    """The machine's name and the command line are put in other words; files with such names are rejected."""
+    """The machine's name and the command line are escaped; files with such names are rejected."""
     machine = program.Machine(f"m{odd}", f"b{odd}", 0, {1: f"sh\0{odd}\0".encode()})
     made = program.generate([("/x.so", functions()["cuInit"])], machine, [], [], False, TAG)
     plain = program.generate([("/x.so", functions()["cuInit"])], MACHINE, [], [], False, TAG)
@@ -144,7 +144,7 @@ def test_bpftrace_takes_the_program(tmp_path):
 
 
 def test_only_what_the_process_calls_is_printed():
-    """Another process may be watched at the same time, at the same place."""
+    """Another process may be watched at the same time, in the same file."""
     lines = text(calls="cuMemAlloc", pid=7).splitlines()
     assert [" /pid == 7/ {" in line for line in lines if line.startswith("uprobe:")] == [True] * 2
     assert "pid ==" not in text(calls="cuMemAlloc")
@@ -152,7 +152,7 @@ def test_only_what_the_process_calls_is_printed():
 
 
 def test_a_thread_is_no_process():
-    """/proc has a folder for each thread, which it doesn't list."""
+    """/proc has a folder for each thread, but doesn't list it."""
     begun, over = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: begun.set() or over.wait())
     thread.start()
@@ -182,7 +182,7 @@ def test_a_line_of_maps_is_one_mapping_whatever_its_path(path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link", "none", "socket"])
 def test_what_is_no_file_is_not_opened(kind, tmp_path):
-    """Opening a pipe would wait, and opening a device may have effects."""
+    """Opening a pipe would block, and opening a device may have side effects."""
     path = tmp_path / "libcuda.so.1"
     match kind:
         case "fifo":
@@ -236,7 +236,7 @@ def attach(*options, before=""):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
 def test_a_driver_that_finds_no_descriptor_is_not_passed_over(mapped):
-    """Other users' files took all descriptors, and the driver in use went unwatched without a message."""
+    """Once, other users' files used up all descriptors, and the driver in use wasn't watched, without a message."""
     pid = mapped(40).pid
     for options in (["--system"], ["-p", str(pid)]):
         done = attach(*options, before="ulimit -n 32;")
@@ -254,7 +254,7 @@ def test_there_is_a_limit_to_what_other_users_can_have_watched(mapped):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
 def test_a_driver_of_another_user_is_left_out(mapped, tmp_path):
-    """A function without a size or without code made bpftrace give up on the whole system."""
+    """Once, a function without a size or without code made bpftrace give up on the whole system."""
     mapped(3)
     for number in range(2):
         os.chown(tmp_path / str(number) / "libcuda.so.1", 65534, 65534)
@@ -266,7 +266,7 @@ def test_a_driver_of_another_user_is_left_out(mapped, tmp_path):
 
 @pytest.mark.parametrize(("error", "fact"), [(errno.EPERM, "root lacks CAP_SYS_ADMIN"), (errno.EACCES, "")])
 def test_a_file_that_not_even_root_may_open_is_passed_over(monkeypatch, error, fact):
-    """FUSE has such files, and any user can map them."""
+    """FUSE file systems have files that root can't read, and any user can map them."""
 
     def refuse(place):
         raise PermissionError(error, os.strerror(error))
@@ -279,7 +279,7 @@ def test_a_file_that_not_even_root_may_open_is_passed_over(monkeypatch, error, f
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root gives rights away by setpriv")
 def test_root_without_rights_is_told_so(mapped):
-    """The message used to be that the process hadn't used the driver."""
+    """The message used to say that the process hadn't used the driver."""
     pid = mapped(1).pid
     drop = "exec setpriv --bounding-set -sys_admin,-checkpoint_restore --inh-caps -sys_admin,-checkpoint_restore"
     done = attach("-p", str(pid), before=drop)

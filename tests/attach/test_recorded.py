@@ -23,7 +23,7 @@ KERNEL = "_Z" + "k" * 150
 
 
 def attach(folder, text, capfd=None):
-    """Make `trace.mp` from a recording, in this process; return what's printed to standard error."""
+    """Make `trace.mp` from a recording, in this process; return the output on standard error."""
     (folder / "seen").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert command.read([folder / "seen"], command.Output(str(folder / "trace.mp"), force=True), quiet=True) == 0
     return capfd.readouterr().err if capfd else ""
@@ -67,8 +67,8 @@ def test_a_recording_is_a_trace(form, tmp_path):
     assert process.header["attached"] == 1
     assert process.header["realtime"] == 1795445621439691000
     assert process.recorded(0) == 1_000_000_000  # until a beat is missing
-    assert (process.status, process.exit_status) == (0, None)  # how the program ends is not seen
-    assert len(found.incomplete) == 2  # it ran before, and one kernel has no name
+    assert (process.status, process.exit_status) == (0, None)  # bpftrace doesn't see how the program ends
+    assert len(found.incomplete) == 2  # the process ran before that, and one kernel has no name
 
 
 def test_lines_may_come_in_any_order(tmp_path):
@@ -169,7 +169,7 @@ def test_json_that_is_none_harms_nothing(tmp_path):
 
 @pytest.mark.parametrize("more", [[], [call("cuMemFree_v2", 5_600_000_000, pid=8)]])
 def test_beats_after_a_process_has_ended(more, tmp_path):
-    """They belong to no segment, unless another process runs."""
+    """Such beats belong to no segment, unless another process runs."""
     lines = [*BEGIN, WHOLE[4], "beat 5500000000", *more, "beat 5700000000", "exit 7 6000000000", "beat 6500000000"]
     found = trace(tmp_path, as_text([*lines, *END]))
     assert [process.pid for process in found.processes] == [7, 8][: 1 + len(more)]
@@ -291,7 +291,7 @@ def test_ioctls_are_part_of_the_call_that_makes_them(tmp_path):
 
 
 def test_a_summary_counts_processes_that_take_turns(tmp_path):
-    """Calls of a process before another one's turn used to be left out, in live streams, too."""
+    """Once, calls of a process were left out if another process's turn came, even in live streams."""
     turns = [call("cuMemFree_v2", 5_000_001_000 + at, pid=at % 2 + 7) for at in range(10)]
     attach(tmp_path, as_json([*BEGIN, *(line for one in turns for line in (one, f"beat {5_000_100_000}")), *END]))
     done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)
@@ -308,7 +308,7 @@ def test_a_wait_has_its_stream_and_an_object_is_kept(tmp_path):
     assert calls[["object", "stream"]].tolist() == [(0, 5), (6, 7)]
 
 
-# A bpftrace that is not what it should be
+# A bpftrace that misbehaves in some way.
 
 BEGUN = """printf '%s\\n' '{"type": "printf", "data": "begin 1000000000 1.0\\n"}' """
 CALLED = """'{"type": "printf", "data": "call 7 7 1000001000 9 0 cuCtxSynchronize\\n"}'"""
@@ -339,13 +339,13 @@ def test_a_process_that_ends_before_it_is_watched(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_before_it_watches_is_one(tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGINT, lambda *_: None)  # ignore the first ones, which come too early
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # ignore the first signals, which come too early
     script = f"echo $$ > {tmp_path}/pid; while kill -INT $PPID; do sleep 0.1; done"
     try:
         with pytest.raises(signals.Terminated):
             watch(tmp_path, script, os.getpid(), monkeypatch)
     finally:
-        while not has_ended(int((tmp_path / "pid").read_text())):  # killed, but not waited for: it may send one more
+        while not has_ended(int((tmp_path / "pid").read_text())):  # it was killed, but may still send one more signal
             time.sleep(0.01)
         signal.signal(signal.SIGINT, before)
     assert not (tmp_path / "trace.mp").exists()
@@ -429,7 +429,7 @@ def test_dev_stdout_that_is_a_file_goes_on_where_it_is(tmp_path):
 
 @pytest.mark.parametrize("form", [as_text, as_json])
 def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
-    """Every line of the program has its tag, which nobody else knows."""
+    """Every line of the program has its tag, which nobody else can know."""
     evil = "x\n" + "\n".join([*END, launch(1, 5_000_002_000), "@call1[7, 7, 1]: (5000006000, 0)", "beat 1", "exit 7 1"])
     parts = [f"name 7 7 5000003000 {at} {evil[at * 63 : at * 63 + 63]}" for at in range(len(evil) // 63 + 1)]
     lines = [*BEGIN, *parts, call("cuModuleGetFunction", 5_000_003_000, object=0x20), launch(0x20, 5_000_004_000), *END]

@@ -1,12 +1,12 @@
-"""Measure how fast traces are summed up: ten million calls, on one core, forged in gpt-hook's format.
+"""Measure how fast traces are summed up: ten million calls on one core, in a forged trace in gpt-hook's format.
 
     python -m tests.bench.analyze [--calls N] [--events]
 
-Eight threads write chunks in turn, with the call mix of a PyTorch decode loop: launches, driver queries, some copies
-and waits, 27 functions and 200 kernels in all. For comparison, the table has the time of reading alone (every record of
-the same file, without analysis), and the time that jq and pandas take to compute count and time per function, from the
-JSON lines that `events` makes of a tenth of the calls. `export` writes all data of these calls to a database, `sqlite`
-five columns of the JSON lines. The exit status is 1 if a bound was missed.
+Eight threads write chunks in turn, with the calls of a PyTorch decode loop: launches, driver queries, some copies and
+waits, with 27 functions and 200 kernels in all. For comparison, the table has the time for reading alone (every record
+of the same file, without analysis), and the time that jq and pandas take to compute count and time per function from
+JSON lines, which `events` made from a tenth of the calls. `export` writes all data of these calls to a database,
+`sqlite` five columns of the JSON lines. The exit status is 1 if a limit was exceeded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CALLS = 10_000_000
 THREADS, KERNELS, BATCH, HZ = 8, 200, 512, 2_500_000_000
 RUNS = 3
 SECONDS, MEMORY = 2.0, 256e6  # bounds, for CALLS calls
-PART = 10  # jq and pandas get one call in PART: all would be 1.5 GB of JSON
+PART = 10  # jq and pandas get one in PART calls, because all of them would be 1.5 GB of JSON
 READ = (
     "import sys; from gpt.stream import wire; print(sum(1 for _ in stream.read_records(open(sys.argv[1], 'rb'), '')))"
 )
@@ -47,7 +47,7 @@ rows = (tuple(map(json.loads(line).get, columns)) for line in open(sys.argv[1]))
 database.executemany("INSERT INTO calls VALUES (?, ?, ?, ?, ?)", rows)
 database.commit()"""
 
-MIX = (  # layout, functions, batches of a round: 512 calls each
+MIX = (  # (layout, functions, batches per round); a batch has 512 calls
     (forge.LAUNCH, ("cuLaunchKernel", "cuLaunchKernelEx"), 5),
     (forge.CALL, tuple(f"cuCtxGet{i}" for i in range(15)), 8),
     (forge.OBJECT, ("cuStreamSynchronize", "cuEventRecord", "cuEventQuery", "cuStreamIsCapturing"), 3),
@@ -57,7 +57,7 @@ MIX = (  # layout, functions, batches of a round: 512 calls each
 
 
 def make_rows(layout: dict[str, str], apis: list[int], random: np.random.Generator) -> np.ndarray:
-    """Return a batch of calls of these functions; `start` counts from 0 and is moved on for each use."""
+    """Return a batch of calls to these functions; `start` counts from 0 and advances with each use."""
     names = [name for name in layout if name != "pad"]
     fields = forge.layout_of(layout)
     formats = [f"<{f['type'][0]}{int(f['type'][1:]) // 8}" for f in fields["fields"]]
@@ -123,7 +123,7 @@ def check(trace: Path, calls: int) -> None:
 
 
 def others(folder: Path, calls: int) -> dict[str, list[str | Path]]:
-    """Return commands that sum up a part of the calls, or write it to a database, if their tools are installed."""
+    """Return commands that sum up some of the calls, or write them to a database, if their tools are installed."""
     trace, lines = folder / "part.mp", folder / "part.jsonl"
     write_trace(trace, calls // PART)
     with open(lines, "wb") as file:

@@ -1,11 +1,12 @@
-"""Measure what a hooked call costs, in ns over the bare call: recorded, quiet, and with a uprobe pair, in one run.
+"""Measure what a hooked call costs in addition to the plain call, in ns: recorded, quiet, and with a uprobe pair, in
+one run.
 
     python -m tests.bench.hook [--output FILE] [FOLDER]
 
-The traces go to FOLDER (a temporary one), which sets the price of a page. The driver is the simulated one, so the
-call itself is next to nothing. Quiet calls are measured again with a driver whose functions return at once: on a
-machine that others use, too, a launch of the simulated one differs by more from run to run. uprobes need root and
-bpftrace; without them that row is left out.
+The traces go to FOLDER (by default a temporary one), whose file system determines the cost of a page. The driver is
+simulated, so the call itself takes almost no time. Quiet calls are also measured with a driver whose functions return
+at once, because on a machine with other users, the simulated driver's launch times vary more from run to run than this
+cost. uprobes need root and bpftrace; without them, that row is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.runtime import hooked
 RESULT = Path(__file__).parents[2] / "docs/figures/bench/hook.json"
 ROUNDS = 7
 STARTS = 300
-CALLS, BURST = 200_000, 1_000  # launches between two waits for the device; a stream holds 1,023
+CALLS, BURST = 200_000, 1_000  # launches between two synchronizations; a stream holds 1,023
 SOURCE = r"""
 #include <semaphore.h>
 #include <stdlib.h>
@@ -123,7 +124,7 @@ int main(void) {
     TIME(cuEventRecord, NULL, NULL);
 }
 """
-WAYS: dict[str, list[str] | None] = {  # options of a run
+WAYS: dict[str, list[str] | None] = {  # name -> options of the run
     "bare": None,
     "recorded": ["--calls", "all"],
     "quiet": ["--calls", "none"],
@@ -160,12 +161,14 @@ def by_turns(program: Path, driver: Path, trace: Path, ways: tuple[str, ...]) ->
 
 
 def over_bare(raw: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """Return the ns that a call costs over the bare one: on shared cores the fastest run says most."""
+    """Return the ns that a call costs over the plain one. On shared cores, the fastest run is the most reliable."""
     return {name: {way: min(ns) - min(ways["bare"]) for way, ns in ways.items()} for name, ways in raw.items()}
 
 
 def uprobes(program: Path, driver: Path, env: dict[str, str]) -> list[float] | str:
-    """Return ns per cuDriverGetVersion between a uprobe and a uretprobe of bpftrace, or why it can't be measured."""
+    """Return the ns per cuDriverGetVersion with bpftrace's uprobe and uretprobe on it, or the reason why that can't be
+    measured.
+    """
     if not shutil.which("bpftrace"):
         return "no bpftrace (Debian: apt-get install bpftrace)"
     try:
@@ -176,7 +179,7 @@ def uprobes(program: Path, driver: Path, env: dict[str, str]) -> list[float] | s
 
 
 def starts() -> dict[str, list[float]]:
-    """Return the ms that /bin/true takes, bare and with the library, interleaved."""
+    """Return the ms that /bin/true takes, plain and with the library, interleaved."""
     bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     ways = {"bare": bare, "hooked": bare | {"LD_PRELOAD": f"{hooked.runtime()}/libgpthook.so"}}
     found: dict[str, list[float]] = {way: [] for way in ways}
@@ -189,7 +192,7 @@ def starts() -> dict[str, list[float]]:
 
 
 def main() -> int:
-    """Measure, print the table, and write the raw figures; return 1 if a bound is missed."""
+    """Measure, print the table, and write the raw figures; return 1 if a limit is exceeded."""
     arguments = sys.argv[1:]
     output = RESULT
     if arguments[:1] == ["--output"]:
@@ -199,7 +202,7 @@ def main() -> int:
         trace = Path(folder, "t.mp")
         program = hooked.compile_c(Path(folder, "client"), SOURCE, f"-DCALLS={CALLS}", f"-DBURST={BURST}")
         raw = by_turns(program, driver, trace, ("bare", "counted", "quiet", "disabled", "recorded"))
-        each = trace.stat().st_size / (3 * CALLS + 3000 + 6 * CALLS // BURST)  # the last run's trace
+        each = trace.stat().st_size / (3 * CALLS + 3000 + 6 * CALLS // BURST)  # size of a row in the last run's trace
         Path(folder, "empty").mkdir()
         flags = (*hooked.SHARED, "-O2", "-Wl,-soname,libcuda.so.1")
         hooked.compile_c(Path(folder, "empty/libcuda.so.1"), EMPTY_DRIVER, *flags, prelude=False)

@@ -1,9 +1,9 @@
-"""Measure the time of a launch: percentiles over many, bare and hooked, interleaved.
+"""Measure the latency of a launch: percentiles over many launches, plain and hooked, interleaved.
 
     python -m tests.bench.latency
 
-The device is the simulated one, so a bare launch is next to nothing; tests/gpu/hook.py does the same on a real one.
-Launches come in bursts of 500, each followed by a synchronization, which is not timed.
+The device is simulated, so a plain launch takes almost no time; tests/gpu/hook.py does the same on a real GPU. Launches
+come in bursts of 500, each followed by a synchronization that isn't timed.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m tests.bench.memory [--calls N ...] [--output FILE]
 
 The traces have calls from four threads, GPU times for three quarters of them, and an NVTX range per 50,000 calls.
-Analyses that read a trace in one pass may need SLACK more memory for the longest trace than for the shortest; the
-others keep all of it, and are measured only on the shortest. The exit status is 1 if the bound was missed. The raw
-figures go to docs/figures/bench/memory.json.
+Analyses that read a trace in one pass may use at most SLACK more memory for the longest trace than for the shortest;
+the others keep the whole trace in memory, and are measured only on the shortest. The exit status is 1 if that limit was
+exceeded. The raw figures go to docs/figures/bench/memory.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEFORE = Path(__file__).parents[2] / "docs/figures/bench/memory-before.json"  # 
 
 
 def table(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Return the table of docs/measured.md: medians now, and from when all of a trace was kept in memory."""
+    """Return the table of docs/measured.md: medians now, and from when whole traces were kept in memory."""
     lines = ["| analysis | calls | CPU s | before | MB | before |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
     for name, found in result["runs"].items():
         for calls, mine in found.items():
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _measure(name: str, trace: Path) -> dict[str, float]:
-    """Run it once; it may find nothing to say."""
+    """Run the analysis once; it may have nothing to report."""
     return measure("sh", "-c", '"$0" "$1" "$2" || [ $? = 1 ]', BIN / "gpt-analyze", name, trace)
 
 

@@ -1,8 +1,8 @@
-"""Measure how far and how fast the hook packs the buffers of a trace: `python -m tests.bench.pack TRACE...`.
+"""Measure how well and how fast the hook compresses the buffers of a trace: `python -m tests.bench.pack TRACE...`.
 
-Each method packs all buffers of a map, interleaved with the others, in 4 MiB parts like the hook. Figures are median
-CPU times of this thread. `write` also writes the result to a file in the folder of `--out`. zstd alone was the hook's
-method before columns, for buffers of more than 64 KiB; smaller ones weren't packed.
+Each method compresses all buffers of a map, interleaved with the other methods, in 4 MiB parts like the hook. Figures
+are median CPU times of this thread. `write` also writes the result to a file in the folder `--out`. Before the hook
+split buffers into columns, it used zstd alone, for buffers of more than 64 KiB; smaller ones weren't compressed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ KINDS = "map", "kernel", "probed", "buffer"
 SIZES = (0, 512, 4096, 64 << 10, 1 << 62)  # groups of buffers
 LEVEL = 1
 Bytes = npt.NDArray[np.uint8]
-Part = tuple[Bytes, int]  # gets the bytes of a row
+Part = tuple[Bytes, int]  # (bytes, size of a row)
 
 
 def read_buffers(path: Path) -> dict[str, list[Part]]:
-    """Return the buffers of a trace by map. Buffers that aren't in its files are left out."""
+    """Return the buffers of a trace by map. Buffers that are missing from its files are left out."""
     probes, found = Probes(path.parent), dict[str, list[Part]]()
     with path.open("rb") as file:
         for record in wire.read_records(file, str(path)):
@@ -52,7 +52,7 @@ def read_buffers(path: Path) -> dict[str, list[Part]]:
 
 
 def make_ways(file: int) -> dict[str, Callable[[Bytes, int], int]]:
-    """Return the methods; each returns the packed size. `file` is appended to."""
+    """Return the methods; each returns the compressed size. `file` is appended to."""
 
     def write(data: Bytes, size: int) -> int:
         return os.write(file, data[:size])
@@ -71,7 +71,7 @@ def make_ways(file: int) -> dict[str, Callable[[Bytes, int], int]]:
 
 
 def measure(parts: list[Part], rounds: int, folder: str) -> dict[str, dict[str, float]]:
-    """Return MB/s on one core, and the ratio, for each method."""
+    """Return MB/s on one core, and the compression ratio, for each method."""
     size = sum(data.nbytes for data, _ in parts)
     with tempfile.TemporaryFile(dir=folder) as file:
         ways = make_ways(file.fileno())
@@ -87,7 +87,7 @@ def measure(parts: list[Part], rounds: int, folder: str) -> dict[str, dict[str, 
 
 
 def main() -> None:
-    """Print a line for each map and group of sizes, and write all numbers."""
+    """Print a line for each map and size group, and write all figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--rounds", type=int, default=5)

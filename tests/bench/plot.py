@@ -1,4 +1,4 @@
-"""Draw the picture in docs/measured.md: the contents of a bench run's files before and after.
+"""Draw the chart in docs/measured.md: the contents of files before and after, from a benchmark run.
 
 python -m tests.bench.plot [RESULTS.json [PICTURE.png]]
 """

@@ -1,4 +1,4 @@
-"""Measure what a launch with probes costs its thread, compared with a recorded one: ns of CPU time.
+"""Measure what a launch with probes costs its thread, in ns of CPU time, compared with a recorded launch.
 
     python -m tests.bench.probed [--before RUNTIME] [--rounds N] [--output FILE]
 
@@ -96,7 +96,7 @@ def table(figures: dict[str, list[float]]) -> list[str]:
 
 
 def main() -> int:
-    """Measure all ways, interleaved, and print a table."""
+    """Measure all variants, interleaved, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--before", type=Path)
     parser.add_argument("--rounds", type=int, default=9)

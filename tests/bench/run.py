@@ -1,12 +1,12 @@
-"""Run `make bench`: the figures in docs/measured.md, measured side by side in one run.
+"""Run `make bench`: produce the figures in docs/measured.md, measured side by side in one run.
 
     python -m tests.bench.run [--runs N] [--output FILE] [--reading] [--zstd NAME] ... [NAME=PATH ...]
 
-The libraries come from pinned wheels on PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (3.7 GB); NAME=PATH
-takes another file for one of them. The page cache is warm, contenders take turns, and figures are medians. Raw figures
-and the machine go to docs/figures/bench/slim.json. --reading measures only the reading of ten libraries, and prints the
-table of docs/measured.md. --zstd measures only sizes with zstd before and after the cut, and prints their table.
-The exit status is 1 if a bound was missed.
+The libraries come from pinned wheels on PyPI, downloaded once into XDG_CACHE_HOME/gpt-bench (3.7 GB); NAME=PATH uses
+another file for one of them. The page cache is warm, the tools run interleaved, and figures are medians. Raw figures
+and the machine's description go to docs/figures/bench/slim.json. --reading only measures the reading of ten libraries,
+and prints the table of docs/measured.md. --zstd only measures sizes with zstd before and after the cut, and prints
+their table. The exit status is 1 if a limit was exceeded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests import cuda
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "gpt-bench")
-CORES = 2  # the library that the bounds are for
+CORES = 2  # the measured tools use only this many
 LARGE = "libtorch_cuda.so"
 WHEELS = {  # library -> wheel
     LARGE: "torch==2.11.0",
@@ -44,7 +44,7 @@ WHEELS = {  # library -> wheel
     "libxgboost.so": "xgboost==3.4.1",
     "libbitsandbytes_cuda130.so": "bitsandbytes==0.50.2",
 }
-READ = {  # library -> wheel: ten of different kinds, how fast they are read
+READ = {  # library -> wheel: ten different libraries, to measure reading speed
     **{name: wheel for name, wheel in WHEELS.items() if not name.startswith("libbits")},
     "libcudf.so": "libcudf-cu12==26.10.2",
     "libcublasLt.so.13": "nvidia-cublas==13.10.0.20",
@@ -53,7 +53,7 @@ READ = {  # library -> wheel: ten of different kinds, how fast they are read
     "thrust.cpython-312-x86_64-linux-gnu.so": "cupy-cuda12x==14.2.0",
     "libbitsandbytes_cuda128.so": "bitsandbytes==0.50.2",
 }
-WAYS = {  # to slim a library: options of gpt-locate and gpt-patch
+WAYS = {  # method -> options of gpt-locate and gpt-patch
     "compact": ("", "--mode compact"),
     "hole": ("", "--mode hole"),
     "kernel": ("--granularity kernel", "--mode compact"),
@@ -65,7 +65,7 @@ BIN = Path(sys.executable).parent
 
 
 def fetch(name: str, wheel: str) -> Path:
-    """Return a library from a wheel, from the cache or PyPI."""
+    """Return a library from a wheel, downloading it unless it's in the cache."""
     path = CACHE / name
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def measure(*command: str | Path) -> dict[str, float]:
 def peak(*command: str | Path) -> int:
     """Return the peak resident bytes of a command and its children together, sampled every 5 ms.
 
-    Pages that they share count for each, so it is an upper bound.
+    Shared pages count once per process, so this is an upper bound.
     """
     most = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -122,14 +122,14 @@ def median(runs: list[dict[str, float]], key: str) -> float:
 
 
 def used_names(library: Path) -> list[str]:
-    """Return the kernels that the bench calls used: the first three of every twentieth element for sm_90."""
+    """Return the kernels that the benchmark treats as used: the first three of every twentieth element for sm_90."""
     done = subprocess.run([BIN / "gpt-extract", "--json", "--arch=sm_90", library], capture_output=True, check=True)
     elements = [r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "element" and r["kernels"]]
     return sorted({kernel["name"] for element in elements[::20] for kernel in element["kernels"][:3]})
 
 
 def slim(library: Path, names: Path, folder: Path, way: str, more: str = "") -> dict[str, Any]:
-    """Run the pipeline as a user types it, with more options for gpt-patch; return its `patched` record."""
+    """Run the pipeline as a user types it, with additional options for gpt-patch; return its `patched` record."""
     locate, patch = WAYS[way]
     return patched(
         f"gpt-extract '{library}' | gpt-locate --used '{names}' --arch sm_90 {locate}"
@@ -138,13 +138,14 @@ def slim(library: Path, names: Path, folder: Path, way: str, more: str = "") -> 
 
 
 def patched(line: str) -> dict[str, Any]:
-    """Run a pipeline that ends with gpt-patch; returns its `patched` record."""
+    """Run a pipeline that ends with gpt-patch; return its `patched` record."""
     bash = ["bash", "-c", f"set -o pipefail; {line} --json"]
     done = subprocess.run(bash, capture_output=True, env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"})
     if done.returncode:
         raise SystemExit(f"bench: error: {line}: {done.stderr.decode()}")
     record = next(r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "patched")
-    return {key: value for key, value in record.items() if key not in ("library", "output")}  # paths of this machine
+    # Without paths, which belong to this machine.
+    return {key: value for key, value in record.items() if key not in ("library", "output")}
 
 
 def machine() -> dict[str, Any]:
@@ -216,10 +217,11 @@ def main() -> int:
 
 
 def measure_zstd(library: Path, wheel: str) -> dict[str, Any]:
-    """Return the bytes of the GPU code as it is, and packed with zstd at level 19: all of it, and what each way leaves.
+    """Return the bytes of GPU code, as it is and compressed with zstd at level 19: all of it, and the code that each
+    method keeps.
 
-    All of it is packed once, and then only what each way leaves. --zstd-sizes would pack all of it for each way, and
-    zstd takes a second for 2 to 4 MB at that level.
+    The whole code is compressed once, and then only what each method keeps. --zstd-sizes would compress everything for
+    each method, and at that level zstd takes a second for 2 to 4 MB.
     """
     row: dict[str, Any] = {"wheel": wheel}
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
@@ -244,7 +246,7 @@ def zstd_table(rows: dict[str, Any]) -> Iterator[str]:
 
 
 def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -> None:
-    """Measure speed and memory on the large library, contenders interleaved."""
+    """Measure speed and memory on the large library, with the tools interleaved."""
     raw = result["raw"]
     names = folder / "names"
     names.write_text("\n".join(used_names(library)) + "\n")
@@ -255,10 +257,10 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
     }
     for number in range(runs):
         for name, command in contenders.items():
-            if name != "cuobjdump -lelf" or number < 3:  # slow, and far away
+            if name != "cuobjdump -lelf" or number < 3:  # it's slow, and far behind the others
                 raw.setdefault(name, []).append(measure(*command))
     for way, name in [("compact", "pipeline"), ("kernel", "pipeline, by kernels")] * runs:
-        start = time.perf_counter()  # apart: what it writes keeps the kernel busy for a while
+        start = time.perf_counter()  # separately, because writing keeps the kernel busy for a while
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         slim(library, names, folder / "out", way)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -266,7 +268,7 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
         raw.setdefault(name, []).append({"seconds": time.perf_counter() - start, "cpu": cpu})
         (folder / "out" / library.name).unlink()
     for run in raw["gpt-extract"]:
-        run["rss"] = peak(BIN / "gpt-extract", library)  # all its processes together, not just the largest
+        run["rss"] = peak(BIN / "gpt-extract", library)  # all of its processes together, not just the largest
     for tool in TOOLS:
         raw[f"{tool} --help"] = [measure(BIN / tool, "--help") for _ in range(20)]
     extract, unpack, cuobjdump = (raw[name] for name in contenders)
@@ -282,7 +284,7 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
 
 
 def time_all_reading(given: dict[str, Path], runs: int) -> dict[str, Any]:
-    """Run both tools on the ten libraries, and note the machine's other load."""
+    """Run both tools on the ten libraries, and record the machine's other load."""
     rows = {name: time_reading(name, wheel, given, runs) for name, wheel in READ.items()}
     return {"machine": {**machine(), "load": os.getloadavg()[1]}, "libraries": rows}
 
@@ -299,7 +301,7 @@ def reading_table(reading: dict[str, Any]) -> Iterator[str]:
 
 
 def time_reading(name: str, wheel: str, given: dict[str, Path], runs: int) -> dict[str, Any]:
-    """Measure both tools on a library, interleaved. Other work on the machine changes CPU seconds least."""
+    """Measure both tools on a library, interleaved. Other work on the machine affects CPU seconds least."""
     library = given.get(name) or fetch(name, wheel)
     row: dict[str, Any] = {"wheel": wheel, "size": library.stat().st_size, "gpt-extract": [], CUOBJDUMP: []}
     for _ in range(runs):

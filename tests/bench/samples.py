@@ -1,9 +1,9 @@
-"""The cost of gpt-hook run --sample-host: the same program with and without it, in turns, on the simulated device.
+"""Measure the cost of gpt-hook run --sample-host on the simulated device, alternating runs with and without it.
 
     python -m tests.bench.samples
 
-The program has a Python stack of DEPTH frames and calls the driver. Its own thread says how much processor time it
-needed, which other load on the machine hardly changes, and how much the sampling thread did.
+The program has a Python stack of DEPTH frames and calls the driver. It prints how much processor time its own thread
+and the sampling thread needed; other load on the machine hardly changes these times.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Measure writing a timeline of a million spans, next to pandas, which writes the same JSON, and HTA, which loads it.
+"""Measure how fast a timeline of a million spans is written, compared with pandas, which writes the same JSON, and HTA,
+which loads it.
 
     python -m tests.bench.timeline [--spans N] [--python FILE] [--output FILE]
 
-Half of the spans are launches of two threads, the others their kernels in two streams, with an arrow for each. pandas
+Half of the spans are launches in two threads, the others their kernels in two streams, with an arrow for each. pandas
 writes the same events as JSON from columns that are arrays already; HTA (HolisticTraceAnalysis) reads the file that
-gpt-analyze wrote. Both run in the Python that `--python` names, because HTA has dependencies that we don't. The tools
-are timed in turns; the raw figures go to docs/figures/bench/timeline.json. Exits with 1 if we miss our bound.
+gpt-analyze wrote. Both run in the Python given by `--python`, because HTA has other dependencies than we do. The tools
+are timed interleaved; the raw figures go to docs/figures/bench/timeline.json. Exits with 1 if we exceed our limit.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from gpt.stream import records
 from tests.bench.run import BIN, measure, median
 from tests.trace import forge
 
-SPANS, RUNS, SECONDS = 1_000_000, 3, 5.0  # the bound is CPU time, for SPANS
-ROWS, STEP, START = 5000, 5000, 10**9  # rows of a record; ns
+SPANS, RUNS, SECONDS = 1_000_000, 3, 5.0  # the limit is CPU time for SPANS spans
+ROWS, STEP, START = 5000, 5000, 10**9  # rows per record; step and start in ns
 FORMS = ("chrome", "perfetto", "html")
 RESULT = Path(__file__).parents[2] / "docs/figures/bench/timeline.json"
 PANDAS = """import sys, numpy, pandas
@@ -64,7 +65,7 @@ def iter_records(spans: int) -> Iterator[dict[str, Any]]:
 
 
 def find_ways(trace: Path, folder: Path, python: Path, spans: int) -> dict[str, list[str | Path]]:
-    """Return the commands, other tools' only if they're installed."""
+    """Return the commands, including other tools' if they're installed."""
     tool = BIN / "gpt-analyze"
     ways: dict[str, list[str | Path]] = {
         form: [tool, "timeline", "--format", form, "-o", folder / f"t.{form}", trace] for form in FORMS

@@ -1,11 +1,11 @@
-"""Measure the minimal cost of reading a library's kernels: find and unpack every element, and do nothing else.
+"""Measure the minimal cost of reading a library's kernels: find and decompress every element, and do nothing else.
 
     python tests/bench/unpack.py [-j N] FILE
 
 This is the lower bound for gpt-extract. It shares no code with gpt/, only zstandard and lz4, and uses the fastest known
-way within the same memory: headers are walked in a mapping; each thread takes the next element, reads it into one
-reused buffer and unpacks it into another. (Reading from a mapping would be 5 % faster, but keep the whole library
-resident.) Only sizes are checked, and no names are read.
+method that needs no more memory: headers are walked in a mapping; each thread takes the next element, reads it into one
+reused buffer and decompresses it into another. (Reading from a mapping would be 5 % faster, but would keep the whole
+library resident.) Only sizes are checked, and no names are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LZ4, ZSTD = 0x2000, 0x8000  # flags of an element
 
 
 class Packed(NamedTuple):
-    """An element: where its payload lies, how it is packed, and the bytes it unpacks to."""
+    """An element: where its payload is, how it's compressed, and its decompressed size."""
 
     start: int
     end: int
@@ -60,7 +60,7 @@ def iter_elements(file: mmap.mmap, offset: int, end: int) -> Iterator[Packed]:
 
 
 def unpack(file: int, elements: Iterable[Packed]) -> None:
-    """Unpack elements taken from `elements`, which the threads share."""
+    """Decompress elements taken from `elements`, which the threads share."""
     import zstandard
 
     zstd, packed, buffer = zstandard.ZstdDecompressor(), bytearray(), bytearray()

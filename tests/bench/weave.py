@@ -1,12 +1,12 @@
-"""Measure what weaving costs: the engine's time next to ptxas's, and what the woven kernels need in addition.
+"""Measure the cost of weaving: the engine's time compared with ptxas's, and the additional resources of woven kernels.
 
     python -m tests.bench.weave [--kernels N]
 
-Kernels of this repository and of pinned wheels from PyPI, at most N (24) a library, chosen by digest, of at most
-256 KiB of PTX. For each kernel in turn: ptxas on its module, then the engine (scan, prune, verify, weave, print) with
-each built-in probe on the same module, in CPU time, the fastest of a few runs, and ptxas on the woven text. Last,
-gpt-ptx-probe as a process selects one kernel of a module of 35 MB. The raw figures and the machine go to
-docs/figures/bench/weave.json. The exit status is 1 if a bound was missed.
+The kernels come from this repository and from pinned wheels on PyPI: at most N (24) per library, chosen by digest, with
+at most 256 KiB of PTX each. For each kernel, we time ptxas on its module; the engine (scan, prune, verify, weave,
+print) with each built-in probe on the same module, in CPU time, taking the fastest of a few runs; and ptxas on the
+woven text. Finally, a gpt-ptx-probe process selects one kernel from a module of 35 MB. The raw figures and the
+machine's description go to docs/figures/bench/weave.json. The exit status is 1 if a limit was exceeded.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ LIBRARIES = {  # library -> wheel
     "_C.so": "xformers==0.0.35",
 }
 SOURCES = [HERE.parent / "gpu" / "weave.cu", HERE.parent / "probe/ptx/tensor.cu"]
-REGISTERS = {"block_sched": 4, "gmem_bytes": 3, "tensorop_count": 3}  # bounds on the median of what probes add
+# Limits for the median number of registers that probes add.
+REGISTERS = {"block_sched": 4, "gmem_bytes": 3, "tensorop_count": 3}
 PROBES = sorted(path.stem for path in load.BUILTIN.glob("*.toml"))
 LARGEST = 256 << 10  # bytes of a module
-LEAST, SHARE = 0.015, 0.1  # the engine may take this long, or this share of ptxas's time if that is more
+LEAST, SHARE = 0.015, 0.1  # the engine may take this many seconds, or this share of ptxas's time if that's more
 MODULE, SECONDS, RUNS = 35_000_000, 1.5, 5
-NEWEST = b".version 9.0"  # known to the wheels' ptxas
+NEWEST = b".version 9.0"  # newest PTX version for the wheels' ptxas
 
-Kernel = tuple[str, str, str, bytes]  # its library, its name, its target, its module
+Kernel = tuple[str, str, str, bytes]  # library, name, target, module
 
 
 def iter_kernels(count: int) -> Iterator[Kernel]:
-    """Yield the kernels, each in a module with what it needs."""
+    """Yield the kernels, each in a module with everything that it needs."""
     for source in SOURCES:
         module = scan.scan_module(cuda.nvrtc_compile(source.read_text(), "compute_90a"), source.name)
         for entry in module.entries:
@@ -85,7 +86,9 @@ def modules(library: str, wheel: str) -> Iterator[scan.Module]:
 
 
 def assemble(data: bytes, target: str, folder: Path) -> dict[str, float] | None:
-    """Return ptxas's CPU seconds, and the registers and spilled bytes that it reports; None if it refuses."""
+    """Return ptxas's CPU seconds, and the registers and spilled bytes that it reports, or None if it
+    refuses the text.
+    """
     path = folder / "k.ptx"
     path.write_bytes(data)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -102,7 +105,7 @@ def assemble(data: bytes, target: str, folder: Path) -> dict[str, float] | None:
 
 
 def engine(data: bytes, kernel: str, file: ProbeFile) -> Woven:
-    """Do all the work for a module, except reading the probe file."""
+    """Do all of the engine's work for a module, except reading the probe file."""
     verify.verify(file)
     return weave(pruned(scan.scan_module(data), [kernel]), kernel, [file])
 
@@ -118,7 +121,7 @@ def fastest(work: Callable[[], Any], runs: int) -> float:
 
 
 def measure_kernel(kernel: Kernel, files: dict[str, ProbeFile], folder: Path) -> dict[str, Any] | None:
-    """Return the figures of one kernel; None if ptxas refuses the original."""
+    """Return the figures of one kernel, or None if ptxas refuses the original."""
     where, name, target, data = kernel
     plain = [assemble(data, target, folder) for _ in range(2)]
     if plain[0] is None or plain[1] is None:
@@ -162,12 +165,12 @@ def large_module(folder: Path) -> tuple[Path, str]:
 
 
 def of_probe(rows: list[dict[str, Any]], probe: str) -> list[tuple[float, dict[str, float]]]:
-    """Return a probe's figures in the kernels that it applies to, each after ptxas's seconds."""
+    """Return a probe's figures for the kernels that it applies to, each preceded by the time that ptxas takes."""
     return [(row["seconds"], row["probes"][probe]) for row in rows if probe in row["probes"]]
 
 
 def within(found: list[tuple[float, dict[str, float]]]) -> int:
-    """Count the kernels for which the engine kept to its bound."""
+    """Count the kernels for which the engine met its limit."""
     return sum(one["seconds"] <= max(LEAST, SHARE * seconds) for seconds, one in found)
 
 

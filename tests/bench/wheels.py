@@ -1,19 +1,19 @@
-"""Measure how small finished wheels become without a trace: recompressed, for one architecture, and both.
+"""Measure how small published wheels become without a trace: recompressed, reduced to one architecture, and both.
 
     python -m tests.bench.wheels [--arch SM] [--with REQUIREMENT] ... [--output FILE] [--imports | --table] [WHEEL ...]
 
 WHEELS were chosen before any of them was measured, one of each kind that people install: a tracker, trainers, kernels
-for attention, NVIDIA's own. Any other wheel of PyPI can be named instead, NAME or NAME==VERSION. Each is fetched,
-measured, and removed; its figures are written to the output file, docs/figures/bench/wheels.json by default, before the
-next one is fetched, and replace its old ones. --imports leaves the sizes and times of a wheel alone and makes all
-checks anew, with zstd at level 3, which takes a twentieth of the time; the code, unpacked, is the same at any level.
---table prints the table of docs/measured.md from the output file.
+for attention, NVIDIA's own. You can name any other wheel on PyPI instead, as NAME or NAME==VERSION. Each is downloaded,
+measured, and removed. Its figures replace its old ones in the output file, docs/figures/bench/wheels.json by default,
+before the next one is downloaded. --imports keeps the sizes and times of a wheel and repeats all checks, with zstd at
+level 3, which takes a twentieth of the time; the decompressed code is the same at any level. --table prints the table
+of docs/measured.md from the output file.
 
-Every new wheel is unpacked again: its RECORD has to hold, pip has to install it, importing it has to end as with the
-shipped one, and it has to list the same kernels, or a subset of them for one architecture. The packages that a wheel
-requires are installed beside it from PyPI, some 5 GB if PyTorch is among them; --with adds packages that its METADATA
-leaves out. The import runs on the simulated device, so libraries find a libcuda.so.1. It takes the first Python,
-of the running one and the PYTHONS on PATH, that pip finds the wheel for.
+Every new wheel is unpacked again: its RECORD must be right, pip must install it, importing it must end as with the
+original, and it must list the same kernels, or a subset of them for one architecture. The packages that a wheel
+requires are installed with it from PyPI, about 5 GB if PyTorch is among them; --with adds packages that its METADATA
+doesn't name. The import runs on the simulated device, so libraries find a libcuda.so.1. The Python is the first one, of
+the running one and the PYTHONS on PATH, for which pip finds the wheel.
 
 Times cover the whole pipeline: seconds, and CPU seconds, which a busy machine affects less.
 """
@@ -57,30 +57,30 @@ WHEELS = (
     "nvidia-cusparse==12.9.4.2",
     "sgl-kernel==0.3.21",
 )
-UNSAID = {"sgl-kernel==0.3.21": ("torch==2.9.1",)}  # what a wheel requires and only its description says
-ARCH = "sm_90"  # unless a wheel has no code for it
+UNSAID = {"sgl-kernel==0.3.21": ("torch==2.9.1",)}  # requirements that are only in a wheel's description
+ARCH = "sm_90"  # used unless a wheel has no code for it
 MOST = 600_000_000  # bytes of a wheel
 PYTHONS = (f"python{sys.version_info.major}.{sys.version_info.minor}", "python3.12", "python3.13", "python3.10")
 TIMEOUT = 300  # s of an import
 IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"
 OUTPUT = Path(__file__).parents[2] / "docs/figures/bench/wheels.json"
-WAYS = {  # options of gpt-locate, None without it, and of gpt-patch
+WAYS = {  # name -> options of gpt-locate (None: don't run it) and of gpt-patch
     "recompressed": (None, "--recompress={level}"),
     "architecture": ("--arch {arch}", "--label {label}"),
     "both": ("--arch {arch}", "--recompress={level} --label {label}"),
 }
-LEVEL, FAST_LEVEL = 19, 3  # zstd's; the fast one is for --imports
+LEVEL, FAST_LEVEL = 19, 3  # zstd levels; the fast one is for --imports
 
 
 def pip(python: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run pip for a Python, which needs no pip of its own."""
+    """Run pip for a Python that may have no pip of its own."""
     line = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python, *words]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
 def fetch(name: str, folder: Path) -> tuple[Path, str]:
-    """Download a wheel; return it and its Python version. Exits if there's none, or it's too large."""
+    """Download a wheel; return it and its Python version. Exits if there's none, or if it's too large."""
     said = ""
     for word in PYTHONS:
         python = shutil.which(word)
@@ -99,7 +99,7 @@ def fetch(name: str, folder: Path) -> tuple[Path, str]:
 
 
 def install_needs(wheel: Path, python: str, more: Sequence[str], folder: Path) -> None:
-    """Install a wheel's requirements, and more, into a folder. Exits if pip fails."""
+    """Install a wheel's requirements, and the additional packages, into a folder. Exits if pip fails."""
     with zipfile.ZipFile(wheel) as file:
         (name,) = [n for n in file.namelist() if n.count("/") == 1 and n.endswith(".dist-info/METADATA")]
         metadata = HeaderParser().parsestr(file.read(name).decode())
@@ -112,7 +112,7 @@ def install_needs(wheel: Path, python: str, more: Sequence[str], folder: Path) -
 
 
 def kernels_of(wheel: Path) -> Counter[tuple[str, str, str]]:
-    """Count the kernels in a wheel, by type and architecture of their element, and name."""
+    """Count the kernels in a wheel by name, and by their element's type and architecture."""
     done = subprocess.run([BIN / "gpt-extract", "--json", "-r", wheel], capture_output=True, check=True)
     found: Counter[tuple[str, str, str]] = Counter()
     for line in done.stdout.splitlines():
@@ -122,7 +122,7 @@ def kernels_of(wheel: Path) -> Counter[tuple[str, str, str]]:
 
 
 def check_record(wheel: Path) -> None:
-    """Fail if a line of RECORD is wrong, or METADATA names another version than the file name."""
+    """Fail if a line of RECORD is wrong, or if METADATA has another version than the file name."""
     with zipfile.ZipFile(wheel) as file:
         (name,) = [n for n in file.namelist() if n.count("/") == 1 and n.endswith(".dist-info/RECORD")]
         for path, digest, _ in csv.reader(io.StringIO(file.read(name).decode())):
@@ -135,7 +135,7 @@ def check_record(wheel: Path) -> None:
 
 
 def install(wheel: Path, python: str, needs: Path) -> str:
-    """Return the outcome of importing a wheel that pip has installed; exits if pip doesn't install it."""
+    """Return the outcome of importing a wheel after installing it with pip. Exits if pip fails."""
     with tempfile.TemporaryDirectory() as site:
         done = pip(python, "install", "--no-deps", "--no-index", "--no-compile", "--target", site, wheel)
         if done.returncode:
@@ -144,14 +144,14 @@ def install(wheel: Path, python: str, needs: Path) -> str:
 
 
 def load(site: Path, python: str, needs: Path) -> str:
-    """Return "imported", or why a package of a folder isn't.
+    """Return "imported", or the reason why a package in a folder can't be imported.
 
     For a package without Python, such as NVIDIA's own, load each shared library.
     """
     packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
     libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())
     environment = {**os.environ, "PYTHONPATH": f"{site}:{needs}"}
-    if not packages:  # the dynamic loader has to find libraries of other packages
+    if not packages:  # the dynamic loader must find libraries of other packages
         environment["LD_LIBRARY_PATH"] = ":".join(sorted({str(file.parent) for file in needs.rglob("*.so*")}))
     line = [BIN / "gpt-hook", "run", "-q", "--calls", "none", "--device", "sim", "-o", site / "trace.mp", "--"]
     line += [python, "-c", IMPORT if packages else LOAD, *(packages or libraries)]
@@ -166,7 +166,7 @@ def load(site: Path, python: str, needs: Path) -> str:
 
 
 def measure(wheel: Path, arch: str, way: str, level: int, out: Path) -> tuple[Path, dict[str, Any]]:
-    """Make a wheel as a user does; return it with its size and the time that it took."""
+    """Make a wheel as a user does; return it with its size and the time that this took."""
     locate, patch = WAYS[way]
     settings = {"arch": arch, "label": arch.replace("_", ""), "level": level}
     line = f"gpt-extract -r '{wheel}' | "
@@ -188,7 +188,7 @@ def measure(wheel: Path, arch: str, way: str, level: int, out: Path) -> tuple[Pa
 
 
 def measure_all(name: str, arch: str, more: Sequence[str], level: int = LEVEL) -> dict[str, Any]:
-    """Return the figures of one wheel. Fails if a new wheel isn't as it should be."""
+    """Return the figures of one wheel. Fails if a new wheel is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         wheel, python = fetch(name, Path(folder))
         before = kernels_of(wheel)

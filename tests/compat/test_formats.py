@@ -1,4 +1,4 @@
-"""The table of other people's formats, which is filled when gpt.compat is imported."""
+"""The table of third-party formats, which is filled when gpt.compat is imported."""
 
 import pickle
 import subprocess

@@ -1,7 +1,8 @@
 #!/bin/sh
-# The main job in one go. A program runs on the simulated device under gpt-hook, which records what it uses, and
-# again with probes in its kernel; its CUDA library, of two kernels, each compiled for two GPUs and as PTX, is slimmed to that; the program runs again
-# with what is left. NVIDIA's own tool says what that is.
+# The main use in one go. A program runs on the simulated device under gpt-hook, which records what it uses, and again
+# with probes in its kernel. Then its CUDA library, which has two kernels, each compiled for two GPUs and as PTX, is
+# slimmed to the recorded code. The program runs again with the slimmed library, and NVIDIA's own tool lists what's left
+# in it.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -12,8 +13,8 @@ off() {
     exit 1
 }
 
-# Prints a command line and runs it. The tools print tables on a terminal and bytes into anything else; where
-# the demo's own output is not a terminal, script(1) lends them one.
+# Print a command line and run it. The tools print tables on a terminal and bytes into anything else. If the demo's own
+# output isn't a terminal, script(1) provides one.
 run() {
     printf '\n$ %s\n' "$1"
     if [ -t 1 ]; then
@@ -26,8 +27,8 @@ run() {
     fi
 }
 
-# libdemo.so is laid out as nvcc does it: a fatbin region for matmul.cu and one for fill.cu, each of three
-# elements. `main matmul` uses one of its kernels, and checks what that computes.
+# libdemo.so is laid out as nvcc does it: one fatbin region for matmul.cu and one for fill.cu, with three elements each.
+# `main matmul` uses one of its kernels, and checks the result.
 kernel=_Z12matrixMulGPUPKfS0_Pfi
 echo "demo: building build/demo/libdemo.so and its program, main"
 rm -rf build/demo
@@ -39,22 +40,22 @@ cd build/demo
 # What is in it?
 run "gpt-extract libdemo.so"
 
-# What does the program use? Its kernel is compiled for this machine's processor and runs on it.
+# Find out what the program uses. Its kernel is compiled for this machine's processor and runs on it.
 run "gpt-hook run --device sim -o trace.mp -- ./main matmul" || off "the program fails"
 run "gpt-analyze summary trace.mp"
 
-# How does its kernel run? Probes are woven into it while the program runs.
+# See how its kernel runs. Probes are woven into it while the program runs.
 run "gpt-hook run --device sim -p block_sched -o probed.mp -- ./main matmul" || off "the program fails with probes"
 run "gpt-analyze block_sched probed.mp"
 
-# Read the library, find what is not needed, write a library without it: three programs and one stream.
+# Read the library, find the code that isn't needed, write a library without it: three programs and one stream.
 run "gpt-extract libdemo.so | gpt-locate --used trace.mp | gpt-patch -o slim --mode compact"
 
 # What is left?
 run "gpt-extract slim/libdemo.so"
 run "cuobjdump -lelf -lptx slim/libdemo.so"
 
-# One element must be left, the PTX that the simulated device runs, and be what it was, byte for byte.
+# One element must be left, byte for byte as it was: the PTX that the simulated device runs.
 mkdir before after
 (cd before && cuobjdump -xptx all ../libdemo.so >/dev/null)
 (cd after && cuobjdump -xptx all ../slim/libdemo.so >/dev/null)
@@ -68,7 +69,7 @@ before=$(wc -c <libdemo.so)
 after=$(wc -c <slim/libdemo.so)
 test "$after" -lt "$before" || off "it did not shrink"
 
-# And it still works, on the simulated device and on a GPU, if there is one.
+# The slimmed library still works, on the simulated device, and on a GPU if there is one.
 run "LD_LIBRARY_PATH=slim gpt-hook run --device sim -o again.mp -- ./main matmul" || off "the program fails with it"
 result="the program runs with it"
 if nvidia-smi >/dev/null 2>&1; then

@@ -1,7 +1,7 @@
-// The demo's library: two kernels in two fatbin regions, as nvcc packs two source files, and the host code
-// that runs them. What nvcc writes for `__global__` and `<<<>>>` is written out here, so that no C++ compiler
-// and no header of CUDA has to be there: before main, each region and its kernel are made known to the CUDA
-// runtime, which loads a region when its kernel is first launched.
+// The demo's library: two kernels in two fatbin regions, laid out as nvcc does for two source files, and the
+// host code that runs them. The code that nvcc generates for `__global__` and `<<<>>>` is written out here,
+// so that neither a C++ compiler nor a CUDA header is needed. Before main, each region and its kernel are
+// registered with the CUDA runtime, which loads a region when its kernel is first launched.
 
 #include "demo.h"
 
@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-// The parts of the CUDA runtime that we need.
+// Declarations of the parts of the CUDA runtime that we need.
 typedef struct {
     unsigned x, y, z;
 } dim3;
@@ -30,14 +30,14 @@ void __cudaRegisterFunction(void **region, const void *function, void *device_fu
                             int most, void *thread, void *block, void *block_size, void *grid_size,
                             int *warp_size);
 
-// Filled by the linker from .nvFatBinSegment, in the order in which the library was given its regions.
+// Filled by the linker from .nvFatBinSegment, in the order in which the regions were given to the library.
 struct wrapper {
     uint32_t magic, version;
     const void *data, *more;
 };
 extern const struct wrapper fatbin_wrappers[] __attribute__((visibility("hidden")));
 
-// By region. The address of a kernel's name here is the kernel's address in the program.
+// Indexed by region. The address of a kernel's name here identifies the kernel in the program.
 static const char *const kernels[] = {"_Z12matrixMulGPUPKfS0_Pfi", "_Z14setScalarItemsPffi"};
 enum region { MATMUL, FILL, REGIONS };
 static void **regions[REGIONS];
@@ -55,7 +55,7 @@ __attribute__((destructor)) static void forget(void) {
         __cudaUnregisterFatBinary(regions[i]);
 }
 
-// A call that returns false has been reported; what follows it in a chain of && is skipped.
+// A call that returns false has reported its error; the calls that follow it in a chain of && are skipped.
 static int worked(const char *call, int status) {
     if (status)
         fprintf(stderr, "demo: %s: %s\n", call, cudaGetErrorString(status));
@@ -72,7 +72,7 @@ static int matmul(void) {
     enum { N = 100, SIZE = N * N * sizeof(float), SIDE = 16, BLOCKS = (N + SIDE - 1) / SIDE };
     static float a[N][N], b[N][N], c[N][N];
     for (int i = 0; i < N; i++)
-        for (int j = 0; j < N; j++) // small integers: floats add and multiply them exactly
+        for (int j = 0; j < N; j++) // small integers, which floats add and multiply exactly
             a[i][j] = i + j, b[i][j] = i - j;
 
     void *da = NULL, *db = NULL, *dc = NULL;
@@ -114,7 +114,7 @@ static int fill(void) {
     return ok;
 }
 
-// A bug: the kernel gets a larger number of items than there's memory for.
+// A deliberate bug: the kernel gets a larger number of items than its memory can hold.
 static int overrun(void) {
     void *memory = NULL;
     float value = 42;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A user's Makefile slims libraries by pattern rules: a second make does nothing, a new list of names does the work
-# again, and equal inputs give equal outputs.
+# A user's Makefile slims libraries with pattern rules: a second make does nothing, a new list of names triggers the
+# work again, and equal inputs give equal outputs.
 set -eu
 
 python -m tests.demo.build lib >/dev/null

@@ -1,5 +1,5 @@
 #!/bin/sh
-# In place: through a symbolic link the library itself is replaced, and comes back byte for byte.
+# In place: if the path is a symbolic link, the library itself is replaced, and it's restored byte for byte.
 set -eu
 
 python -m tests.demo.build lib >/dev/null

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The pipeline as README shows it, in each mode: NVIDIA's own tool lists what must be left and nothing else, the
-# bytes of that are what they were, and the program still loads the library.
+# The pipeline as README shows it, in each mode: NVIDIA's own tool lists exactly the code that must be left, its bytes
+# are unchanged, and the program still loads the library.
 set -eu
 
 python3 -m tests.demo.build lib
@@ -17,14 +17,14 @@ for mode in fill hole compact; do
     (cd $mode.code && "$cuobjdump" -xelf all ../$mode/libdemo.so >/dev/null)
     cmp before/libdemo.2.sm_90.cubin $mode.code/libdemo.1.sm_90.cubin
 
-    # Without a GPU the program ends with 4 and says so; a broken library would not get that far.
+    # Without a GPU the program exits with 4 and says so. With a broken library, it wouldn't get that far.
     status=0
     LD_LIBRARY_PATH=$mode lib/main matmul >$mode.out 2>&1 || status=$?
     test $status -eq 0 || { test $status -eq 4 && grep -q "no CUDA driver" $mode.out; }
 done
 test "$(wc -c <compact/libdemo.so)" -lt "$(wc -c <lib/libdemo.so)"
 
-# For a fleet nothing but unused kernels goes.
+# For a fleet of different GPUs, only unused kernels are removed.
 gpt-extract lib/libdemo.so | gpt-locate --used names.txt --arch sm_75,sm_90 --keep-ptx | gpt-patch -o fleet >fleet.mp
 printf '%s\n' libdemo.1.sm_75.cubin libdemo.1.sm_90.ptx libdemo.2.sm_90.cubin >wanted
 gpt-extract --save fleet.code fleet/libdemo.so >/dev/null

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Negativa-ML's files go in and come out: its trace.json says what is used, its spans/LIB.json what is cut out, and
-# a library that is cut by given spans is the one that is cut by those that were found.
+# Negativa-ML's files can be read and written: its trace.json says what is used, its spans/LIB.json what is cut, and
+# cutting by a file of spans gives the same library as cutting by the spans that were just found.
 set -eu
 command -v jq >/dev/null || { echo "no jq"; exit 77; }
 
@@ -17,13 +17,13 @@ gpt-patch -o found --mode fill found.mp >/dev/null
 gpt-patch -o given --mode fill given.mp >/dev/null
 cmp found/libdemo.so given/libdemo.so
 
-# What Negativa-ML does with such a file: overwrite the spans, but for the names of lost kernels.
+# Negativa-ML overwrites the spans in such a file. So do we, except for the names of lost kernels.
 jq -r '.spans[] | "\(.start) \(.end - .start)"' spans/libdemo.so.json | while read -r start size; do
     tail -c +$((start + 1)) found/libdemo.so | head -c "$size" | tr -d '\001' >left
     test "$(wc -c <left)" -le 512 && { test ! -s left || grep -q gpt-cut left; }
 done
 
-# Spans by hand, of a library that is not there, and nonsense.
+# Hand-written spans, spans of a missing library, and nonsense.
 jq '.spans |= .[:1]' spans/libdemo.so.json >one && mv one spans/libdemo.so.json
 gpt-locate --spans-json spans code.mp | gpt-patch -o one >/dev/null
 test "$(gpt-extract one/libdemo.so --json | jq -s 'map(select(.kind == "element")) | length')" -eq 5

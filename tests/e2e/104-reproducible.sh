@@ -1,5 +1,5 @@
 #!/bin/sh
-# Equal inputs, equal outputs: whatever the folder, the number of threads and the way the stream went.
+# Equal inputs give equal outputs, whatever the folder, the number of threads, and the form of the stream.
 set -eu
 
 echo _Z14setScalarItemsPffi >names.txt
@@ -19,12 +19,12 @@ make -s -C another JOBS=8 slim/libdemo.so
 cmp one/libdemo.so another/libdemo.so
 cmp one/slim/libdemo.so another/slim/libdemo.so
 
-# As JSON, and with the stream in two halves.
+# As JSON, and with the stream split in two.
 gpt-extract --json one/libdemo.so | gpt-locate --from-json --json --used names.txt --arch sm_75 >cut.jsonl
 gpt-patch --from-json -o json cut.jsonl >/dev/null
 cmp one/slim/libdemo.so json/libdemo.so
 
-# The streams differ in their headers alone.
+# The streams differ only in their headers.
 for folder in one another; do
     (cd $folder && gpt-extract libdemo.so --json | sed 1d) >$folder.records
 done

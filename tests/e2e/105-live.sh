@@ -1,6 +1,6 @@
 #!/bin/sh
-# A program is watched and its library slimmed in one pipeline: what gpt-hook streams while the program runs
-# is what gpt-locate reads.
+# A program is watched and its library slimmed in one pipeline: gpt-locate reads the stream that gpt-hook writes while
+# the program runs.
 set -eu
 PATH=$PYTHONPATH/bin:$PATH # gpt-hook of this checkout
 
@@ -25,7 +25,7 @@ gpt-hook run -o - --device sim -- python3 app.py 2>/dev/null |
     gpt-locate --used /dev/stdin --keep Items all.mp | gpt-patch -o slim >slim.mp
 test -s slim/libdemo.so
 
-# The same by a FIFO and by a command.
+# The same with a FIFO, and with a command as output.
 mkfifo fifo
 cat fifo >from-fifo.mp &
 gpt-hook run -o fifo --device sim -- python3 app.py >/dev/null

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Negativa-ML's own example through gpt-negativa, its commands and files as its README has them: a library of two
-# kernels, one of them used. On the simulated device, which runs nothing: the program says so and ends with 1.
+# Negativa-ML's own example, run by gpt-negativa with the commands and files in its README: a library of two kernels,
+# one of which is used. The simulated device runs nothing here, so the program reports an error and exits with 1.
 set -eu
 command -v jq >/dev/null || { echo "no jq"; exit 77; }
 PATH=$PYTHONPATH/bin:$PATH
@@ -27,19 +27,20 @@ jq -r '.spans[] | "\(.start) \(.end - .start)"' nml_workspace/spans/libdemo.so.j
     test "$(wc -c <left)" -le 512 && { test ! -s left || grep -q gpt-cut left; }
 done
 
-# The same by parts, with short options; a relative executable; an environment of its own.
+# The same in separate steps, with short options, a relative path of the executable, and an environment of its own.
 gpt-negativa trace -o w/report.json --device sim -l /lib/ld.so -e LD_LIBRARY_PATH=. A=1 -- ./main matmul 2>err || cat err
 gpt-negativa locate --report-path w/report.json -c /no/cuobjdump --output-dir w/s --arch=sm_90
 cmp w/s/libdemo.so.json nml_workspace/spans/libdemo.so.json
 gpt-negativa reconstruct -s w/s/libdemo.so.json -o w/r
 cmp w/r/libdemo.so reconstructed/libdemo.so
 
-# Another's report, of a machine that is not this one; and one that does not say which devices it is for.
+# A report from another machine, and one that doesn't say which devices it is for.
 jq -n --arg used $used --arg path "$PWD/libdemo.so" '{loaded_sos: [$path], detected_kernels: [$used]}' >theirs.json
 gpt-negativa locate -r theirs.json -o theirs --arch sm_90
 cmp theirs/libdemo.so.json nml_workspace/spans/libdemo.so.json
 
-# Word for word: without an argument the demo's program only says how it is used, and no kernel is. Nothing is cut.
+# The README's command, word for word: without an argument, the demo's program only prints its usage and uses no kernel.
+# Nothing is cut.
 rm -r nml_workspace
 status=0
 gpt-negativa debloat --arch sm_90 -- "$PWD/main" 2>err || status=$?

@@ -1,5 +1,5 @@
 #!/bin/sh
-# gpt-debloat on the simulated device: slim libraries elsewhere, in place, and back; runs united; runs compared.
+# gpt-debloat on the simulated device: slim libraries elsewhere, in place, and undo that; combine runs; compare runs.
 set -eu
 PATH=$PYTHONPATH/bin:$PATH
 gpt-hook check >/dev/null 2>&1 || test $? -ne 4 || { echo "no gpt-hook: make runtime"; exit 77; }
@@ -9,7 +9,7 @@ export XDG_STATE_HOME="$PWD/state" TMPDIR="$PWD/tmp" # others use /tmp at the sa
 sum() { sha256sum <"$1"; }
 original=$(sum lib/libdemo.so)
 
-# A program that loads the library and looks a kernel up: what the simulated device can do.
+# A program that loads the library and looks up a kernel, which the simulated device can do.
 cat >use <<'EOF'
 #!/usr/bin/env python3
 import ctypes, os, sys
@@ -31,14 +31,14 @@ else:
 EOF
 chmod +x use
 
-# Elsewhere: the report, and the library that is smaller. The PTX of the used kernel is left.
+# Elsewhere: it prints a report and writes a smaller library. The PTX of the used kernel is left.
 gpt-debloat --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
 grep -qx "done" out
 grep -q "no kernel used" out
 test "$(gpt-extract --json slim/libdemo.so | grep -c '"kind": "element"')" -eq 1
 test "$(sum lib/libdemo.so)" = "$original"
 
-# Traces of two runs united keep both kernels; --arch instead of the device keeps cubins.
+# The traces of two runs together keep both kernels; with --arch instead of the device, cubins are kept.
 gpt-hook run -o matmul.mp --device sim -- ./use ./lib/libdemo.so matmul >/dev/null 2>&1
 gpt-hook run -o fill.mp --device sim -- ./use ./lib/libdemo.so fill >/dev/null 2>&1
 gpt-debloat -o both --traces matmul.mp fill.mp --arch sm_90 --granularity kernel >out
@@ -46,7 +46,7 @@ test "$(gpt-extract --json both/libdemo.so | grep -c '"kind": "element"')" -eq 2
 gpt-debloat -n -o nothing --traces matmul.mp >out
 test ! -e nothing
 
-# In place, with a check, and back. Nothing is left behind.
+# In place, with a check, then restored. Nothing is left behind.
 gpt-debloat --apply --check --device sim -- ./use ./lib/libdemo.so matmul >out 2>err
 grep -q "check: same status (0), same output" out
 test "$(grep -c "warning: check" err)" -eq 0
@@ -60,7 +60,7 @@ gpt-debloat --restore | grep -q "^libraries restored: 1, from [0-9.]*[KM]iB of b
 test "$(sum lib/libdemo.so)" = "$original"
 test ! -e lib/libdemo.so.gpt-orig
 
-# Without a backup there is no way back, and none to cut more for another program.
+# Without a backup, nothing can be restored, and no more can be cut for another program.
 mkdir image
 cp lib/libdemo.so image/libdemo.so
 gpt-debloat --apply --no-backup --traces matmul.mp -r image >out
@@ -75,7 +75,7 @@ test "$(sum image/libdemo.so)" = "$(sum slim/libdemo.so)"
 gpt-debloat --apply --traces matmul.mp -r image >out # nothing goes: no error
 test "$(find image -type f | wc -l)" -eq 1
 
-# A process that has the library loaded keeps the original, whatever happens to the name.
+# A process that has the library loaded keeps the original when the file is replaced.
 mkfifo ready go
 gpt-hook run -o shared.mp --device sim -- sh -c './use ./lib/libdemo.so fill wait' >shared 2>&1 &
 read -r _ <ready
@@ -94,7 +94,7 @@ gpt-debloat --apply --check --device sim -- sh -c './use ./lib/libdemo.so matmul
 grep -q "check: same status (0), same output (11 bytes)" out
 gpt-debloat --restore >out
 
-# What equal runs that fail, or say nothing, prove.
+# If both runs fail alike, or print nothing, the comparison proves little.
 status=0
 gpt-debloat --check --device sim -- sh -c './use ./lib/libdemo.so matmul; exit 3' >out 2>err || status=$?
 test $status -eq 0
@@ -105,14 +105,14 @@ grep -q "check: same status (0), same output (0 bytes)" out
 grep -q "warning: check: neither run wrote to standard output" err
 test "$(grep -c "both runs failed" err)" -eq 0
 
-# A program that says something else with the new library: told, and undone.
+# The program prints something else with the new library: that's reported, and the change undone.
 status=0
 gpt-debloat --apply --check --device sim -- ./use ./lib/libdemo.so matmul size >out 2>err || status=$?
 test $status -eq 1
 grep -q "its output differs; the originals are back" err
 test "$(sum lib/libdemo.so)" = "$original"
 
-# For another program, whose code is gone by now: what the first one uses stays.
+# For another program, whose code is already gone: the code that the first one uses stays.
 gpt-debloat --apply --traces matmul.mp >out
 status=0
 gpt-debloat --apply --device sim -- ./use ./lib/libdemo.so fill >out 2>err || status=$?
@@ -122,7 +122,7 @@ test "$(sum lib/libdemo.so)" = "$(sum slim/libdemo.so)"
 gpt-debloat --restore >out
 test "$(sum lib/libdemo.so)" = "$original"
 
-# Killed before it could say a word about what it replaced: it can be undone all the same.
+# gpt-debloat was killed before it could report what it replaced; the change can be undone anyway.
 mkdir -p two
 cp lib/libdemo.so two/a.so
 cp lib/libdemo.so two/b.so
@@ -149,7 +149,7 @@ test $status -eq 1
 grep -q "ended with status 3: nothing is applied" err
 test "$(sum lib/libdemo.so)" = "$original"
 
-# A whole folder, with a copy that nobody loaded, a link to it and a backup of before; the copy is read-only.
+# A whole folder: it also has a copy that no program loaded, a link to it, and an earlier backup. The copy is read-only.
 mkdir -p env/deep
 cp lib/libdemo.so env/deep/libdemo.so
 chmod 444 env/deep/libdemo.so
@@ -165,7 +165,7 @@ gpt-debloat --restore -r env | grep -q "^libraries restored: 2, from [0-9.]*[KM]
 test "$(sum env/deep/libdemo.so)" = "$original"
 test "$(find env -type f | wc -l)" -eq 2
 
-# Of two names of one file the first is taken: a program that loads it by the other has tried nothing.
+# If a file has two names, the first one is used. A program that loads it by the other name hasn't tried the result.
 mkdir names
 cp lib/libdemo.so names/b.so
 ln names/b.so names/a.so
@@ -191,7 +191,8 @@ gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul where >out 2>e
 test $status -eq 1
 grep -q "^+.*/slim/libdemo.so" err
 
-# The command is the one that the caller means, not one that is installed beside the stages (a python, say).
+# The command is the one on the caller's PATH, not one that's installed next to the stages (another python, for
+# example).
 mkdir beside outside
 for place in beside outside; do
     printf '#!/bin/sh\necho %s\n' $place >$place/which-one

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Without a run: only the code of given devices, recompressed, in an environment, in place, and for each of two in wheels.
+# Without a run: only the code of given devices is kept, recompressed, in an environment, in place, and in a wheel for
+# each of two devices.
 set -eu
 PATH=$PYTHONPATH/bin:$PATH
 python3 -m tests.demo.build lib
@@ -9,7 +10,7 @@ sum() { sha256sum <"$1"; }
 archs() { gpt-extract --json "$@" | jq -r 'select(.kind == "element") | "\(.type) \(.arch)"' | sort | uniq -c | xargs; }
 original=$(sum lib/libdemo.so)
 
-# An environment: a copy below -o, and in place with a way back.
+# An environment: a copy below -o, and then in place with backups.
 gpt-debloat --arch sm_90 -r lib -o out >table
 grep -q "^other architecture  *2 " table
 test "$(archs "out$PWD/lib/libdemo.so")" = "2 cubin sm_90"
@@ -51,7 +52,7 @@ test "$(grep -c "^wheel written: " table)" -eq 2
 python3 -m zipfile -e wheels/demo-1.2+sm90-py3-none-any.whl unpacked
 grep -qx "Version: 1.2+sm90" unpacked/demo-1.2+sm90.dist-info/METADATA
 
-# What makes no sense is said before anything is written.
+# Options that make no sense are reported before anything is written.
 fails() { # STATUS TEXT OPTION...
     want=$1 text=$2 status=0
     shift 2
@@ -89,7 +90,7 @@ cp demo-1.2-py3-none-any.whl again
 fails 2 "two wheels have the name 'demo-1.2-py3-none-any.whl'" --arch sm_90 -r demo-1.2-py3-none-any.whl \
     -r again/demo-1.2-py3-none-any.whl -o some
 
-# An architecture that nothing is for: no library is written, nor replaced by one that is only packed smaller.
+# No code is for this architecture: no library is written, or replaced by one that's merely recompressed.
 fails 1 "no code for sm_60: there is cubin for sm_75, sm_90; ptx for sm_90: nothing is cut" --arch sm_60 -r lib -o no
 fails 1 "gpt-locate failed to decide about these libraries (its errors say why), so they aren't written" --arch sm_60 --recompress --apply -r lib
 fails 1 "no code for sm_60" --arch sm_60 --recompress -r demo-1.2-py3-none-any.whl -o no

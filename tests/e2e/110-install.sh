@@ -1,6 +1,6 @@
 #!/bin/sh
-# The package is installed as a wheel, from its source distribution, and as an editable package: each time
-# gpt-hook is on PATH, finds its libraries beside the package, and runs a program on the simulated device.
+# The package is installed as a wheel, from its source distribution, and as an editable package. Each time, gpt-hook is
+# on PATH, finds its libraries next to the package, and runs a program on the simulated device.
 set -eu
 
 top=$PYTHONPATH
@@ -51,7 +51,7 @@ works() { # PROGRAM: gpt-hook as it was installed, by itself and through symboli
     done
 }
 
-# A source distribution, and from that the wheel. Neither has what was built before.
+# A source distribution, and the wheel built from it. Neither contains earlier build outputs.
 (cd tree && ../builder/bin/python -c 'import setuptools.build_meta as b; b.build_sdist("../dist")' >/dev/null 2>&1)
 mkdir sdist
 tar -xzf dist/*.tar.gz -C sdist --strip-components 1
@@ -73,7 +73,7 @@ builder/bin/pip --python plain/bin/python uninstall -y gpu-probe
 test ! -e plain/bin/gpt-hook
 test ! -e "$(echo plain/lib/python3.*/site-packages/gpt)"
 
-# Two Pythons of one prefix: the package of the launcher's own version is taken.
+# With two Pythons in one prefix, the package of the launcher's own version is used.
 python -m zipfile -e dist/*.whl unpacked
 for version in 2 3; do
     mkdir -p "many/lib/python3.$version/site-packages/gpt"
@@ -85,7 +85,7 @@ install unpacked/*.data/scripts/gpt-hook many/bin/
 many/bin/gpt-hook check >check.txt || test $? = 1
 grep -q "^runtime  *$PWD/many/lib/python3.3/site-packages/gpt/_runtime/libgpthook.so$" check.txt
 
-# An editable package runs what is in the checkout.
+# An editable package runs the files of the checkout.
 builder/bin/pip install --no-build-isolation -e tree
 works "$PWD/builder/bin/gpt-hook" "$PWD/tree/gpt/_runtime"
 printf '#!/bin/sh\necho "the one beside it"\n' >builder/bin/gpt-asm # and not the one of tree/bin, which has no .venv
@@ -103,7 +103,7 @@ if make -s -C tree install PREFIX="$PWD/none" CC=no-such-cc 2>err.txt; then exit
 grep -q "^install: error: 'no-such-cc' does not compile C (Debian: apt-get install gcc libc6-dev)" err.txt
 test ! -e none
 
-# Without a compiler there is one line that says so.
+# Without a compiler, there's a one-line message.
 if CC=no-such-cc PIP_QUIET=0 builder/bin/pip wheel --no-build-isolation -w none dist/*.tar.gz >err.txt 2>&1; then exit 1; fi
 grep -q "setup: error: no 'no-such-cc', which builds gpt-hook (Debian: apt-get install gcc libc6-dev)" err.txt
 ! grep -q Collecting.numpy err.txt

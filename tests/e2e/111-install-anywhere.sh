@@ -1,6 +1,7 @@
 #!/bin/sh
-# One wheel for every machine and Python: into a folder, for a user, for another Python, into an environment without
-# pip. Each time all tools work with nothing on PYTHONPATH, and the command that a message names installs what is missing.
+# One wheel for every machine and Python, installed into a folder, for a user, for another Python, and into an
+# environment without pip. Each time all tools work with nothing on PYTHONPATH, and the command in the message about a
+# missing package installs it.
 set -eu
 
 top=$PYTHONPATH
@@ -26,7 +27,7 @@ wheel=$PWD/$(echo dist/gpu_probe-*-py3-none-manylinux_2_28_x86_64.whl)
 builder/bin/auditwheel show "$wheel" | tr '\n' ' ' | grep -Eq 'consistent with the following platform tag: +"manylinux_2_(1[0-9]|2[0-8])_'
 if unzip -l "$wheel" 2>/dev/null | grep -q cpython; then exit 1; fi
 
-# A package that is missing, for the commands in messages.
+# A missing package, for the commands in messages.
 mkdir missing
 python - <<'END'
 import zipfile

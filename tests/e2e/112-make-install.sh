@@ -1,6 +1,6 @@
 #!/bin/sh
-# make install: for a package (DESTDIR), over an older version, into a path with a blank, with extras. If it fails, what
-# was there works on. make uninstall leaves nothing of ours, and all that is somebody else's.
+# make install: for a package (DESTDIR), over an older version, into a path with a blank, and with extras. If it fails,
+# the old version still works. make uninstall removes all of our files, and nobody else's.
 set -eu
 
 top=$PYTHONPATH
@@ -15,7 +15,7 @@ for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGEL
 done
 find tree | sort >before.txt
 
-# Files for a package are as if they had been installed where they go later, which may have a blank in it.
+# Files for a package look as if they had been installed at their final place, whose path may have a blank.
 prefix="$PWD/a prefix"
 if ! PIP_NO_DEPS=1 make -s -C tree install PREFIX="$prefix" DESTDIR="$PWD/stage" 2>err.txt; then
     grep -q 'No matching distribution' err.txt || { cat err.txt && exit 1; }
@@ -29,7 +29,7 @@ if grep -rq "$PWD/stage" "$prefix"; then exit 1; fi
 grep -q "^runtime  *$prefix/lib/gpt/lib/python3.*/gpt/_runtime/libgpthook.so$" check.txt
 head -n 3 "$prefix/bin/gpt-extract" | grep -q "$prefix/lib/gpt/bin/python"
 
-# What fails leaves it, and what is somebody else's.
+# A failed installation leaves the old version, and other people's files.
 if PIP_NO_INDEX=1 PIP_FIND_LINKS="$PWD/none" make -s -C tree install PREFIX="$prefix" >err.txt 2>&1; then exit 1; fi
 grep -q "^install: error: $prefix/lib/gpt: not installed: see above" err.txt
 if make -s -C tree install PREFIX="$prefix" EXTRAS=plot,nonsense 2>err.txt; then exit 1; fi
@@ -50,7 +50,8 @@ if [ "$(id -u)" = 0 ]; then
     grep -q "^install: error: $shared: you can't write there: become root, or choose another PREFIX=DIR" err.txt
 fi
 
-# A later version over an earlier one, which had a tool that is gone, with extras; another program has a name of ours.
+# A newer version, with extras, over an older one that had a tool which no longer exists; another program has one of our
+# names.
 touch "$prefix/lib/gpt/bin/gpt-gone" "$prefix/lib/gpt/share/man/man1/gpt-gone.1" "$prefix/share/man/man1/gpt-gone.1"
 ln -s ../lib/gpt/bin/gpt-gone "$prefix/bin/gpt-gone"
 rm "$prefix/bin/neutrino"

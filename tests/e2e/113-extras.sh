@@ -1,5 +1,5 @@
 #!/bin/sh
-# make install EXTRAS=...: each extra brings what its option needs. Two share an environment, and no package.
+# make install EXTRAS=...: each extra installs what its option needs. Two extras share an environment, but no package.
 set -eu
 
 top=$PYTHONPATH

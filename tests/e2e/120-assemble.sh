@@ -1,5 +1,5 @@
 #!/bin/sh
-# PTX out of a library, assembled for another GPU, and back: NVIDIA's tool finds in the image what went in, and a
+# PTX from a library is assembled for another GPU and checked: NVIDIA's tool finds the same kernels in the image, and a
 # second run finds everything in the cache.
 set -eu
 command -v jq >/dev/null || { echo "no jq"; exit 77; }
@@ -16,13 +16,13 @@ test "$(find cache/gpt/asm -type f | wc -l)" -eq 4
 printf '%s\n' 'ELF file    1: libdemo.2.1.sm_90.cubin' 'ELF file    2: libdemo.2.2.sm_100.cubin' \
     'PTX file    1: libdemo.2.1.sm_90.ptx' | diff - list
 
-# The stages that slim a library read the image too.
+# The stages that slim a library can read the image, too.
 echo _Z12matrixMulGPUPKfS0_Pfi >names.txt
 gpt-extract images/libdemo.2.fatbin | gpt-locate --used names.txt --arch sm_100 | gpt-patch -o slim >/dev/null
 gpt-extract slim/libdemo.2.fatbin --json | jq -r 'select(.kind == "element") | .type + " " + .arch' >left
 echo 'cubin sm_100' | diff - left
 
-# No ptxas can assemble now, and none is needed.
+# From here on, no ptxas can assemble, and none is needed.
 cat >ptxas <<END
 #!/bin/sh
 [ "\$1" = --version ] && exec "$GPT_PTXAS" --version

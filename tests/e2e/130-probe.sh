@@ -1,5 +1,6 @@
 #!/bin/sh
-# A built-in probe and one of one's own in the kernels of a library: assembled by ptxas, and taken out by grep.
+# A built-in probe and one of the user's own, in the kernels of a library: ptxas assembles them, and grep can remove
+# them.
 set -eu
 command -v jq >/dev/null || { echo "no jq"; exit 77; }
 
@@ -20,10 +21,10 @@ gpt-asm --arch sm_90,sm_100 --compare --json <probed.mp >assembled.json
 test "$(jq -s 'map(select(.kind == "cubin")) | length' assembled.json)" -eq 2
 jq -es 'map(select(.registers_before)) | length == 2 and all(.registers >= .registers_before)' assembled.json >/dev/null
 
-# Every map has its parameter, after those of the kernel.
+# Every map has its parameter, after the kernel's own parameters.
 jq -es 'map(select(.maps))[0] | [.params[].offset, .added[].offset] == [0, 8, 16, 24, 32, 40]' assembled.json >/dev/null
 
-# Each inserted line ends in its origin, and stands between two line ends of its own.
+# Each inserted line ends with its origin, and is a line of its own.
 python3 - <<'END'
 import sys
 from gpt import stream

@@ -1,5 +1,6 @@
 #!/bin/sh
-# A probed kernel defines no variable in global memory: its record says where the addresses of the program's go.
+# A probed kernel defines no variable in global memory: its record says where to write the addresses of the program's
+# variables.
 set -eu
 command -v jq >/dev/null || { echo "no jq"; exit 77; }
 
@@ -34,7 +35,7 @@ grep -q ' 8 OBJECT  GLOBAL .* gpt_variables$' symbols
 grep -q ' 4 OBJECT  GLOBAL .* step$' symbols
 grep -q counter symbols && exit 1
 
-# What was replaced stands in the mark.
+# The mark contains the text that was replaced.
 python3 - <<'PY'
 from gpt import stream
 

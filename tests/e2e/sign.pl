@@ -1,6 +1,6 @@
 #!/usr/bin/perl
-# A filter of a GPT stream, from msgpack's specification alone: passes every record on as it came and adds itself
-# to the `via` of each header, which is all that a filter owes. Gets and gives records one by one.
+# A filter for a GPT stream, written from msgpack's specification alone: it passes every record on unchanged and adds
+# itself to the `via` of each header, as every filter must. It reads and writes records one by one.
 use strict;
 use warnings;
 

@@ -1,8 +1,8 @@
-"""Run the scripts beside this file: one behaviour each, as a user types it.
+"""Run the scripts in this folder: each tests one behaviour, as a user types it.
 
-A script gets an empty folder to work in, the executables and this checkout's Python on PATH, and
-`python3 -m tests.demo.build DIR` for a library. Status 77 skips it, its last line says why. LONG ones are left to
-`make test-full`.
+A script gets an empty folder to work in, the executables and this checkout's Python on PATH, and `python3 -m
+tests.demo.build DIR` to make a library. Status 77 skips the test; the last line of output gives the reason. The scripts
+in LONG only run in `make test-full`.
 """
 
 import os

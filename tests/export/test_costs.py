@@ -42,7 +42,7 @@ def test_a_sum_beyond_64_bits_is_clipped(tmp_path):
     lost = [records.make("unprobed", function=0, launches=(1 << 64) - 1, reason="closed")] * 2
     trace = forge.trace(*lost, **NS)
     found = write(tmp_path / "t.sqlite", trace)
-    assert ask(found, "SELECT launches FROM GPT_UNPROBED_LAUNCHES") == [(-1,)]  # 2^64 - 1, as SQLite has it
+    assert ask(found, "SELECT launches FROM GPT_UNPROBED_LAUNCHES") == [(-1,)]  # 2^64 - 1 as a signed integer of SQLite
     folder = write(tmp_path / "t", trace, shape=ExportFormat.parquet)
     counts = parquet.read_table(folder / "GPT_UNPROBED_LAUNCHES.parquet")["launches"]
     assert counts.to_pylist() == [(1 << 64) - 1]
@@ -63,7 +63,7 @@ def test_a_trace_is_not_replaced(command, tmp_path):
         done = run(name, *form, "-o", tmp_path / written, tmp_path / read)
         assert (done.returncode, done.stderr.count(b"\n")) == (2, 1) and b"is a trace, and not replaced" in done.stderr
         assert (tmp_path / written).read_bytes() == kept and link.is_symlink()
-    for _ in range(2):  # what it wrote itself is
+    for _ in range(2):  # files that export itself wrote are replaced
         assert run(name, *form, "-o", tmp_path / "out", tmp_path / "t.mp").returncode == 0
 
 
@@ -86,7 +86,7 @@ def test_only_kernels_that_were_asked_for_are_told_of(tmp_path):
 
 @pytest.mark.parametrize("option", ["--tid 1", "--time 0,0.000002", "--gpu 0", "--cuda-stream 7"])
 def test_what_was_not_asked_for_is_in_no_table(option, tmp_path):
-    """The times of one of two launches come before it. Counts have no thread, time, device or stream."""
+    """One record of `times` comes before its launch. Counts have no thread, time, device or stream."""
     other = forge.probed(2, 1, 9, 2, 32) | {"thread": 2, "start": 9000, "device": 1, "stream": 8}
     segment = forge.trace(
         records.make("function", id=9, name=KERNEL), forge.kernel(1, 9, KERNEL),

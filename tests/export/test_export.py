@@ -107,7 +107,7 @@ def test_work_finds_its_call_whichever_comes_first(late, monkeypatch):
     monkeypatch.setattr(correlate, "MOST", 100)
     matcher, random = correlate.Matcher(), np.random.default_rng(1)
     found = {}
-    for turn in range(50):  # work comes up to two turns later, or earlier
+    for turn in range(50):  # work arrives up to two turns later or earlier
         keys = np.arange(turn * 10, turn * 10 + 10)
         calls = np.zeros(10, [("bytes", "<u8")])
         calls["bytes"] = keys * 7
@@ -203,7 +203,7 @@ def test_texts_of_any_kind_come_through(tmp_path):
 
 @pytest.mark.parametrize("number", [1 << 32, 1 << 63, (1 << 64) - 1])
 def test_numbers_of_any_size_come_through(number, tmp_path):
-    narrow = min(number, (1 << 32) - 1)  # ids of processes and devices
+    narrow = min(number, (1 << 32) - 1)  # ids of processes and devices have 32 bits
     changes = {"device": {"index": narrow, "sms": narrow}}
     odd = [
         record | changes.get(record["kind"], {"thread": number} if "thread" in record else {})
@@ -216,7 +216,7 @@ def test_numbers_of_any_size_come_through(number, tmp_path):
 
 
 def test_several_traces_and_standard_input(tmp_path):
-    """Processes with one pid have numbers of their own. Times count from the start of the first process."""
+    """Processes with the same pid get separate numbers. Times count from the start of the first process."""
     (tmp_path / "b.mp").write_bytes(forge.pack(small(pid=10, host="other", boot_id="c", realtime=10**18 + 500)))
     out = tmp_path / "t.sqlite"
     done = run("export", "--format", "sqlite", "-o", out, "-", tmp_path / "b.mp", data=forge.pack(small()))
@@ -304,7 +304,7 @@ def limit():
 
 @pytest.mark.parametrize("shape", ExportFormat)
 def test_what_others_rename_is_neither_written_nor_removed(shape, tmp_path):
-    """In a folder that a group may write to, another member can give our folder's name to a folder of links."""
+    """In a folder that a group may write to, another member can replace our folder with a folder of links."""
     (victim := tmp_path / "victim").touch()
     (theirs := tmp_path / "theirs").mkdir()
     (theirs / "tables").mkdir()
@@ -321,7 +321,7 @@ def test_what_others_rename_is_neither_written_nor_removed(shape, tmp_path):
 
 
 def test_another_file_than_ours_is_no_database(monkeypatch, tmp_path):
-    """SQLite opens files by name, so a link may have been created in between."""
+    """SQLite opens files by name, so someone may create a link in between."""
     (victim := tmp_path / "victim").touch()
     connect = files.sqlite3.connect
     monkeypatch.setattr(files.sqlite3, "connect", lambda _, **how: connect(f"file:{victim}?mode=rw", **how))

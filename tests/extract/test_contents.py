@@ -1,4 +1,4 @@
-"""Reading elements just far enough to name their kernels and functions."""
+"""Elements are only read far enough to name their kernels and functions."""
 
 import os
 import random
@@ -62,7 +62,7 @@ def test_elements_of_the_same_bytes_are_unpacked_once(monkeypatch):
 
 
 def test_elements_that_differ_only_inside_are_told_apart():
-    """Their sizes and ends are the same, so their complete contents are compared."""
+    """Elements of equal size and with equal ends are compared as a whole."""
     rng = random.Random(7)
     names = [b"\0" + bytes(rng.choices(b"abcdef", k=50)) + b"\0" for _ in range(50)]
     data = forge.region(b"".join(forge.element(forge.cubin(1, name)) for name in names))
@@ -79,7 +79,7 @@ def test_what_is_remembered_has_a_bound(monkeypatch):
 
 
 def test_a_table_takes_no_digest_of_the_file(tmp_path, monkeypatch):
-    """The digest isn't in the table, and for a large library it takes as long as everything else."""
+    """The table doesn't show the digest, which takes as long as everything else for a large library."""
     path = tmp_path / "x.fatbin"
     text = b".version 8.0\n.target sm_90\n.entry k() { ret; }\n"
     path.write_bytes(pack_fatbin([Payload("ptx", "sm_90", text)], "none"))

@@ -1,4 +1,4 @@
-"""The PTX of single kernels: which element it's from, how much of it, and that an image is read once."""
+"""The PTX of single kernels: from which element it's taken, how much of it, and that an image is read only once."""
 
 import os
 
@@ -27,7 +27,7 @@ def image(*parts, codec="zstd"):
 
 
 def refusal(source, kernel="a", arch="sm_90", file=None, cubins=False):
-    """Return why no code of a kernel is returned, and whether that applies to the whole image."""
+    """Return the reason why no code of a kernel is returned, and whether it applies to the whole image."""
     with pytest.raises(Refused) as caught:
         KernelFinder(cubins).find(source, file, kernel, arch)
     return caught.value.reason, caught.value.whole
@@ -35,7 +35,7 @@ def refusal(source, kernel="a", arch="sm_90", file=None, cubins=False):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Return the list of elements that are unpacked."""
+    """Return a list to which unpacked elements are added."""
     found = []
     read = kernels._read
     monkeypatch.setattr(kernels, "_read", lambda source, placed: found.append(placed.index) or read(source, placed))
@@ -69,8 +69,8 @@ def test_an_image_in_a_file_is_read_once(tmp_path, reads):
         source = Source("x", file.fileno()).sub(64, path.stat().st_size - 64)
         for name in "abcd" * 3:
             assert f" {name}()" in known.find(source, file.fileno(), name, "sm_90").text.decode()
-    assert reads == [0, 1, 0, 1]  # all names, then the texts
-    path.write_bytes(b"-" * 64 + image(("sm_70", "d"), ("sm_70", "a")))  # another one under the same name
+    assert reads == [0, 1, 0, 1]  # first all names, then the texts
+    path.write_bytes(b"-" * 64 + image(("sm_70", "d"), ("sm_70", "a")))  # another image in the file of that name
     os.utime(path, ns=(0, 5))
     with path.open("rb") as file:
         source = Source("x", file.fileno()).sub(64, path.stat().st_size - 64)
@@ -85,7 +85,7 @@ def test_what_is_kept_is_bounded(monkeypatch, tmp_path, reads):
     for name in ("one", "two", "three", "one", "three"):
         with (tmp_path / name).open("rb") as file:
             known.find(Source(name, file.fileno()), file.fileno(), "a", "sm_90")
-    assert len(reads) == 4 + 3  # the texts stay, the names of the first are read again
+    assert len(reads) == 4 + 3  # the texts stay in the cache, the names of the first image are read again
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +124,12 @@ def test_elements_with_a_closed_kernel_are_refused(cubins):
     assert refusal(source, "a", cubins=cubins) == (Reason("closed_library"), False)
     if cubins:
         assert refusal(source, "c", "sm_80", cubins=True) == (Reason("closed_library"), False)
-    bare = Source("x", text("sm_80", "a", CLOSED))  # anybody may call a kernel so
+    bare = Source("x", text("sm_80", "a", CLOSED))  # any kernel may have such a name
     assert KernelFinder().find(bare, None, CLOSED, "sm_80").text
 
 
 def test_a_closed_library_under_another_name(tmp_path):
-    """It's recognized by its soname; an image in it is rejected, wherever it lies in the file."""
+    """A closed library is recognized by its soname; an image in it is rejected, wherever it's in the file."""
     names = "-Wl,-soname,libcublas.so.13"
     made = samples.link(tmp_path / "harmless.so", [image(("sm_70", "a"))], names)
     with made.open("rb") as file:

@@ -20,7 +20,7 @@ WRAPPER, RELA = 24, 24
 
 
 class File:
-    """A copy of an ELF file whose wrappers are changed byte by byte."""
+    """A copy of an ELF file whose wrappers can be changed byte by byte."""
 
     def __init__(self, path):
         self.data = bytearray(path.read_bytes())
@@ -195,7 +195,9 @@ def test_both_tools_warn_and_nothing_is_compacted(sample, tmp_path):
 @pytest.mark.parametrize("address", [1 << 62, (1 << 63) - 64, 1 << 63, (1 << 64) - 16], ids=hex)
 @pytest.mark.parametrize("part", ["section", "segment"])
 def test_addresses_that_no_process_has_are_no_error(part, address, sample):
-    """Computing with them in 64 bits failed. Such a file couldn't be loaded, so there's no warning about it."""
+    """Computing with these addresses in 64 bits once failed. Such a file can't be loaded, so there's no warning about
+    it.
+    """
     file = File(sample("small"))
     header = ELFFile(io.BytesIO(bytes(file.data)))
     if part == "section":

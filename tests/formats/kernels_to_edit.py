@@ -13,9 +13,9 @@ from tests.packages import Package, fetch
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
 CUDA_12 = Package("nvidia-cuda-nvcc-cu12==12.9.86", "nvidia/cuda_nvcc/bin/ptxas", "sm_90")
-PTX_12 = b".version 8.8"  # the newest that it reads
+PTX_12 = b".version 8.8"  # the newest version that ptxas of CUDA 12 reads
 
-# Bodies that don't use the last parameter, and the parameters before it.
+# Bodies that don't use the last parameter, and their other parameters.
 KERNELS = {
     "none": ("", "counter = 1;"),
     "one": ("float *p", "p[threadIdx.x] *= 2;"),
@@ -38,7 +38,7 @@ KERNELS = {
         "p[threadIdx.x] = v;",
     ),
 }
-STRAIGHT = ("none", "one")  # kernels with no branch but the last, to itself
+STRAIGHT = ("none", "one")  # kernels without branches, except the last one, to itself
 HEAD = """
 struct Mixed { int a[5]; char c; };
 struct Large { float a[1084]; };

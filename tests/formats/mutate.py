@@ -1,4 +1,4 @@
-"""Real files with bytes and fields changed at random, the same for the same seed."""
+"""Real files with bytes and fields changed at random; the changes are the same for the same seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTHS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
 
 
 def structure(data: bytes) -> list[tuple[int, int]]:
-    """Return (offset, size) of headers and tables, where a changed byte has most effect."""
+    """Return (offset, size) of headers and tables, where a changed byte has the largest effect."""
     places = [(0, min(64, len(data)))]
     image = find_image(Source("original", data))
     assert image

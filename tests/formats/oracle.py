@@ -1,4 +1,4 @@
-"""Ask NVIDIA's cuobjdump and binutils' readelf about a file: the tests' second opinion."""
+"""Ask NVIDIA's cuobjdump and binutils' readelf about a file, as the tests' second opinion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def listed(path: Path) -> list[str]:
 def extracted(path: Path, folder: Path, part: str = "all") -> dict[str, bytes]:
     """Return cubins and PTX files by name, as cuobjdump extracts them into the empty `folder`.
 
-    All, or those with `part` in their name.
+    By default it extracts all of them; with `part`, only files whose names contain it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _cuobjdump("-xelf", part, "-xptx", part, path.resolve(), cwd=folder)

@@ -1,7 +1,7 @@
-"""The files that the tests of formats, patch and stages read and rewrite, each built once a session.
+"""The files that tests of formats, patch and stages read and rewrite, each built once per session.
 
-`@sample` names a function that builds one; the fixture `sample` (tests/conftest.py) builds it on request. Host code is
-real, so a patched library is tested by loading and calling it.
+`@sample` marks a function that builds a file; the fixture `sample` (tests/conftest.py) builds it on request. The host
+code is real, so tests can load and call a patched library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ template <int N> __global__ void many(float *x, int n) {
     for (int k = 0; k < N; ++k) if (i < n) x[i] = x[i] / (k + 2.0f) + sinf(x[i]);
 }
 """ + "".join(f"template __global__ void many<{n}>(float *, int);\n" for n in range(1, 9))
-# Code that no compression makes small: constants of no pattern.
+# Code that no compression shrinks: constants without a pattern.
 BULKY = (
     "__constant__ int words[] = {"
     + ",".join(str(n * n * 2654435761 % 4294967291) for n in range(1, 8000))
@@ -39,7 +39,7 @@ extern "C" __global__ void bulky(int *x) { *x = words[*x]; }
 VARIABLES = 'extern "C" { __device__ int counter; __constant__ float scale[4] = {1, 2, 3, 4}; }'
 CALLER = 'extern "C" __device__ int callee(int); extern "C" __global__ void caller(int *x) { *x = callee(*x); }'
 CALLEE = 'extern "C" __device__ int callee(int x) { return x * x + 1; }'
-# Linked with each other: calls, addresses that are taken, a function that calls another.
+# Kernels linked with each other: calls, functions whose address is taken, a function that calls another.
 USERS = """
 typedef int (*fn)(int);
 extern "C" __device__ int callee(int); extern "C" __device__ int other(int);
@@ -72,7 +72,7 @@ ARCHS = {  # targets of each source
 }
 CODECS: tuple[cuda.Codec, ...] = ("none", "lz4", "zstd", "balance")
 
-# The host's side: what a program would do with the wrappers, and data with relocations of its own.
+# The host code: it uses the wrappers as a program would, and has data with relocations of its own.
 HOST = """
 #include <stdint.h>
 #include <stdio.h>
@@ -147,7 +147,7 @@ def link(
 ) -> Path:
     """Link regions into a library or program, each with a wrapper unless its number is in `bare`.
 
-    `assembly` is added to what holds them (their labels are region0, region1, ...), `code` to the C source.
+    `assembly` is added to the regions' assembly text (whose labels are region0, region1, ...), `code` to the C source.
     """
     with tempfile.TemporaryDirectory() as folder:
         text = cuda.HEAD
@@ -197,7 +197,7 @@ def balance(folder: Path) -> Path:
 
 @sample
 def suffix(folder: Path) -> Path:
-    """Build a tie: sm_90 and sm_90a in a region."""
+    """Build a tie: sm_90 and sm_90a in one region."""
     return link(folder / "libsuffix.so", [region(ONE, archs=("sm_75", "sm_90", "sm_90a")), region(MANY)])
 
 
@@ -305,7 +305,8 @@ def scattered(folder: Path) -> Path:
     return link(folder / "libscattered.so", [region(VARIABLES)], assembly=assembly)
 
 
-# What `outside` holds in .ldata, in order: label, kind, architecture; each MANY, with data of the host between some.
+# The contents of .ldata in `outside`, in order: label, kind, architecture. Each is MANY; there's host data between some
+# of them.
 OUTSIDE = (
     ("", "cubin", "sm_75"), ("", "cubin", "sm_80"), ("host0", "", ""), ("", "cubin", "sm_90"),
     ("", "frame", "sm_75"), ("", "frame", "sm_80"), ("", "frame", "sm_90"), ("host1", "", ""), ("", "frame", "sm_80"),
@@ -324,9 +325,9 @@ uint64_t outside_host(void) { after[0]++; return host0[0] + host1[0] + host2[0] 
 
 @sample
 def outside(folder: Path) -> Path:
-    """Build regions and packed cubins among the host's data, some of them referenced, as in cuFFT and cuBLASLt.
+    """Build regions and compressed cubins among the host's data, some of them referenced, as in cuFFT and cuBLASLt.
 
-    Each element takes pages, in a segment that the program may write to.
+    Each element takes several pages, in a segment that the program may write to.
     """
     import zstandard
 
@@ -350,7 +351,7 @@ def outside(folder: Path) -> Path:
 
 @sample
 def pieces(folder: Path) -> Path:
-    """Build six hundred regions of whole pages that a table leads to, and the usual section with a large one."""
+    """Build six hundred regions of whole pages that a table points to, and the usual section with one large region."""
     code = forge.region(forge.element(forge.cubin(3) + bytes(12_000), arch=75))
     size = len(code) + -len(code) % 4096
     (folder / "each.fatbin").write_bytes(code.ljust(size, b"\0"))
@@ -436,7 +437,7 @@ def ptx(folder: Path) -> Path:
 
 @sample
 def large(folder: Path) -> Path:
-    """Build 160 MB, which take a while to write."""
+    """Build a file of 160 MB, which takes a while to write."""
     path = folder / "large.fatbin"
     body = forge.element(b"", size=80 << 20, kind=9) + bytes(range(256)) * (80 << 12)
     path.write_bytes(forge.region(body * 2))

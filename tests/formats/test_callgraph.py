@@ -1,4 +1,4 @@
-"""Code removed with unused kernels: compiled and linked cubins, nvdisasm as oracle, and hostile tables."""
+"""Code removed with unused kernels: compiled and linked cubins, with nvdisasm as oracle, and hostile tables."""
 
 import io
 import re
@@ -107,7 +107,7 @@ def test_a_call_graph_that_is_not_understood(pairs, reason):
 
 
 def test_a_function_that_no_kernel_reaches_stays():
-    """Another cubin might call it: here no record says any more that `alone` calls `lonely`."""
+    """Another cubin might call `lonely`, because after this change no record says that `alone` calls it."""
     data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
     elf = ELFFile(io.BytesIO(data))
     calls = elf.get_section_by_name(".rela.text.alone")
@@ -127,7 +127,7 @@ def test_a_long_circular_call_graph_ends():
     circle = [*zip(numbers, numbers[1:] + numbers[:1], strict=True)]
     data = with_callgraph([(0, 0xFFFFFFFF), *circle * 500_000])
     begin = time.process_time()
-    assert cut_out(data, find_cut(data, {"plain", "alone"}))[1] == {"alone", "lonely"}  # direct needs plain now
+    assert cut_out(data, find_cut(data, {"plain", "alone"}))[1] == {"alone", "lonely"}  # `direct` needs `plain` now
     assert time.process_time() - begin < 5
 
 
@@ -157,7 +157,7 @@ def test_sections_that_share_bytes():
 @settings(max_examples=examples(400))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
-    """Whatever the tables contain, the result is ranges that are code, or one of two rejections."""
+    """Whatever the tables contain, the result is a list of code ranges, or one of two rejections."""
     data = damaged(samples.linked("sm_90", samples.USERS, samples.FUNCTIONS), draw)
     try:
         cut = find_cut(data, {"plain", "alone"})

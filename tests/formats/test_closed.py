@@ -1,6 +1,6 @@
-"""Closed code is found under any file name, and open code isn't taken for it.
+"""Closed code is recognized under any file name, and open code isn't mistaken for it.
 
-Of NVIDIA's libraries the containers and the names of symbols are read, nothing else.
+Only the containers of NVIDIA's libraries and the names of symbols are read, nothing else.
 """
 
 import os
@@ -59,7 +59,7 @@ def test_open_kernels_are_not_taken_for_them(name):
 
 
 def test_one_closed_kernel_closes_its_element():
-    """The element comes from a program that links cublas_static; its file doesn't say so."""
+    """The element is from a program that links cublas_static; its file doesn't show that."""
     cubin = forge.compiled([b"mine", CLOSED[0].encode()], bytes(512))
     names = [kernel["name"] for kernel in parse_cubin(cubin).kernels]
     assert closed.find_reason(names, Source("program", cubin), None) == closed.REASON
@@ -106,7 +106,7 @@ def test_the_hook_has_the_same_names_of_files():
 
 
 def share(path):
-    """Count the elements that are closed by their kernels' names alone, and all that have kernels."""
+    """Count the elements that are closed by their kernels' names alone, and all elements with kernels."""
     with open(path, "rb") as file:
         source = Source(str(path), file.fileno())
         found = [placed for placed in parse_image(source).iter_elements() if placed.element.type == "cubin"]

@@ -1,4 +1,4 @@
-"""Damaged cubins are edited or rejected, with a plain message and in no more time than sound ones."""
+"""Damaged cubins are edited or rejected, with a plain message, and in no more time than intact ones."""
 
 import random
 import struct

@@ -1,4 +1,4 @@
-"""Kernels dropped from cubins: NVIDIA's tools read the rest, which hasn't changed."""
+"""Kernels dropped from cubins: NVIDIA's tools can read the rest, which hasn't changed."""
 
 import io
 import re
@@ -54,7 +54,7 @@ def test_what_is_left(arch, used, tmp_path):
     was = {s["name"]: s for part in parse_cubin(data)[:2] for s in part}
     assert {s["name"]: s for part in parse_cubin(left)[:2] for s in part} == {n: was[n] for n in functions}
 
-    # Segments hold the sections that they held, and everything is aligned as it asks.
+    # Segments contain the same sections as before, and everything is aligned as required.
     before, after = ELFFile(io.BytesIO(data)), ELFFile(io.BytesIO(left))
     for section in after.iter_sections():
         if section["sh_size"] and section["sh_type"] not in ("SHT_NOBITS", "SHT_NULL"):
@@ -75,7 +75,7 @@ def test_what_is_left(arch, used, tmp_path):
     for name in functions:
         one, two = (list(ELFFile(io.BytesIO(d)).get_section_by_name(".symtab").iter_symbols()) for d in (data, left))
         number = [symbol.name for symbol in one].index(name)
-        assert two[number].name == name  # numbers stay
+        assert two[number].name == name  # indexes don't change
         before, after = (cuda.disassemble(cubin, "-c", "-fun", str(number)) for cubin in (data, left))
         assert before == after
         assert f".text.{name}" in listing
@@ -87,7 +87,7 @@ def test_what_is_left(arch, used, tmp_path):
 
 
 def graph(text, data):
-    """Return the pairs of the call graph by name, as cuobjdump prints them; None isn't a function."""
+    """Return the call graph's pairs by name, as cuobjdump prints them; None stands for a non-function."""
     names = [s.name for s in ELFFile(io.BytesIO(data)).get_section_by_name(".symtab").iter_symbols()]
     pairs, group, found = re.search(r"^\.nv\.callgraph\n((?: <.*>\n)+)", text, re.MULTILINE)[1], 0, []
     for caller, callee in re.findall(r"<(\d+),(-?\d+)>", pairs):
@@ -145,14 +145,14 @@ def place_of(name):
 
 
 def header_of(name, field):
-    """Return the place of a field in a section's header; fields are in ELF's order, 4 or 8 bytes each."""
+    """Return the offset of a field in a section's header; fields are in ELF's order, 4 or 8 bytes each."""
     number, _ = place_of(name)
     shoff = struct.unpack_from("<Q", built("sm_90"), 40)[0]
     return shoff + 64 * number + {"link": 40, "align": 48}[field]
 
 
 def attribute(offset):
-    """Return the place of a byte in the first sized attribute of .nv.info."""
+    """Return the offset of a byte in the first sized attribute of .nv.info."""
     section = place_of(".nv.info")[1]
     data, at = section.data(), 0
     while data[at] != 4:
@@ -160,7 +160,7 @@ def attribute(offset):
     return section["sh_offset"] + at + offset
 
 
-UNKNOWN = {  # the fault -> place, format and value that cause it
+UNKNOWN = {  # fault -> the offset, format and value that cause it
     "attribute 0x7f of the module is not understood": lambda: (attribute(1), "<B", 0x7F),
     "attributes of the module are torn": lambda: (attribute(2), "<H", 0xFFF0),
     "unknown program headers": lambda: (54, "<H", 55),
@@ -176,7 +176,7 @@ UNKNOWN = {  # the fault -> place, format and value that cause it
 
 
 def program_header():
-    """Return the place of the first loadable segment's header."""
+    """Return the offset of the first loadable segment's header."""
     data = built("sm_90")
     (phoff,), (phnum,) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<H", data, 56)
     places = (phoff + 56 * number for number in range(phnum))
@@ -195,7 +195,7 @@ def test_what_cannot_be_dropped_becomes_zeros(why, codec, tmp_path):
 
 
 def check_zeroed(data, why, codec, folder):
-    """Check that only `direct` can be used of a cubin from which nothing can be dropped, for this reason."""
+    """Check that nothing can be dropped from a cubin of which only `direct` is used, for this reason."""
     path = folder / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", data)], codec, ["-link"]))
     done = run("gpt-patch", "-o", folder / "out", data=located(path, "direct", "--granularity", "kernel"))
@@ -256,7 +256,7 @@ def test_faults_are_found():
 
 
 def test_tables_that_are_wrong():
-    """Every section size is off by one, and every symbol name is beyond the names: all are rejected."""
+    """Every section size is off by one, and every symbol name is outside of the names: all are rejected."""
     data = built("sm_90")
     elf = ELFFile(io.BytesIO(data))
     table = elf.get_section_by_name(".symtab")
@@ -279,7 +279,7 @@ def test_tables_that_are_wrong():
 @settings(max_examples=examples(300))
 @given(st.data())
 def test_bytes_that_are_wrong(draw):
-    """The result passes its own check, or the cubin is rejected."""
+    """Whatever is damaged, the result passes its own check, or the cubin is rejected."""
     data = damaged(built("sm_90"), draw)
     try:
         cut = find_cut(data, {"plain", "alone"})

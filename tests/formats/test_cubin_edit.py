@@ -127,7 +127,7 @@ def offsets_of(data, name, kind):
 
 
 def check_tables(before, after):
-    """Check that only code and its tables have changed, and that everything lies where it should."""
+    """Check that only code and its tables have changed, and that everything is in the right place."""
     old, new = (ELFFile(io.BytesIO(data)) for data in (before, after))
     for was, now in zip(old.iter_sections(), new.iter_sections(), strict=True):
         assert (was.name, was["sh_type"], was["sh_info"], was["sh_link"]) == (
@@ -226,7 +226,7 @@ def test_two_more_parameters_cross_the_limit_of_the_first_form():
 def test_a_first_parameter_comes_before_all_that_ptxas_writes_last():
     cubin = CubinEditor(compiled("sm_90"))
     kernel = KernelEditor(cubin, "none")
-    kernel.info.extend(bytes.fromhex("036b0800 026d0100"))  # as ptxas of CUDA 13.5 has them
+    kernel.info.extend(bytes.fromhex("036b0800 026d0100"))  # as written by ptxas of CUDA 13.5
     add_parameter(kernel)
     assert [entry.kind for entry in iter_attributes(bytes(kernel.info))][-5:] == [0x19, 0x0A, 0x36, 0x6B, 0x6D]
 
@@ -256,7 +256,7 @@ STEPS = {0x39: 4, 0x2E: 2}  # numbers of an entry
 
 @pytest.mark.parametrize("at", [0, 16, 48])
 def test_lists_of_instructions_follow_them(at):
-    """The rest of an entry, behind the offset, is unchanged."""
+    """The rest of an entry, after the offset, is unchanged."""
     data = samples.image(BARRIERS, "sm_90")
     cubin = CubinEditor(data)
     for name in ("waits", "prints", "halves"):

@@ -31,14 +31,14 @@ def read(data):
 
 
 def test_bytes_are_those_of_fatbinary(cubins):
-    text = "".join(" ".join(line.split()) + "\n" for line in PLAIN.splitlines())  # fatbinary drops other blanks
+    text = "".join(" ".join(line.split()) + "\n" for line in PLAIN.splitlines())  # fatbinary drops redundant blanks
     images = [*(Payload("cubin", arch, data) for arch, data in cubins.items()), Payload("ptx", "sm_80", text.encode())]
     elements = [(image.arch, image.type, image.data) for image in images]
     assert pack_fatbin(images, "none") == cuda.fatbin(elements, "none")
 
 
 def test_compressed_headers_are_those_of_fatbinary(cubins):
-    """Only the sizes differ, which depend on zstd's level."""
+    """Only sizes differ, because they depend on zstd's level."""
     images = [Payload("cubin", arch, data) for arch, data in cubins.items()]
     ours = read(pack_fatbin(images, "zstd"))
     theirs = read(cuda.fatbin([(image.arch, "cubin", image.data) for image in images], "zstd"))

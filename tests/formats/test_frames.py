@@ -1,4 +1,6 @@
-"""Frames that hold cubins: where they end, which are believed, and what those cost that only look like one."""
+"""Frames that hold cubins: where they end, which ones are accepted, and the cost of data that only
+looks like a frame.
+"""
 
 import random
 import struct
@@ -19,7 +21,7 @@ from tests.tiers import full
 @cache
 def cubin():
     data = image(MANY, "sm_90") + random.Random(1).randbytes(300_000)  # several blocks, some of them raw
-    data = data[:40] + struct.pack("<Q", len(data)) + data[48:] + forge.section(0, 0)  # headers at its end
+    data = data[:40] + struct.pack("<Q", len(data)) + data[48:] + forge.section(0, 0)  # with its headers at the end
     return data[:58] + struct.pack("<HHH", 64, 1, 0) + data[64:]
 
 

@@ -88,7 +88,7 @@ def test_a_changed_byte_makes_doubt_or_no_difference():
         found = cubin_prefix.find_contents(bytes(changed), len(changed))
         if found:
             taken += 1
-            with suppress(MalformedError):  # the last name does not end where its table does
+            with suppress(MalformedError):  # if the last name doesn't end where its table does
                 assert found == cubin.parse_cubin(bytes(changed))
     assert taken > 1000
 
@@ -102,9 +102,9 @@ def test_each_prefix_leaves_doubt_or_says_the_same():
 
 def test_a_cubin_whose_size_is_a_lie(pack):
     data = forge.compiled(KERNELS, CODE)
-    assert opened(forge.region(pack(data, len(data) + 8))) == [NAMES]  # the part that was read is right
+    assert opened(forge.region(pack(data, len(data) + 8))) == [NAMES]  # the part that was read is valid
     with pytest.raises(MalformedError, match="does not unpack to"):
-        opened(forge.region(pack(data, len(data) - 64)))  # its headers would lie beyond
+        opened(forge.region(pack(data, len(data) - 64)))  # its headers would be beyond the end
 
 
 def test_corrupt_data(pack):
@@ -134,7 +134,7 @@ def test_headers_that_name_other_kernels_are_found(pack):
 
 
 def test_nothing_is_cut_by_names_that_the_headers_belie(pack, tmp_path):
-    """Only the headers name the used kernel."""
+    """The first bytes name other kernels than the headers do; the used kernel is only in the headers."""
     file, names = tmp_path / "file.fatbin", tmp_path / "names"
     names.write_text("secret\n_Z5alphav\n")
     other = pack(forge.compiled([b"unused", b"idle"], CODE, real=[b"secret"]))

@@ -47,7 +47,7 @@ def test_mutants_of_real_files(sample, name):
     data = sample(name).read_bytes()
     complete = read(data)
     survived = sum(read(mutant) == complete for mutant in mutants(data, name, 250))
-    assert survived  # a change of a name or of padding does no harm
+    assert survived  # changes of names or padding do no harm
 
 
 @fuzz
@@ -177,7 +177,7 @@ def test_dead_elements_are_stepped_over():
 
 
 def test_sections_that_overlap_are_refused(sample):
-    """Two fatbin sections over the same bytes would give each element twice."""
+    """If two fatbin sections could have the same bytes, each element would be listed twice."""
     data = bytearray(sample("relocatable").read_bytes())
     tables = find_image(Source("x", bytes(data))).elf
     linked, parts = (tables.named(name)[0] for name in (".nv_fatbin", "__nv_relfatbin"))

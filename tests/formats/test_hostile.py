@@ -1,6 +1,6 @@
-"""Files made to break a reader: one error line with the place, exit 3, little memory, little time.
+"""Files designed to break a reader: one error line with the location, exit 3, little memory, little time.
 
-Each of the forged files once kept some reader busy for hours, filled the memory or ended in a traceback.
+Each of the forged files once kept some reader busy for hours, filled the memory, or ended in a traceback.
 """
 
 import os
@@ -19,7 +19,9 @@ WINDOW = 128 * MIB  # gpt.formats.fatbin.MAX_WINDOW
 
 
 def nested_regions():
-    """Return regions nested in payloads, each reaching to a broken end. Reading from each one rereads the rest."""
+    """Return regions nested in payloads, each extending to a broken end. A naive reader would read the rest again from
+    each one.
+    """
     count = 100_000
     parts = []
     for number in range(count):
@@ -35,7 +37,9 @@ def nested_cubins():
 
 
 def linked_sections():
-    """Return symbol tables linked to the next, and thousands linked to the first, to lose a reader of links."""
+    """Return symbol tables that are linked in a chain, and thousands that are linked to the first, to confuse a reader
+    that follows links.
+    """
     count = 65_000
     end = 64 + 64 * count
     links = [number + 1 if number < 250 else 1 for number in range(2, 251)] + [2] * (count - 251)
@@ -45,7 +49,7 @@ def linked_sections():
 
 
 def long_names():
-    """Return 65,000 sections with names of 20 MB, which share all bytes but the first."""
+    """Return 65,000 sections with names of 20 MB, which share all bytes except the first."""
     count = 65_000
     names = b"\0" + b"a" * 20_000_000 + b"\0"
     head = forge.elf_header(shoff=64, shnum=count, shstrndx=1)
@@ -54,7 +58,7 @@ def long_names():
 
 
 def many_segments():
-    """Return 60,000 dynamic segments. A reader that looks for the sections of each is lost."""
+    """Return 60,000 dynamic segments. A reader that searches for the sections of each would never finish."""
     count, headers = 60_000, 60_000
     end = 64 + 64 * count
     head = forge.elf_header(shoff=64, shnum=count, shstrndx=1, phoff=end, phnum=headers)
@@ -96,7 +100,7 @@ def note_that_claims_gigabytes():
 
 
 HUGE = (1 << 64) - 8
-# name: (the file, options, exit status, words of the error, bytes beyond BASE)
+# name -> (the file, options, exit status, words of the error, bytes of memory beyond BASE)
 FILES = {
     "comments": (lambda: b"/**/" * 10_000 + b"x", [], 3, "not an ELF file", 0),
     "PTX of empty lines": (lambda: b".version 8.0\n.target sm_90\n" + b"\n" * 3_000_000, [], 0, "", 0),
@@ -199,7 +203,7 @@ FILES = {
     "an LZ4 bomb": (lambda: forge.region(forge.lz4(bytes(200 << 20))), [], 3, "no cubin", UNPACKED),
     "LZ4 that claims much": (lambda: forge.region(forge.lz4(bytes(99), 250 << 20)), [], 3, "lz4 data", UNPACKED),
 }  # fmt: skip
-SPARSE = {  # a file of that size, of which only the beginning is there
+SPARSE = {  # sparse file of that size, with only the beginning written
     "huge cubin": (lambda: forge.elf_header(shoff=64, shnum=1, machine=190), 8 << 30, "cubin of 8589934592 bytes"),
     "huge raw element": (
         lambda: forge.region(forge.element(b"", size=8 << 30), 64 + (8 << 30)), 80 + (8 << 30), "element of 8589934592",
@@ -259,7 +263,7 @@ def test_cubins_that_claim_much(tmp_path):
 
 @pytest.mark.parametrize("name", ["zstd", "archive", "fatbin", "cubin"])
 def test_truncated(sample, name, tmp_path):
-    """Files are cut in many places, and all read in one run: a folder of broken files is read to its end."""
+    """Files are truncated at many places, and all read in one run: a folder of broken files is read to its end."""
     data = sample(name).read_bytes()
     rng = random.Random(name)
     for size in {0, 1, 4, 8, 16, 20, 63, 64, 65, 100, len(data) - 1, *(rng.randrange(len(data)) for _ in range(60))}:

@@ -25,7 +25,7 @@ def paths(done):
 
 @pytest.fixture
 def tree(sample, tmp_path):
-    """Return a directory with links of every sort and files of no interest."""
+    """Return a directory with links of every kind and irrelevant files."""
     top = tmp_path / "tree"
     (top / "deep" / "er").mkdir(parents=True)
     data = sample("zstd").read_bytes()
@@ -75,7 +75,7 @@ def test_one_fault_is_one_message_behind_others(tmp_path, sample):
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_rest_read(sample):
-    """The file is like one on a failing disk: it opens as any other, and reading its first byte is an error."""
+    """The file is like one on a failing disk: it can be opened, but reading its first byte fails."""
     done = extract("/proc/self/mem", sample("cubin"))
     assert (done.status, done.err) == (3, "gpt-extract: error: /proc/self/mem: empty file\n")
     assert len(paths(done)) == 1
@@ -190,11 +190,11 @@ def test_what_is_wanted_and_not_there_is_told_with_what_there_is(sample):
     woven = run("gpt-ptx-probe", "-p", "block_sched", data=done.out)
     assert (woven.status, woven.err) == (1, "")
     assert run("gpt-asm", "--arch", "sm_90", data=woven.out).status == 1
-    assert extract("--ptx", cubin, path).status == 0  # one has some
+    assert extract("--ptx", cubin, path).status == 0  # one of the files has some
 
 
 def test_a_folder_without_gpu_code_is_a_warning(tmp_path):
-    assert extract("-r", tmp_path).err == ""  # without files too
+    assert extract("-r", tmp_path).err == ""  # also in a folder without files
     (tmp_path / "a.txt").write_text("text")
     done = extract("-r", tmp_path)
     assert done.status == 0 and done.err.startswith(
@@ -269,7 +269,9 @@ def hip_library():
 
 
 def test_a_library_for_other_gpus(tmp_path):
-    """It's an error if the library itself is named, and a warning in a folder or wheel without other finds."""
+    """It's an error if the user named the library itself, and a warning in a folder or wheel where nothing else is
+    found.
+    """
     reason = "code for AMD GPUs (section '.hip_fatbin'): only NVIDIA's is read"
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "a.so").write_bytes(hip_library())

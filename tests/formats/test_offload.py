@@ -1,4 +1,4 @@
-"""LLVM's offload binaries, made after llvm/Object/OffloadBinary.h: files of them, and sections of objects."""
+"""LLVM's offload binaries, generated according to llvm/Object/OffloadBinary.h: whole files, and sections of objects."""
 
 import struct
 import subprocess
@@ -29,7 +29,7 @@ def make(version, *images):
             strings += struct.pack("<QQ", *fields) + (struct.pack("<Q", len(value)) if version == 2 else b"")
             texts += f"{key}\0{value}\0".encode()
         entries += struct.pack("<HHIQQ", kind, producer, 0, place, 2)
-        entries += struct.pack("<QQ", len(data), len(content))  # moved below
+        entries += struct.pack("<QQ", len(data), len(content))  # offsets are adjusted below
         data += content + bytes(-len(content) % 8)
     start = names_at + len(texts) + -(names_at + len(texts)) % 8
     moved = b"".join(
@@ -151,7 +151,7 @@ WHOLE = make(1, (PTX, CUDA, NVPTX, "sm_90", b".version 8.0\n.target sm_90\n.entr
 
 
 def test_images_that_share_their_bytes_are_limited(tmp_path):
-    """Otherwise a file of a megabyte would be read for minutes."""
+    """Without limits, a file of a megabyte would be read for minutes."""
     path = tmp_path / "images.out"
     path.write_bytes(WHOLE[: -len(WHOLE) % 8 or None] * (offload.MAX_ENTRIES + 1))
     done = extract(path)

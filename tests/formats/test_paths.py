@@ -11,7 +11,7 @@ from tests.stages.tools import kept, run
 from tests.tiers import every
 from tests.trace import forge
 
-ODD = {  # the thing at a path: the expected message
+ODD = {  # kind of file at the path -> the expected message
     "fifo": "not a regular file",
     "folder": "a directory",
     "/dev/zero": "not a regular file",
@@ -38,7 +38,7 @@ def segment(*found):
 
 
 def check(done, name, fact):
-    """Check that there is one error about the odd path."""
+    """Check that there's exactly one error about the odd path."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
     assert done.err.count("\n") == 1
     assert fact in done.err and "internal error" not in done.err
@@ -81,7 +81,7 @@ def test_libraries(folder, name):
 
 @pytest.mark.parametrize("name", ["n\0ul", "x" * 300, ""])
 def test_files_of_spans(folder, name):
-    """They are named like their library. If one can't be written, the next still is."""
+    """The files are named after their library. If one can't be written, the next one still is."""
     odd = [records.make("library", path=name, type="elf", size=0), records.make("library_end", path=name)]
     data = segment(*odd, *run("gpt-extract", "good.cubin", cwd=folder).records[1:-1])
     args = ("--keep", "one", "--arch", "sm_90", "--spans-json", "spans")
@@ -103,7 +103,7 @@ def test_traces_of_children(folder, name):
 
 
 def test_libraries_that_a_trace_names(folder):
-    """A kernel's file is only looked for if its path allows it."""
+    """A kernel's file is only opened if its path allows that."""
     found = forge.trace(
         records.make("module", id=1, type="cubin", path="a\0b"),
         records.make("function", id=1, module=1, name="one"),

@@ -65,7 +65,7 @@ def test_a_table_of_the_host_is_moved_too(regions, tmp_path):
     import ctypes
 
     assert [ctypes.CDLL(patched["output"]).first(i) & 0xFFFFFFFF for i in (0, 1)] == [0xBA55ED50] * 2
-    with pytest.raises(AssertionError, match="changed at"):  # the checks would have seen it
+    with pytest.raises(AssertionError, match="changed at"):  # the checks would have detected it
         checks.check_host(path, tmp_path / "slim" / path.name)
 
 
@@ -101,7 +101,7 @@ def test_x86_code():
     assert not _x86_refers(np.frombuffer(lea[3:], "u1"), PLACE, np.array([PLACE], np.int64), True)  # too short
     back = b"\x48\x8b\x0d" + struct.pack("<i", -0x300)
     assert x86(back, after - 0x300)
-    compare = b"\x48\x81\x3d" + struct.pack("<ii", 0x500, 77)  # an immediate stands after the displacement
+    compare = b"\x48\x81\x3d" + struct.pack("<ii", 0x500, 77)  # an immediate follows the displacement
     assert x86(compare, after + 4 + 0x500)
     move = b"\xbf" + struct.pack("<I", 0x40_5000)
     assert x86(move, 0x40_5000, fixed=True)
@@ -131,13 +131,13 @@ def test_arm_code(target):
 
 
 def test_code_is_searched_across_blocks(monkeypatch, regions, tmp_path):
-    """An instruction on the edge of two blocks is found."""
+    """An instruction that crosses the boundary of two blocks is found."""
     from gpt.formats import pointers as module
 
     hidden = 'extern const char region1[] __attribute__((visibility("hidden")));'
     code = f"{hidden}\nconst void *address(void) {{ return region1; }}"
     path = link(tmp_path / "libref.so", regions, bare=[1], assembly="\n.globl region1\n", code=code)
-    for block in (*range(40, 72), 1 << 20):  # with some, the last one is shorter than an instruction
+    for block in (*range(40, 72), 1 << 20):  # with some sizes, the last block is shorter than an instruction
         monkeypatch.setattr(module, "BLOCK", block)
         with pytest.raises(NotUnderstood, match="may refer to a region that has no wrapper"):
             pointers(path)

@@ -65,7 +65,7 @@ def found(data: bytes, at: int = 0, end: int | None = None):
         (b"\xff\0", HEAD + BODY, b"\0more"),
         (b"text\0", HEAD + BODY + "\n// the end", b"\0"),
         (b"", HEAD + BODY + SECTION + "\n\n", b"\0"),
-        (b"\x01", HEAD + BODY, b"called `Option::unwrap()` on a `None` value"),  # as Rust has its constants
+        (b"\x01", HEAD + BODY, b"called `Option::unwrap()` on a `None` value"),  # as in Rust's constants
         (b"\0", HEAD + BODY, b"./src/main.rs"),
         (b"\0", HEAD + BODY, b"{}: {}"),
         (b"\0", HEAD + BODY, b".unwrap()"),

@@ -139,7 +139,7 @@ def test_scan_finds_nothing_where_nothing_is(sample):
 
 @pytest.mark.parametrize("before", [0, (4 << 20) - 9, (4 << 20) - 3])
 def test_scan_finds_ptx_that_a_program_holds_as_text(sample, tmp_path, before):
-    """Rust and Julia programs hold such text, and it may cross the edge of a block."""
+    """Rust and Julia programs contain such text, and it may cross a block boundary."""
     program = tmp_path / "program"
     elf = sample("plain").read_bytes()
     text = image(ONE, "compute_90").rstrip(b"\0")

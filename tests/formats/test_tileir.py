@@ -96,7 +96,7 @@ def write(path, parts):
 
 
 def test_elements_are_listed_and_selected(tmp_path):
-    """Modules that can't be understood are listed, too, without names."""
+    """Modules that can't be parsed are listed, too, without names."""
     good = module([(b"tiled", 2, b"x" * 50)], NEW)
     path = write(tmp_path / "x.fatbin", [(128, 100, good), (128, 100, b"\x7fTileIR\0newer" * 9)])
     found = [(e["type"], e["arch"], [k["name"] for k in e["kernels"]]) for e in extract(path).kind("element")]
@@ -106,7 +106,7 @@ def test_elements_are_listed_and_selected(tmp_path):
 
 
 def fetch_nvcc():
-    """Return nvcc with Tile IR from PyPI (540 MB unpacked) or the cache. Skips the test if it can't be fetched."""
+    """Return nvcc with Tile IR from PyPI (540 MB unpacked) or the cache. Skips the test if it isn't available."""
     home = CACHE / "nvcc-13.5-tile"
     if not (home / "ready").exists():
         names = [f"nvidia-{'cuda-' if name == 'nvcc' else ''}{name}==13.5.*" for name in NVCC]

@@ -1,4 +1,4 @@
-"""Zip files with false sizes: they're read within bounds, and a broken member affects only itself."""
+"""Zip files with false sizes: reading them stays within limits, and a broken member affects only itself."""
 
 import io
 import struct
@@ -40,7 +40,7 @@ def changed(data, at, form, value, entry=0):
 
 
 def renamed(old, new):
-    """Return members named as zipfile wouldn't name them. The names here have one length."""
+    """Return members with names that zipfile wouldn't write. All names here have the same length."""
     assert len(old) == len(new)
     return packed((old.decode(), b"x" * 100)).replace(old, new)
 
@@ -64,13 +64,15 @@ def overlapping():
 
 
 def nested_names():
-    """Return an archive whose second entry lies inside the first one's body."""
+    """Return an archive whose second entry is inside the first one's body."""
     data = packed(("a", b"x" * 5000), ("b", b"y" * 5000), method=zipfile.ZIP_STORED)
     return changed(changed(data, 20, "<I", 6000), 24, "<I", 6000)
 
 
 def long_extra():
-    """Return an archive whose local header claims a longer extra field than the directory: its data end too late."""
+    """Return an archive whose local header claims a longer extra field than the directory, so its data would end too
+    late.
+    """
     data = packed((LIBRARY, forge.cubin(10)), ("b", b"y" * 50_000), method=zipfile.ZIP_STORED)
     struct.pack_into("<H", data, 28, 20_000)
     return data
@@ -132,7 +134,7 @@ def test_hostile_zips(name, tmp_path):
 
 
 def test_a_wheel_without_members_is_reported(tmp_path):
-    """A comment that looks like the end of a directory hides the real one from all of zipfile's users, too."""
+    """A comment that looks like the end of a directory hides the real one from everything that uses zipfile."""
     path = tmp_path / "x.whl"
     with zipfile.ZipFile(path, "w") as file:
         file.comment = b"PK\5\6" + bytes(18)
@@ -161,7 +163,7 @@ def test_strange_names_are_names(tmp_path):
 
 @pytest.mark.full
 def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
-    """The text has 800 MB in a file of 1 MB."""
+    """The text has 800 MB, compressed to 1 MB."""
     path = tmp_path / "x.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("a.txt", "w") as member:
         for _ in range(800):
@@ -176,7 +178,7 @@ def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_many_members(tmp_path):
-    """The directory has as many members as fit, each as small as possible."""
+    """The directory has the maximum number of members, each as small as possible."""
     count = zips.MAX_DIRECTORY // 51
     local = struct.pack("<4sHHHHHIIIHH", b"PK\3\4", 10, 0, 0, 0, 33, 0, 0, 0, 5, 0)
     entry = struct.pack("<4sHHHHHHIIIHHHHHI", b"PK\1\2", 10, 10, 0, 0, 0, 33, 0, 0, 0, 5, 0, 0, 0, 0, 0)

@@ -3,7 +3,8 @@
     python -m tests.fuzz [--minutes N | --runs N] [--seed S] [--jobs N] [--failures DIR] [TARGET...]
     python -m tests.fuzz --repeat TARGET FILE
 
-Prints a table, and for each input that fails where it was saved and how to run it again. Status 1 if there are any.
+Prints a table and, for each failing input, where it was saved and how to run it again. The exit status is 1 if there
+are any.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// The rest of the hook for harnesses that include a few of its files: its state, and functions that no input
-// reaches.
+// The rest of the hook, for harnesses that include only a few of its files: its state, and functions that no
+// input reaches.
 
 #ifndef GPT_ABSENT_H
 #define GPT_ABSENT_H

@@ -1,11 +1,11 @@
-// A replacement for libFuzzer without coverage: runs a harness over files, or over randomly changed inputs,
-// the same for the same seed. It takes libFuzzer's own options, so that a harness is run the same way with
-// either:
+// A replacement for libFuzzer without coverage: it runs a harness over files, or over randomly changed
+// inputs, which are the same for the same seed. It takes libFuzzer's options, so that a harness is run the
+// same way with either:
 //
 //     HARNESS -runs=N -seed=N -artifact_prefix=PATH CORPUS...   N inputs made of the files of the folders
 //     HARNESS FILE...                                           these
 //
-// What a sanitizer ends, or takes more than SECONDS of the processor, is saved as PATHcrash.
+// An input that a sanitizer rejects, or that takes more than SECONDS of CPU time, is saved as PATHcrash.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -59,7 +59,7 @@ static uint64_t draw(uint64_t limit) { // splitmix64
 }
 
 static void run(const uint8_t *data, size_t size) {
-    uint8_t *exact = malloc(size ? size : 1); // so that a byte too far is noticed
+    uint8_t *exact = malloc(size ? size : 1); // so that reading one byte too far is detected
     if (!exact)
         exit(71);
     memcpy(exact, data, size);
@@ -125,13 +125,14 @@ static void change(uint8_t *data, size_t *size) {
         if (draw(4))
             at -= at % width;
         for (unsigned i = 0; i < width && at + i < *size; i++) {
-            bool big = number & 1; // msgpack's order or the machine's
+            bool big = number & 1; // use msgpack's byte order or the machine's
             data[at + i] = (uint8_t)(number >> 8 * (big ? width - 1 - i : i));
         }
     }
 }
 
-// What random changes hardly ever make: nothing at all, each single byte, the first bytes of a good input.
+// Inputs that random changes hardly ever produce: an empty one, each single byte, the first bytes of a good
+// input.
 static void run_small(void) {
     run((const uint8_t *)"", 0);
     for (unsigned byte = 0; byte < 256; byte++)

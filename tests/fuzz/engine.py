@@ -1,4 +1,4 @@
-"""Run a target over mutated inputs in a process of its own, with limits on time and memory.
+"""Run a target over mutated inputs in a new process, with limits on time and memory.
 
 The target decides which results are allowed: its `run` returns, or raises. Input number n of a seed is always the same
 unless coverage guides it (`guided`). In that case one input in SAMPLE runs under a tracer, and an input that reaches
@@ -30,11 +30,11 @@ from tests.fuzz.mutate import Mutator, mutate_bytes
 
 ROOT = Path(__file__).parents[2]
 GPT = str(ROOT / "gpt") + os.sep
-SAMPLE = 16  # inputs of which one is traced
-WALL = 60  # seconds that a process may wait for something other than a processor
+SAMPLE = 16  # one of this many inputs is traced
+WALL = 60  # seconds that a process may spend waiting for anything other than a CPU
 MAX_CORPUS = 2000
-MEMORY = 1 << 30  # bytes beyond what the process has when it begins
-Sample = Callable[[str], Path]  # the file of a name in tests/formats/samples.py
+MEMORY = 1 << 30  # bytes in addition to the process's initial memory
+Sample = Callable[[str], Path]  # returns the file for a name in tests/formats/samples.py
 _SHARED = struct.Struct("<QQQQdQ")  # executions, lines, corpus, failures, begin of this one, bytes of the input
 _ROOM = 4 << 20
 
@@ -63,7 +63,7 @@ class Result:
 
 
 class Wrong(AssertionError):
-    """A target found something that must not be."""
+    """A target detected a forbidden result."""
 
 
 class Slow(BaseException):
@@ -76,7 +76,7 @@ def run(
 ) -> Result:  # fmt: skip
     """Run `count` inputs, or as many as `seconds` allow. Failures are saved as files in the folder `failures`.
 
-    Inputs of one byte come before: each `step`-th, which ones depends on the target.
+    Inputs of one byte come first: every `step`-th, from a number on that depends on the target.
     """
     end = time.monotonic() + seconds if seconds else float("inf")
     before = {path: path.stat().st_mtime_ns for path in saved(target.name, failures)}
@@ -115,7 +115,7 @@ def repeat(target: Target, sample: Sample, folder: Path, data: bytes) -> str | N
 
 
 def _wait(pid: int, shared: mmap.mmap) -> int:
-    """Return a child's status. A waiting child is killed, and a child that works for too long ends itself."""
+    """Return a child's status. A child that waits is killed; a child that works for too long ends itself."""
     seen, since = "", time.monotonic()
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -157,7 +157,7 @@ def _child(
                 _attempt(target, data, lines)
         known: set[str] = set()
         for number in numbers:
-            if number and time.monotonic() >= end:  # one at least: none at all would look like no failure
+            if number and time.monotonic() >= end:  # run at least one input, since running none would look like success
                 break
             rng = random.Random(f"{seed} {target.name} {number}")
             data = target.mutate(rng, rng.choice(corpus), corpus)
@@ -180,7 +180,7 @@ def _child(
 
 
 def _limit() -> None:
-    """Limit memory and files from here on."""
+    """Limit memory and file sizes from here on."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
@@ -189,7 +189,7 @@ def _limit() -> None:
 
 
 def _attempt(target: Target, data: bytes, lines: set[tuple[str, int]] | None = None) -> tuple[str, str] | None:
-    """Run an input. Return None, or a text that all failures of its kind share, and the traceback."""
+    """Run an input. Return None, or a text that's the same for all failures of this kind, and the traceback."""
 
     def too_slow(number: int, frame: FrameType | None) -> None:
         raise Slow
@@ -231,7 +231,7 @@ def _save(folder: Path, target: Target, data: bytes, kind: str, text: str) -> No
         (folder / f"{name}.txt").write_text(text, errors="backslashreplace")
         (folder / name).write_bytes(data)
     else:
-        os.utime(folder / name)  # an earlier run met it, and so did this one
+        os.utime(folder / name)  # an earlier run found this failure, and so did this one
 
 
 def saved(name: str, folder: Path) -> list[Path]:

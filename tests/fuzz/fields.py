@@ -1,7 +1,7 @@
-"""Give every field of every kind of record the edges of its range, one at a time, for every reader.
+"""Set every field of every kind of record to the limits of its range, one at a time, for every reader.
 
-Random mutation (streams.py) rarely makes a record that is right but for one number. Here each case is a whole trace
-or stream in which one value of one record is another, so what's behind the first check of a record is reached too.
+Random mutation (streams.py) rarely produces a record with just one wrong number. Here each case is a complete trace or
+stream in which one value of one record is changed, so code after the first check of a record is reached, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.trace import forge
 from tests.trace.logs import Room, Saved, write_log
 
 Record = dict[str, Any]
-Place = tuple[int, tuple[Any, ...]]  # number of a record, and the keys that lead to a value in it
+Place = tuple[int, tuple[Any, ...]]  # index of a record, and the keys that lead to a value in it
 ABSENT = object()
 NUMBERS = [0, 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 WRONG = [-1, -(1 << 63), 1.5, float("nan"), float("inf"), True, None, b"\xff", {}, [], [[[1]], {}], "text", ABSENT]
@@ -39,7 +39,7 @@ KINDS = {*records.KINDS} - {  # kinds in traces; the others are in streams of co
 
 
 def saves() -> list[Record]:
-    """Return what every built-in probe saves of one launch, and buffers in each form that they have."""
+    """Return the data that every built-in probe saves in one launch, and buffers in each of their forms."""
     maps = [records.make("map", id=1, name="log", type="log", level="warp", capacity=4, wanted=1, callback="/c.py",
                          keeps="last", **forge.layout_of({"clock": "u64", "page": "u64"}))]  # fmt: skip
     for path in sorted((ROOT / "probes").glob("*.toml")):
@@ -91,7 +91,7 @@ def saves() -> list[Record]:
 
 
 def _saved(map_: Record) -> bytes:
-    """Return a buffer of two blocks of a warp each: two records per unit where there is room, in order of time."""
+    """Return a buffer of two blocks with one warp each: two records per unit if there's room, ordered by time."""
     fields, capacity = packed.parse_fields(map_), map_["capacity"]
     if "stored" in map_:
         types, stored = [field.type for field in fields], map_["stored"]
@@ -118,7 +118,7 @@ def _saved(map_: Record) -> bytes:
 
 
 def trace() -> list[Record]:
-    """Return a trace with every kind of record that a program's trace can have, every key among them."""
+    """Return a trace with every kind of record that a program's trace can have, and every key."""
     apis = [forge.api(number, name) for number, name in enumerate(forge.TYPES, 1)]
     memory = [(1000 + 9 * i, 5, 1 + i % 4, 0, 1 << 40, 2, 4096, 0) for i in range(9)]
     objects = [(5000 + 9 * i, 5, 8, 0, 77, 0) for i in range(3)]
@@ -174,7 +174,7 @@ def trace() -> list[Record]:
 
 
 def lines() -> list[Record]:
-    """Return the same of rows as they are in JSON, each a record of its own."""
+    """Return the same trace with rows in their JSON form, each as a separate record."""
     call_ = dict.fromkeys(("object", "stream", "to", "from", "bytes", "cooperative"), 1)
     grid = {f"{what}_{axis}": 1 for what in ("grid", "block", "cluster") for axis in "xyz"}
     inner: list[Record] = [
@@ -190,7 +190,7 @@ def lines() -> list[Record]:
 
 
 def iter_places(found: list[Record]) -> Iterator[Place]:
-    """Yield every value of every record but its kind, those inside of arrays and maps included."""
+    """Yield every value of every record except its kind, including values inside arrays and maps."""
 
     def inside(value: Any, keys: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         if keys and keys != ("kind",):
@@ -217,7 +217,7 @@ def pack(record: Record) -> bytes:
 
 
 def changed(found: list[Record], place: Place, value: Any) -> list[Record]:
-    """Return the records, with another value at a place."""
+    """Return the records, with the value at one place replaced."""
     number, keys = place
     record = copy.deepcopy(dict(found[number]))
     holder: Any = record
@@ -231,7 +231,7 @@ def changed(found: list[Record], place: Place, value: Any) -> list[Record]:
 
 
 def iter_row_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Yield each number of a packed row, and of what probes saved, at the edges of its type."""
+    """Yield each number in packed rows and in probe data, set to the limits of its type."""
     maps = {record["id"]: record for record in found if record["kind"] == "map"}
     for number, record in enumerate(found):
         kind, key = record["kind"], "data" if record["kind"] == "buffer" else "rows"

@@ -1,6 +1,7 @@
-// Fuzz how the helper of live streams reads the file of a process that may write anything: segment.c.
+// Fuzz segment.c, with which the helper of live streams reads a trace file. The traced process may write
+// anything to it.
 //
-// Input: how many chunks, what happens between steps; for each chunk the size of its records, then the
+// Input: the number of chunks, what happens between steps; for each chunk the size of its records, then the
 // records.
 
 #include "../../runtime/common/selection.c"
@@ -24,7 +25,7 @@ static void put_word(int file, unsigned chunk, uint64_t at, uint32_t word) {
     put(file, &word, sizeof(word), ends[chunk] + at);
 }
 
-// The output can be read, whatever the input was.
+// Whatever the input was, the output can be read.
 static void check_stream(int stream) {
     static unsigned char text[16 << 20];
     ssize_t size = pread(stream, text, sizeof(text), 0);
@@ -42,7 +43,7 @@ static void check_stream(int stream) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int file = -1;
     if (file < 0) {
-        setenv("GPT_HOOK_PROBE", "1", 1); // names of kernels are looked at
+        setenv("GPT_HOOK_PROBE", "1", 1); // so that names of kernels are examined
         gpt_selection_setup();
         snprintf(trace, sizeof(trace), "trace-%d", getpid());
         file = open(trace, O_RDWR | O_CREAT | O_EXCL, 0600);
@@ -81,7 +82,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     struct output output = {.file = memfd_create("stream", 0)};
     enum step step = segment_step(segment, &output, false);
-    for (unsigned i = 0; i < count; i++) { // rows are filled in, chunks closed, `used` may say anything
+    for (unsigned i = 0; i < count; i++) { // fill in rows, close chunks, and set `used` to anything
         uint64_t closed = 1, word = 77;
         for (size_t j = 0; j < 4 && (doing & 4) && used[i]; j++)
             put(file, &word, sizeof(word), ends[i] + CHUNK_HEAD + ((size_t)doing * 131 + 64 * j) % used[i]);

@@ -1,4 +1,5 @@
-// Fuzz how the hook reads libraries of the process and images that were cut: libraries.c, missing.c.
+// Fuzz libraries.c and missing.c, with which the hook reads libraries of the process and images that were
+// cut.
 
 #include "absent.h"
 #include "hook/watch/driver.c"

@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct gpt_packer buffer = {start, start + room, false};
     for (size_t at = 2; at + 2 <= size;) {
         size_t length = data[at + 1] < size - at - 2 ? data[at + 1] : size - at - 2;
-        bool full = buffer.full, record = data[at] % 8 == 5 || data[at] % 8 == 6; // which begin anew
+        bool full = buffer.full, record = data[at] % 8 == 5 || data[at] % 8 == 6; // these start a new record
         put(&buffer, data[at], data + at + 2, length);
         if (buffer.at > buffer.end || (full && !record && !buffer.full))
             abort();

@@ -1,4 +1,4 @@
-// Fuzz how the hook and the launcher handle names from a program or a user: decode.c, template.h.
+// Fuzz decode.c and template.h, with which the hook and the launcher handle names from a program or a user.
 
 #include "harness.h"
 #include "hook/entry/decode.c"

@@ -1,4 +1,5 @@
-// Fuzz what gpt-hook and the hook say about a program that they're asked to start, which may be any file.
+// Fuzz the messages of gpt-hook and the hook about a program that they're asked to start, which may be any
+// file.
 
 #include "common/unwatchable.c"
 #include "harness.h"
@@ -12,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     gpt_find_unwatchable(path);
     int after = dup(harness_descriptor);
     if (after != lowest || strnlen(path, sizeof(path)) == sizeof(path))
-        abort(); // it left a file open, or a name without an end
+        abort(); // it left a file open, or a name without terminator
     close(after);
     return 0;
 }

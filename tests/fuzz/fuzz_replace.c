@@ -1,4 +1,5 @@
-// Fuzz how the auditing library reads a file's build id, and how it chooses the file that replaces a library.
+// Fuzz how the auditing library reads a file's build id, and how it chooses the file to load in place of a
+// library.
 
 #include "../../runtime/replace/folder.c"
 #include "../../runtime/replace/replace.c"

@@ -1,4 +1,4 @@
-// Fuzz how the simulated device reads images: which element suits it, and what that holds.
+// Fuzz how the simulated device reads images: which element fits it, and the element's contents.
 
 #include "../../runtime/sim/code.c"
 #include "../../runtime/sim/cubin.c"
@@ -12,7 +12,7 @@ const char *sim_twins;
 __thread char sim_said[1024];
 void sim_say(const char *format, ...) { (void)format; }
 void sim_say_once(const char *format, ...) { (void)format; }
-void *sim_open_object(const char *bytes, size_t size) { // no code of a file is run
+void *sim_open_object(const char *bytes, size_t size) { // don't run code from files
     (void)bytes, (void)size;
     return NULL;
 }
@@ -32,14 +32,14 @@ CUresult sim_link_fatbins(const void *const *fatbins, char **text) {
 void sim_describe_entry(struct entry *entry) { (void)entry; }
 void sim_close_later(void *object) { (void)object; }
 int sim_attribute(int attribute) { return 1000 * attribute; }
-void *sim_grow(void *array, size_t count, size_t *room, size_t item) { // as narrow as can be
+void *sim_grow(void *array, size_t count, size_t *room, size_t item) { // grow by the minimum
     *room = count + 1;
     return realloc(array, *room * item);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct code *code;
-    volatile unsigned char sum = 0; // sum of everything that it refers to
+    volatile unsigned char sum = 0; // sum of all bytes that the result refers to
     harness_file(data, size);
     if (sim_read_file(&code, harness_path))
         return 0;

@@ -1,4 +1,4 @@
-// Fuzz how the hook reads unwind tables, and what it caches of them: unwind.c.
+// Fuzz unwind.c, with which the hook reads unwind tables and caches their contents.
 
 #include "arch/x86_64/hook/unwind.c"
 #include "harness.h"

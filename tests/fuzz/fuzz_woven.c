@@ -1,5 +1,6 @@
-// Fuzz how the hook reads answers of a pipeline, which anybody may have written: answer.c, and the sizes of
-// the buffers that they ask for. The records that it writes about them into a trace must be readable.
+// Fuzz answer.c, with which the hook reads the answers of a pipeline, which anybody may have written, and the
+// sizes of the buffers that they request. The records that it writes about them into a trace must be
+// readable.
 
 #include "absent.h"
 #include "common/records.c"

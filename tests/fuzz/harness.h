@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static char harness_path[64];
 static int harness_descriptor = -1;
 
-// In memory, and with a name. It is the same one each time.
+// The file is in memory and has a name. It's the same file each time.
 __attribute__((unused)) static int harness_file(const uint8_t *data, size_t size) {
     if (harness_descriptor < 0) {
         harness_descriptor = memfd_create("input", 0);

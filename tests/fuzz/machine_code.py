@@ -1,7 +1,7 @@
-"""Damage cubins in their machine code and its descriptions, and have gpt-sass-probe explain them.
+"""Damage the machine code of cubins and the tables that describe it, and run gpt-sass-probe --explain on them.
 
-Bytes changed at random mostly hit what isn't read. Here a section is chosen by its name: instructions get other
-opcodes, operands and targets, attributes other counts, symbols and section headers other sizes and places.
+Random changes to bytes mostly hit data that isn't read. Here a section is chosen by its name: instructions get other
+opcodes, operands and targets, attributes other counts, symbols and section headers other sizes and offsets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def damage(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
 
 
 def _sections(data: bytes) -> list[tuple[str, int, int, int]]:
-    """Return name, place of the header, offset and size of each section, up to the first that can't be read."""
+    """Return name, header offset, offset and size of each section, up to the first section that can't be read."""
     if len(data) < 64:
         return []
     (start,), (count, names) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 60)
@@ -108,7 +108,7 @@ def _header(rng: random.Random, out: bytearray, at: int) -> None:
 
 
 def explain(data: bytes) -> None:
-    """Run gpt-sass-probe --explain over a cubin that somebody claims is for sm_90."""
+    """Run gpt-sass-probe --explain on a cubin that's claimed to be for sm_90."""
     sizes = {"region": 0, "index": 3, "offset": 0, "header_size": 0, "payload_size": len(data), "size": len(data)}
     keys = {"library": "one.so", "type": "cubin", "arch": "sm_90", **sizes, "codec": "none", "flags": 0, "kernels": []}
     element = records.make("element", **keys, functions=[], variables=0, data=data)
@@ -118,7 +118,7 @@ def explain(data: bytes) -> None:
 
 
 def seeds(sample: Sample) -> list[bytes]:
-    """Return cubins with loops, calls, jump tables and barriers, small enough to be damaged often."""
+    """Return cubins with loops, calls, jump tables and barriers that are small enough to be damaged often."""
     return [sample("cubin").read_bytes(), image((KERNELS / "control.cu").read_text(), "sm_90")]
 
 

@@ -1,4 +1,4 @@
-"""Mutate inputs: bytes, text and records, at random, reproducibly for each generator."""
+"""Mutate inputs (bytes, text and records) at random, reproducibly for each generator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mutate_bytes(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> by
 
 
 def _at(rng: random.Random, out: bytearray) -> int:
-    """Choose a place to change: mostly in the first bytes, with headers, or the last, with tables."""
+    """Choose a place to change: mostly in the first bytes, which have headers, or in the last, which have tables."""
     size = len(out) or 1
     return rng.choice((rng.randrange(size), rng.randrange(min(size, 256)), size - 1 - rng.randrange(min(size, 4096))))
 
@@ -94,7 +94,7 @@ _BYTES = (_number, _number, _number, _number, _bit, _bit, _cut, _copy, _fill, _e
 
 
 def text_mutator(*words: bytes) -> Mutator:
-    """Return a mutator of tokens: it drops, doubles, exchanges, nests or replaces them."""
+    """Return a mutator of tokens: it drops, doubles, swaps, nests or replaces them."""
 
     def mutate(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
         if rng.random() < 0.1:
@@ -158,7 +158,7 @@ def _junk(rng: random.Random) -> Any:
 
 
 def record_mutator(finish: Callable[[list[Any]], bytes]) -> Mutator:
-    """Return a mutator of streams: keys go missing, values change type, records move; `finish` packs them again."""
+    """Return a mutator of streams: keys are dropped, values change type, records move; `finish` packs them again."""
 
     def mutate(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
         if rng.random() < 0.1:
@@ -211,7 +211,7 @@ def _change_records(rng: random.Random, found: list[Any], corpus: Sequence[bytes
         case 5:
             paths = [value for value in found if isinstance(value, dict) and "path" in value]
             if paths:
-                old, new = rng.choice(paths)["path"], rng.choice(PATHS)  # a library's is in all records about it
+                old, new = rng.choice(paths)["path"], rng.choice(PATHS)  # a library's path is in all records about it
                 found[:] = [_with_path(value, old, new) for value in found]
         case _:
             found[at] = copy.deepcopy(found[at])

@@ -1,7 +1,7 @@
 """Fuzz the C code: each target has a harness (fuzz_NAME.c), built with sanitizers.
 
-With clang and its libFuzzer they are guided by coverage; else driver.c, built by the system's compiler, changes inputs
-at random. `make test` always takes the latter, whose inputs are the same each time.
+With clang and its libFuzzer, they're guided by coverage. Otherwise driver.c, built by the system's compiler, changes
+inputs at random. `make test` always uses driver.c, whose inputs are the same each time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FLAGS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", f"-I{ROOT}/runtime", f"-I{ROOT}/runtime/arch/x86_64",
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-ffunction-sections", "-fno-pie", "-no-pie",
 )  # fmt: skip
-NOWHERE = 16  # the address of what an included file names and no input reaches: using it crashes
+NOWHERE = 16  # the address of symbols that no input reaches: using one crashes
 
 
 @dataclass(frozen=True)
 class Harness:
-    """A harness, its first inputs, and how many of them `make test` makes."""
+    """A harness, its initial inputs, and how many inputs `make test` generates."""
 
     name: str
     seeds: Callable[[Sample], list[bytes]]
@@ -55,7 +55,7 @@ def _run(*command: str | Path) -> str:
 
 @cache
 def why_not(folder: Path, guided: bool = False) -> str | None:
-    """Return why no harness can be built here; None if one can."""
+    """Return the reason why no harness can be built here, or None if one can."""
     compiler = "clang" if guided else os.environ.get("CC", "cc")
     if not shutil.which(compiler):
         return f"no {compiler}" + (" (Debian: apt-get install clang libclang-rt-14-dev)" if guided else "")
@@ -71,7 +71,9 @@ def run(
     harness: Harness, sample: Sample, folder: Path, failures: Path, *, seed: str, guided: bool,
     count: int | None = None, seconds: float | None = None,
 ) -> Result:  # fmt: skip
-    """Run `count` inputs, or as many as `seconds` allow, until one fails. That one is saved with its output."""
+    """Run `count` inputs, or as many as `seconds` allow, until one fails. The failing input is
+    saved with its output.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     failures.mkdir(parents=True, exist_ok=True)
     corpus, grown = folder / "seeds", folder / "corpus"
@@ -111,7 +113,7 @@ def _count(result: Result, said: str, count: int, guided: bool, grown: Path) -> 
 
 
 def _save(harness: Harness, folder: Path, failures: Path, said: str) -> None:
-    """Save the input that failed, under the place of the failure."""
+    """Save the failing input, named after the place of the failure."""
     found = re.findall(r"SUMMARY: .*|runtime error: .*|ERROR: .*", said) or [said[-200:]]
     name = f"{harness.name}-{zlib.crc32(found[-1].encode()):010x}"
     (failures / f"{name}.txt").write_text(said[-8000:])
@@ -137,7 +139,7 @@ def _small(sample: Sample) -> list[bytes]:
 
 
 def _follow(sample: Sample) -> list[bytes]:
-    """Return chunks of a trace, whose rows are aligned in one of eight ways."""
+    """Return chunks of a trace, with rows aligned in one of eight ways."""
     from gpt.stream import records, wire
     from tests.trace import forge
 
@@ -159,7 +161,7 @@ def _follow(sample: Sample) -> list[bytes]:
 
 
 def _libraries(sample: Sample) -> list[bytes]:
-    """Return files, and program headers with the notes that they refer to."""
+    """Return files: program headers with the notes that they refer to."""
     note = struct.pack("<III", 4, 20, 3) + b"GNU\0" + bytes(range(20))
     headers = struct.pack("<IIQQQQQQ", 4, 4, 0, 56, 56, len(note), len(note), 4)
     return [*_small(sample), headers + note, headers + struct.pack("<III", 5, 3, 1) + b"abcde\0\0\0xyz\0" + note]
@@ -182,7 +184,7 @@ def _tables(sample: Sample) -> list[bytes]:
     (frames,) = parse_elf(Source(path, data)).named(".eh_frame")
     (count,) = struct.unpack_from("<I", data, table.offset + 8)
     made = []
-    for number in range(0, count, max(1, count // 12)):  # each a table of one function, with its two entries
+    for number in range(0, count, max(1, count // 12)):  # each table is for one function, with its two entries
         begin, at = struct.unpack_from("<ii", data, table.offset + 12 + 8 * number)
         place = table.offset + at
         length, back = struct.unpack_from("<II", data, place)

@@ -1,4 +1,6 @@
-"""Check gpt-patch's output for any stream: a library is complete, and its elements are the original's."""
+"""Check gpt-patch's output for any stream: if a library is written, it's complete, and its elements
+are the original's.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from tests.fuzz.stages import call, check_stream, fits, stage_main
 
 
 def patch(data: bytes) -> None:
-    """Patch any stream; each library must be complete or absent. Elements must be the original's, and none may
-    be missing unless the stream names it.
+    """Patch any stream. Each library must be complete or absent. Its elements must be the original's, and none may be
+    missing unless the stream names it.
     """
     modes = (("compact",), ("fill",), ("hole",), ("compact", "--kernels", "zero"), ("compact", "--parents"))
     mode, *more = fits(data, *modes)
@@ -34,7 +36,7 @@ def patch(data: bytes) -> None:
 
 
 def check_patched(original: Path, patched: Path, found: list[Any]) -> None:
-    """Check an output against its original, by what the input named."""
+    """Check an output against its original, given what the stream named."""
     from gpt.extract.contents import Opener
     from gpt.formats.image import parse_image
     from gpt.formats.source import Source

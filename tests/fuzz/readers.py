@@ -18,7 +18,7 @@ from tests.fuzz.stages import call, stage_main
 
 
 def refuses(read: Callable[[bytes], Any]) -> Callable[[bytes], None]:
-    """Return a reader of bytes, which may raise a GptError that says what and where."""
+    """Return a reader of bytes that may raise a GptError with a fact and a location."""
 
     def run(data: bytes) -> None:
         try:
@@ -60,7 +60,7 @@ def read_file(data: bytes) -> None:
             try:
                 nvinfo.read_needs(item.data)
             except GptError:
-                pass  # names of sections, which nothing else reads
+                pass  # names of sections are read only here
 
 
 def read_frames(data: bytes) -> None:
@@ -81,7 +81,7 @@ def frame_seeds(sample: Sample) -> list[bytes]:
 
 
 def pack_again(data: bytes) -> None:
-    """Read a cubin, from any ptxas, the way gpt-asm does."""
+    """Read a cubin from any ptxas as gpt-asm does."""
     from gpt.formats import fatbinwrite, nvinfo
 
     nvinfo.read_needs(data)
@@ -89,7 +89,7 @@ def pack_again(data: bytes) -> None:
 
 
 def find_sites(data: bytes) -> None:
-    """Read the kernels of a cubin as machine code, whatever it is."""
+    """Read the kernels of a cubin as machine code, whatever their content."""
     from gpt.formats.cubin_edit import CubinEditor
     from gpt.sass.kernels import read_kernel
     from gpt.sass.sites import iter_sites
@@ -104,9 +104,10 @@ def find_sites(data: bytes) -> None:
 
 
 def edit_cubin(data: bytes) -> None:
-    """Add code, registers and a parameter to each kernel, or expect a reason; another reader must accept the result.
+    """Add code, registers and a parameter to each kernel, unless that's rejected with a reason; a second reader must
+    accept the result.
 
-    Without edits the cubin is the same.
+    Without edits, the cubin must not change.
     """
     from gpt.formats import code_moves, cubin
     from gpt.formats.cubin_edit import CubinEditor
@@ -159,7 +160,9 @@ def zip_seeds(sample: Sample) -> list[bytes]:
 
 
 def rebuild_zip(data: bytes) -> None:
-    """Look at each member, and replace one; all must be there in the same order, that one as it should be."""
+    """Read each member, and replace one. All members must be there in the same order, the replaced one with its new
+    content.
+    """
     from gpt.formats.source import Source
     from gpt.formats.zips import Zip
     from gpt.patch.wheel import repack
@@ -225,7 +228,7 @@ def read_ptx(data: bytes) -> None:
 
 
 def scan_ptx(data: bytes) -> None:
-    """Run the scanner, and read the instructions that it finds as the weaver does."""
+    """Run the scanner, and parse the instructions that it finds as the weaver does."""
     from gpt.ptx import quick, scan
 
     module = scan.scan_module(data, "module")

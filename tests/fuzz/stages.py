@@ -1,4 +1,4 @@
-"""Run the executables on hostile input, each in this process, and check what must always hold."""
+"""Run the executables on hostile input, in this process, and check what must always hold."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.fuzz.stages import call, fits, stage_main
 
 
 def furnish(sample: Sample) -> None:
-    """Make things that paths in records may name: libraries, and other things than files."""
+    """Create files and other objects that paths in records may name."""
     if not Path("folder").exists():
         Path("folder").mkdir()
         os.mkfifo("fifo")
@@ -74,7 +74,7 @@ def cubin_stream_seeds(sample: Sample) -> list[bytes]:
 
 
 def stage(name: str, *variants: tuple[str, ...]) -> Callable[[bytes], None]:
-    """Return a filter over a stream, with one of several command lines."""
+    """Return a filter for streams, run with one of several command lines."""
 
     def run(data: bytes) -> None:
         args = fits(data, *variants)
@@ -83,7 +83,7 @@ def stage(name: str, *variants: tuple[str, ...]) -> Callable[[bytes], None]:
     return run
 
 
-DEEP = 1 << 20  # nested so far, what no record can be is written too
+DEEP = 1 << 20  # nesting limit for values that no record can have
 ASM = ("--ptxas", "./ptxas", "--no-cache", "-j1", "--arch", "sm_90")
 
 
@@ -94,7 +94,7 @@ def asm_seeds(sample: Sample) -> list[bytes]:
 
 
 def to_json(found: list[Any]) -> bytes:
-    """Return records as JSON lines; values that no record can have are written as JSON has them."""
+    """Return records as JSON lines; values that no record can have are written as plain JSON."""
     import json
 
     from gpt.stream import jsonl

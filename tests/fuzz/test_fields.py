@@ -1,6 +1,7 @@
-"""Every reader answers, or fails with one line, for any number or wrong type in any field of any record.
+"""Whatever number or wrong type is in any field of any record, every reader answers, or fails with a one-line message.
 
-`make test` has a thin slice; `make test-full` has every field with every value, and a quarter of the questions of each.
+`make test` tests a small part; `make test-full` tests every field with every value, each with a quarter of the
+analyses.
 """
 
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.fuzz.streams import cubin_stream_seeds, extract_seeds, furnish, kerne
 from tests.tiers import FULL, every
 
 PARTS = 64 if FULL else 256
-SHARE = 4 if FULL else 44  # each case gets every fourth question, or one of them
+SHARE = 4 if FULL else 44  # each case runs every fourth analysis, or one of them
 CODE = {  # streams of code, and the stages that read them
     "locate": (extract_seeds, ("--used", "names.txt")),
     "patch": (kernel_seeds, ("-n", "-o", "slim")),
@@ -108,5 +109,5 @@ def test_an_id_beyond_32_bits_is_named(folder, kind, key, command):
     number = next(at for at, record in enumerate(found) if record["kind"] == kind)
     data = b"".join(map(fields.pack, fields.changed(found, (number, (key,)), 274877907036)))
     done = call(stage_main("analyze"), "gpt-analyze", command, data=data)
-    if done.status or kind == "header":  # an analysis takes no notice of kinds that say nothing to it
+    if done.status or kind == "header":  # an analysis ignores kinds that it doesn't use
         assert done.status == 3 and f"{kind}.{key} is not of type u32" in done.err

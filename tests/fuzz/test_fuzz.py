@@ -11,7 +11,7 @@ SEED = "0"
 
 
 def report(result):
-    """Return what `make fuzz` would print, and the saved input."""
+    """Return the output that `make fuzz` would print, and the saved input."""
     return "\n".join(
         f"{path}, python -m tests.fuzz --repeat {result.name} FILE:\n{path.with_suffix('.txt').read_text()}"
         for path in result.failures

@@ -1,7 +1,8 @@
 """Check that a run of `gpt-hook run -p` accounts for all launches of a program, and for the buffers of probed ones.
 
-Each launch had probes or is counted with a reason. Each probed launch has all of its buffers, or records that say
-why not. Programs run bare, hooked, and with probes, on a GPU or (`--device sim`) on the simulated device.
+Each launch must have probes or be counted with a reason. Each probed launch must have all of its buffers, or records
+that say why not. Programs run plain, hooked, and with probes, on a GPU or (with `--device sim`) on the simulated
+device.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ Visit = Callable[[Buffer, SavedBuffer], None]
 
 @dataclass
 class Account:
-    """The account of one run: launches by kernel and by reason, and everything that doesn't add up."""
+    """The account of one run: launches by kernel and by reason, and all inconsistencies."""
 
     launched: int = 0
     probed: Counter[str] = field(default_factory=Counter)
     unprobed: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
-    sums: Counter[str] = field(default_factory=Counter)  # sums of the fields of maps, by kernel.map.field
+    sums: Counter[str] = field(default_factory=Counter)  # sums of map fields, by kernel.map.field
     wrong: list[str] = field(default_factory=list)
 
     def add(self, other: Account) -> None:
@@ -85,8 +86,9 @@ def segments(path: Path) -> Iterable[list[dict[str, Any]]]:
 
 
 def account(path: Path, visit: Visit | None = None, killed: bool = False, unasked: int = 0) -> Account:
-    """Read a trace. If the process was `killed` or the disk was full, the last launches may be missing. `unasked`
-    launches were recorded while no probes were set."""
+    """Read a trace. If the process was `killed` or the disk was full, the last launches may be missing. `unasked` is
+    the number of launches that were recorded while no probes were set.
+    """
     found = Account()
     for records in segments(path):
         found.add(_account(records, path, visit, killed, unasked))
@@ -150,7 +152,9 @@ class Ran:
 def run(
     line: Sequence[str | Path], env: dict[str, str], patience: float = 400, cwd: Path | None = None, said: bool = False
 ) -> Ran:
-    """Run to the end, or kill what takes longer: status 124. With `said`, standard error passes through."""
+    """Run a command to its end, or kill it at the timeout and return status 124. With `said`, pass standard error
+    through.
+    """
     start = time.monotonic()
     errors = None if said else subprocess.PIPE
     with subprocess.Popen(
@@ -166,7 +170,7 @@ def run(
 
 
 def hooked(trace: Path, device: str, *options: str | Path) -> list[str | Path]:
-    """Return the words that go before a command."""
+    """Return the command line prefix that runs a command under gpt-hook."""
     return [HOOK, "run", "-q", "-f", "-o", trace, "--device", device, *options, "--"]
 
 
@@ -197,6 +201,6 @@ def arguments(said: str | None) -> argparse.ArgumentParser:
 
 
 def keep(name: str, rows: list[dict[str, Any]]) -> None:
-    """Write the raw figures to the folder that comes back."""
+    """Write the raw figures to the results folder."""
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{name}.json").write_text(json.dumps(rows, indent=1, default=str) + "\n")

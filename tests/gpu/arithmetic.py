@@ -1,4 +1,4 @@
-"""Run the tests of tests/asm/host for floating point and matrix products on a real GPU, with random operands.
+"""Run the tests of tests/asm/host for floating point and matrix products on a real GPU, using random operands.
 
 `python tests/gpu/arithmetic.py [LIBRARY]` prints a line for each test, and for each failure the instruction and the
 GPU's result. tests/lab/edges.py covers the boundaries of all instructions.
@@ -20,7 +20,7 @@ COUNT = 400  # operands of each instruction
 
 
 class Gpu:
-    """Runs what thread.Thread and test_matrix.simulate run on the simulated device."""
+    """A GPU in place of the simulated device, with the methods that thread.Thread and test_matrix.simulate call."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -1,8 +1,9 @@
-"""Launch with probes on the GPU during captures, which begin while another thread waits and the hook collects.
+"""Stress stream captures on a GPU: launch with probes in captures that begin while another thread waits and the hook
+collects.
 
     python tests/gpu/captures.py [--device sim]
 
-Run by tests/gpu/run.sh. No capture of the program's may fail, and nothing that was saved may be lost.
+Run by tests/gpu/run.sh. No capture of the program may fail, and no saved data may be lost.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.runtime import graphing, hooked, probing  # noqa: E402
 
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 DEVICE = "sim" if "sim" in sys.argv else "real"
-TURNS, MOMENT = 10000, 20  # us that a capture is put off at most
+TURNS, MOMENT = 10000, 20  # longest random delay before a capture, in us
 OPTIONS = ("-f", "-p", "gmem_bytes", "--calls", "none", "--complete")
 
 

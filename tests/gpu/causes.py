@@ -1,12 +1,14 @@
-"""Ten programs with one planted cause each: gpt-analyze summary, or the command that it names, has to state the cause.
+"""Run ten programs, each slow for one known reason: gpt-analyze summary, or the command that it names, must report that
+reason.
 
     python tests/gpu/causes.py [NAME ...]             # record them on a GPU, and ask
     python tests/gpu/causes.py --traces FOLDER        # only ask, about traces that were recorded before
 
-Each is a small program of PyTorch, recorded with --gpu-time. The first ten lines of `gpt-analyze summary`, or of the
-command in its last line, must match what the program's author planted. It prints a table: the program, the verdict and
-whether that is so. The traces are left in GPT_GPU_OUT/causes, packed with xz, as NAME.mp.xz; `late` has two, one for
-each rank, and needs two GPUs. tests/analyze/test_causes.py asks about the committed ones.
+Each program is small, uses PyTorch, and is recorded with --gpu-time. The first ten lines of `gpt-analyze summary`, or
+of the command that its last line suggests, must match the expected cause. The script prints a table of programs with
+their verdicts and whether they're right. It leaves the traces in GPT_GPU_OUT/causes, packed with xz, as NAME.mp.xz;
+`late` has one for each of its two ranks, and needs two GPUs. tests/analyze/test_causes.py checks the same for the
+committed traces.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu")) / "causes"
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
-LINES = 10  # the cause must be in the first ones of an answer
+LINES = 10  # an answer must state the cause within this many lines
 LIMIT = 300 << 10  # bytes of a packed trace
-SECONDS = 300  # that a program may take
+SECONDS = 300  # time limit of a program
 PROGRAM = "--program"
 NO_COMMAND = "the last line of summary names no command"
 
 
 class Planted(NamedTuple):
-    """A program: what runs, what its verdict must say, the options of gpt-hook, and the number of ranks."""
+    """A test program: the function to run, a pattern for the verdict, the options of gpt-hook, and the
+    number of ranks.
+    """
 
     run: Callable[[], None]
     pattern: str
@@ -69,7 +73,9 @@ def _think(rounds: int = 20_000) -> int:
 
 
 def item() -> None:
-    """Look at a value of each step, and do some bookkeeping with it that a GPU with work would hide."""
+    """Read a value back in each step, then compute on the host for a time that would be hidden if the GPU had other
+    work.
+    """
     import torch
 
     work = _work(torch, 3)
@@ -92,7 +98,7 @@ def pageable() -> None:
 
 
 def launches() -> None:
-    """Launch kernels that are shorter than the time that the host needs to launch one."""
+    """Launch kernels that are shorter than the host's time for a launch."""
     import torch
 
     x = torch.ones(4096, device="cuda")
@@ -103,7 +109,7 @@ def launches() -> None:
 
 
 def late() -> None:
-    """Let rank 1 come late to each all-reduce."""
+    """Make rank 1 late for each all-reduce."""
     import torch
     import torch.distributed as dist
 
@@ -124,7 +130,7 @@ def late() -> None:
 
 
 def allocation() -> None:
-    """Allocate from the driver, and give back, in each step."""
+    """Allocate memory from the driver in each step, and free it."""
     import torch
 
     work = _work(torch, 1)
@@ -137,7 +143,7 @@ def allocation() -> None:
 
 
 def lazy() -> None:
-    """Load the code of many kernels in the first step, which later ones have."""
+    """Load the code of many kernels in the first step; later steps reuse them."""
     import torch
     from torch.nn import functional
 
@@ -158,7 +164,7 @@ def lazy() -> None:
 
 
 def loader() -> None:
-    """Wait for a lock that another thread of the loader holds, in a range that says so."""
+    """Wait for a lock that a data loader's thread holds, inside an NVTX range with a telling name."""
     import threading
 
     import torch
@@ -186,7 +192,7 @@ def loader() -> None:
 
 
 def batch() -> None:
-    """Normalize four long rows: a block for each, on a GPU with many more SMs."""
+    """Normalize four long rows, one block each, on a GPU with many more SMs."""
     import torch
 
     x = torch.randn(4, 4 << 20, device="cuda")
@@ -221,7 +227,7 @@ def graph() -> None:
 
 
 def growth() -> None:
-    """Keep something of each step, so memory grows and grows."""
+    """Keep a tensor from each step, so that memory keeps growing."""
     import torch
 
     work = _work(torch, 2)
@@ -250,7 +256,7 @@ PROGRAMS = {
 
 
 def record(name: str, folder: Path) -> list[Path]:
-    """Record a program, and return its traces. Raises SystemExit with what it wrote if it fails."""
+    """Record a program, and return its traces. Raises SystemExit with the program's output if it fails."""
     planted = PROGRAMS[name]
     running = []
     for rank in range(planted.ranks):
@@ -292,7 +298,7 @@ def record(name: str, folder: Path) -> list[Path]:
 
 
 def pack(path: Path) -> Path:
-    """Pack a trace, or the file beside it with buffers of probes, without the names of folders and of the machine."""
+    """Pack a trace, or the file of probe buffers next to it. Names of folders and of the machine are removed."""
     from gpt.stream import wire
 
     packed, data = OUT / f"{path.name}.xz", path.read_bytes()
@@ -314,7 +320,7 @@ def _tidy(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpack(name: str, source: Path, folder: Path) -> list[Path]:
-    """Unpack the traces of a program that are in a folder, and return them."""
+    """Unpack a program's traces from a folder, and return their paths."""
     for path in source.glob(f"{name}*.xz"):
         (folder / path.stem).write_bytes(lzma.decompress(path.read_bytes()))
     return sorted(folder.glob(f"{name}*.mp"))
@@ -332,7 +338,7 @@ def analyze(command: str, traces: list[Path]) -> str:
 
 
 def ask(name: str, traces: list[Path], analyze: Callable[[str, list[Path]], str] = analyze) -> tuple[str, str, bool]:
-    """Return the command that summary names, what it says of the cause, and whether that was planted."""
+    """Return the command that summary suggests, the verdict, and whether it's the expected cause."""
     pattern = re.compile(PROGRAMS[name].pattern)
     summary = analyze("summary", traces).splitlines()
     named = re.match(r"gpt-analyze (\w+)", summary[-1] if summary else "")
@@ -348,7 +354,7 @@ def ask(name: str, traces: list[Path], analyze: Callable[[str, list[Path]], str]
 
 
 def main(arguments: list[str]) -> int:
-    """Record and ask, print the table, and return how many causes weren't stated."""
+    """Record the programs, check the verdicts, print the table, and return the number of wrong verdicts."""
     if arguments[:1] == [PROGRAM]:
         PROGRAMS[arguments[1]].run()
         return 0

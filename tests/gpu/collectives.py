@@ -2,15 +2,15 @@
 
     python tests/gpu/collectives.py [late|turns|sizes ...]
 
-Each program runs PyTorch under torchrun, with NCCL, on two GPUs of one host, recorded with --gpu-time: its kernels have
-no PTX, so they get no probes. `late`: rank 1 spins LATE us on its GPU before each all-reduce, so rank 0 waits that long
-for it. `turns`: the ranks are late alternately, by different times. `sizes`: no rank is late; transfer is compared with
-CUDA events around the same all-reduces.
+Each program runs PyTorch under torchrun, with NCCL, on two GPUs of one host, and is recorded with --gpu-time, because
+NCCL's kernels have no PTX for probes. In `late`, rank 1 spins on its GPU for LATE us before each all-reduce, so rank 0
+waits that long. In `turns`, the ranks are late alternately, by different times. In `sizes`, no rank is late, and
+transfer times are compared with CUDA events around the same all-reduces.
 
-On one GPU, which the ranks share, it only prints: their kernels take turns, so all of them are late.
+If the ranks share one GPU, results are only printed, not checked: the ranks' kernels take turns, so all are late.
 
-The reported times must be within TOLERANCE of the real ones, and no collective may end before all ranks have begun it.
-gpt-analyze's tables are left in GPT_GPU_OUT. Run by tests/gpu/run.sh if there are two GPUs; needs PyTorch.
+Reported times must be within TOLERANCE of the real ones, and no collective may end before all ranks have begun it.
+gpt-analyze's tables are left in GPT_GPU_OUT. Needs PyTorch; tests/gpu/run.sh runs this if there are two GPUs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ dist.destroy_process_group()
 
 
 def run(folder: Path, case: str) -> dict[int, dict[str, float]]:
-    """Record a case in traces in `folder`; return the output of each rank."""
+    """Record a program; its traces go to `folder`. return the output of each rank."""
     (folder / "program.py").write_text(PROGRAM)
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'tests' / 'gpu'}:{os.environ.get('PYTHONPATH', '')}"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -79,7 +79,7 @@ def run(folder: Path, case: str) -> dict[int, dict[str, float]]:
 
 
 def ask(folder: Path, name: str) -> dict[str, list[dict[str, str]]]:
-    """Return gpt-analyze's tables, which are also kept as text."""
+    """Return gpt-analyze's tables, and keep them as text files."""
     command = [str(ANALYZE), "collectives", str(folder / "rank.mp")]
     text = subprocess.run(command, capture_output=True, text=True, check=False)
     (OUT / f"collectives-{name}.txt").write_text(text.stdout + text.stderr)
@@ -90,7 +90,7 @@ def ask(folder: Path, name: str) -> dict[str, list[dict[str, str]]]:
 
 
 def near(value: float, wanted: float, most: float) -> bool:
-    """Return whether a value is close enough to the wanted one; a difference of up to `most` ns always is."""
+    """Return whether a value is close enough to the wanted one; differences of up to `most` ns are always accepted."""
     return abs(value - wanted) <= max(TOLERANCE * wanted, most)
 
 
@@ -107,7 +107,7 @@ def main() -> int:
         reduces = [row for row in tables["kernels"] if "AllReduce" in row["name"]]
         waits = {(row["rank"], row["whom"]): float(row["waiting"]) for row in tables["waits"]}
         found = [waits.get(("rank 0", "rank 1"), 0.0), waits.get(("rank 1", "rank 0"), 0.0)]
-        done = [said[1]["spun"], said[0]["spun"]]  # who waits is not who spins
+        done = [said[1]["spun"], said[0]["spun"]]  # the rank that waits isn't the rank that spins
         room = 50e3 * ROUNDS
         good = all(near(a, b, room) for a, b in zip(found, done, strict=True))
         told = f"waited {found[0] / 1e6:.1f}, {found[1] / 1e6:.1f} ms of {done[0] / 1e6:.1f}, {done[1] / 1e6:.1f}"

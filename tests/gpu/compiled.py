@@ -1,4 +1,4 @@
-"""Run kernels made at run time: a model through torch.compile, and then a Triton kernel."""
+"""Run kernels compiled at run time: a model through torch.compile, and then a Triton kernel."""
 
 from __future__ import annotations
 

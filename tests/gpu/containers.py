@@ -1,12 +1,14 @@
-"""Cut GPU code in libraries' own containers out of stock PyTorch: sizes and identical results, on a real GPU.
+"""Slim the GPU code that stock PyTorch's libraries keep in containers of their own; compare sizes and results on a real
+GPU.
 
     python3 tests/gpu/containers.py [--seconds 560] [--results FILE] [--device sim]
 
-Run by hand where torch is installed. tests/gpu/operations.py (cuFFT, cuBLASLt, cuSPARSELt, cuSPARSE, cuDNN, cuSOLVER)
-is run twice under gpt-hook; results that differ between the two runs aren't compared. Then its libraries are slimmed
-with --scan: to the code that the device could run (`arch`), to the used elements, and to the used kernels. Each set is
-run in place of the installed ones, lazily and eagerly loaded. Raw figures go to GPT_GPU_OUT/containers.json: each
-library's size and its bytes on disk, cuts outside the usual sections, and which images came from memory.
+Run this by hand where torch is installed. First it runs tests/gpu/operations.py (cuFFT, cuBLASLt, cuSPARSELt, cuSPARSE,
+cuDNN, cuSOLVER) twice under gpt-hook; results that differ between these two runs aren't compared. Then it slims the
+libraries with --scan, in three ways: keep the code that the device could run (`arch`), the used elements, or the used
+kernels. The program runs with each set in place of the installed libraries, loading code lazily and eagerly. Raw
+figures go to GPT_GPU_OUT/containers.json: size of each library, bytes on disk, cuts outside the usual sections, and
+which images were recorded from memory.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from gpt.formats.image import FATBIN_SECTIONS
 from gpt.trace.used import IN_MEMORY, read_used
 
 COMMAND = [sys.executable, str(HERE / "operations.py")]
-KINDS = {  # options of gpt-locate and gpt-patch
+KINDS = {  # name -> options of gpt-locate and gpt-patch
     "arch": ("--keep .", ""),
     "element": ("", ""),
     "drop": ("--granularity kernel", "--kernels drop"),
@@ -35,13 +37,13 @@ SIZES = ("size_before", "size_after", "disk_before", "disk_after", "gpu_before",
 
 
 def used_by(trace: Path) -> list[str]:
-    """Return gpt-locate's options; the trace of a program that runs only on the CPU names no device."""
+    """Return gpt-locate's options. The trace of a CPU-only run names no device, so the architecture is given."""
     known = read_used([trace], allow_incomplete=False).devices
     return ["--used", str(trace), *([] if known else ["--arch", "sm_90"])]
 
 
 def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
-    """Run the pipeline on gpt-extract's output; return the size of each library and of all."""
+    """Run the pipeline on gpt-extract's output; return each library's size and the total."""
     locate, patch = KINDS[kind]
     used = " ".join(used_by(trace))
     line = f"gpt-locate {used} {locate} '{listing}' | gpt-patch -o '{folder}' --json {patch}"
@@ -54,7 +56,7 @@ def slim(bench: Bench, listing: Path, trace: Path, folder: Path, kind: str) -> d
 
 
 def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
-    """Return the elements outside the fatbin sections by library, and the trace records that lead to them."""
+    """Return the elements outside fatbin sections by library, and the trace records that name them."""
     used = read_used([trace], allow_incomplete=False)
     out, _ = bench.run(["gpt-locate", "--json", *used_by(trace), str(listing)], what="listing")
     elements: Counter[str] = Counter()
@@ -80,7 +82,7 @@ def found_outside(bench: Bench, listing: Path, trace: Path) -> dict[str, Any]:
 
 
 def compare(row: dict[str, Any], what: str, first: str, lines: set[str], out: str) -> None:
-    """Add the lines of a run that should be the same as in the first, but aren't."""
+    """Add the lines that should be the same as in the first run, but aren't."""
     pairs = zip(first.splitlines(), out.splitlines(), strict=False)
     differ = [new for old, new in pairs if old in lines and old != new]
     if len(out.splitlines()) != len(first.splitlines()):
@@ -90,7 +92,7 @@ def compare(row: dict[str, Any], what: str, first: str, lines: set[str], out: st
 
 
 def check(bench: Bench, row: dict[str, Any]) -> None:
-    """Check everything, and fill in the row."""
+    """Run all steps, and fill in the row."""
     trace, listing = bench.folder / "operations.mp", bench.folder / "listing.mp"
     first, _ = bench.run([*bench.hook(trace.name), *COMMAND], what="the recorded run")
     second, plain = measure(bench, COMMAND, [], "lazy", "the original, lazily")
@@ -133,7 +135,7 @@ def main(words: list[str] | None = None) -> int:
         bench = Bench(Path(temporary), args.seconds, args.device, results.parent)
         if args.device == "sim":
             COMMAND.append("cpu")
-            os.environ["GPT_SIM_RUN"] = "none"  # its libraries have only cubins
+            os.environ["GPT_SIM_RUN"] = "none"  # the libraries only have cubins
         try:
             check(bench, row)
         except (OutOfTime, RuntimeError) as error:

@@ -1,9 +1,10 @@
-"""Run gpt-hook ctl on the GPU: the cost for a program that accepts commands, and 8 threads and graphs during commands.
+"""Test gpt-hook ctl on a GPU: what it costs a program to accept commands, and whether commands disturb 8 threads and
+graphs.
 
     python tests/gpu/control.py [--device sim]
 
-Run by tests/gpu/run.sh. The program checks what its kernels compute; recording is turned on and off ten times a second,
-and probes are exchanged.
+Run by tests/gpu/run.sh. The program checks its kernels' results while recording is turned on and off ten times a
+second, and probes are exchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 DEVICE = "sim" if "sim" in sys.argv else "real"
 ROUNDS, TURNS = 9, 100
 WAYS: dict[str, list[str] | None] = {"bare": None, "--calls none": ["--calls", "none"], "--disabled": ["--disabled"]}
-SLOWER = 20  # ns that a launch may take longer disabled than with --calls none
+SLOWER = 20  # extra ns allowed per launch while disabled, compared with --calls none
 TIMES = r"""
 #include <time.h>
 static double now(void) {
@@ -66,7 +67,7 @@ def run(line: list[str]) -> dict[str, float]:
 
 
 def costs(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Return the ns per call by function and way, for each round."""
+    """Return the ns per call for each function and mode, one value per round."""
     program = hooked.compile_c(folder / "times", TIMES)
     found: dict[str, dict[str, list[float]]] = {}
     for _ in range(ROUNDS):
@@ -80,7 +81,7 @@ def costs(folder: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def stress(folder: Path, source: str, check: Callable[[hooked.Trace, dict], list[str]]) -> dict[str, Any]:
-    """Toggle probes during a run. Return the number of launches, the faults, and when the first probes came."""
+    """Toggle probes during a run. Return the number of launches, the faults, and when the first probes were in use."""
     program = probing.build(folder, source)
     more = {"arguments": (probing.PTX,), "device": DEVICE, "XDG_CACHE_HOME": str(folder / "cache")}
     server = controlling.Server(folder / "t.mp", program, "--disabled", **more)

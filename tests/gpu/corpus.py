@@ -1,14 +1,14 @@
 """Run the kernels of tests/tally/corpus and random straight-line programs on a real GPU and the simulated device.
 
-Each kernel's results are compared with the same computation in Python, and the GPU's results with the simulated
-device's, bit for bit where PTX defines the bits. Random programs are compared with exact arithmetic.
+Each kernel's results are compared with a Python version of it, and the GPU's results with the simulated device's, bit
+for bit where PTX defines the bits. Random programs are compared with exact arithmetic.
 
     corpus.py [FOLDER]            take the sources' PTX from FOLDER, or compile it with nvcc, which needs g++
     corpus.py --compile FOLDER    only compile it, into FOLDER
 
-The kernels run once more with every built-in probe in them, on the GPU alone. `--programs N` sets the number of
-programs, `--device FOLDER` takes another libcuda.so.1 in place of the GPU's, `--no-woven` leaves the probes out. All
-results are in corpus.json in GPT_GPU_OUT.
+Each kernel also runs with every built-in probe, on the GPU only. `--programs N` sets the number of random programs,
+`--device FOLDER` uses another libcuda.so.1 in place of the GPU's, and `--no-woven` leaves the probes out. All results
+are in corpus.json in GPT_GPU_OUT.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def compile_all(folder: Path) -> None:
 
 
 def make(ptx: bytes) -> bytes:
-    """Return what the simulated device runs for this PTX; b"" for no PTX."""
+    """Return the object that the simulated device runs for this PTX, or b"" without PTX."""
     if not ptx:
         return b""
     return Host(Options()).make(ptx, "corpus", HostTarget()).image
@@ -71,7 +71,7 @@ def kernels(folder: Path) -> Iterator[tuple[Launch, str, bytes]]:
 
 
 def compare(launch: Launch, theirs: Answer, ours: Answer) -> tuple[str, str]:
-    """Compare the results of a GPU and of the simulated device; return a verdict and its text."""
+    """Compare the results of a GPU and of the simulated device; return a verdict and an explanation."""
     if launch.fault:
         return ("fault", f"GPU: {theirs}") if isinstance(ours, str) else ("WRONG", "no fault on the simulated device")
     said = []

@@ -35,7 +35,7 @@ def main() -> int:
                 "ours, simulated device": OURS.parent,
             }
             for way, libraries in ways.items():
-                if way == "ours, simulated device":  # its kernels are PTX
+                if way == "ours, simulated device":  # the kernels are PTX
                     subprocess.run([*line[:3], "-arch=compute_80", *line[4:]], check=True)
                 env = os.environ | {"LD_LIBRARY_PATH": str(libraries)}
                 done = subprocess.run([program], env=env, capture_output=True, text=True)

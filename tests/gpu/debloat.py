@@ -1,17 +1,18 @@
-"""Slim stock PyTorch and JAX to a workload's code: sizes, identical output, start-up and memory, on a real GPU.
+"""Slim stock PyTorch and JAX to the code of a workload; compare sizes, output, start-up time and memory on a real GPU.
 
     python3 tests/gpu/debloat.py [--seconds 560] [--rounds 3] [--quick] [mlp generate resnet train compile jax apply]
 
-Run by hand where torch is installed. Each workload is recorded once. Its libraries are slimmed by whole elements (as
-Negativa-ML does), by zeroing kernels, and by dropping kernels wherever they are (--scan). Each set runs in place of the
-installed ones (gpt-hook --replace), lazily and eagerly loaded, interleaved with the original, and its output is
-compared with the original's. Last, gpt-debloat --check starts anew. `apply` does the same to a copy of the environment
-in place, and undoes it (tests/gpu/inplace.py).
+Run this by hand where torch is installed. Each workload is recorded once. Its libraries are then slimmed in three ways:
+by removing whole elements (as Negativa-ML does), by zeroing kernels, and by removing kernels in all places (--scan).
+The workload runs with each set in place of the installed libraries (gpt-hook --replace), loading code lazily and
+eagerly, interleaved with runs of the original, and its output is compared with the original's. Finally, `gpt-debloat
+--check` does it all from the start. `apply` slims a copy of the environment in place and undoes that
+(tests/gpu/inplace.py).
 
-After every step the results go to GPT_GPU_OUT/debloat.json. They replace the rows of that workload; rows of other
-workloads stay, at first those in docs/figures/gpu. So each call can measure one workload. If the time runs out
-(`--seconds`, from the start), the row says what's missing. `--quick` measures only the original and the last set; the
-row's other figures stay. The recorded traces are kept beside the results.
+Results are written to GPT_GPU_OUT/debloat.json after every step. A workload's rows replace its old ones; other rows
+stay, and initially come from docs/figures/gpu, so each call can measure one workload. If time runs out (`--seconds`,
+counted from the start), the row says what's missing. `--quick` only measures the original and the last set, and keeps
+the row's other figures. The recorded traces are kept next to the results.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), str(HERE)]  # by these names alone: another `tests` may be installed
+# Import these files by name alone: another package called `tests` may be installed.
+sys.path[:0] = [str(ROOT), str(HERE)]
 
 import inplace  # noqa: E402
 from table import sizes  # noqa: E402
@@ -50,19 +52,19 @@ KINDS = {  # options of gpt-extract, gpt-locate and gpt-patch
     "drop": ("--scan", "--granularity kernel", "--kernels drop"),
 }
 
-# torch.compile's results are kept between runs of the original and the other sets, because this measures libraries, not
-# the compiler. gpt-debloat --check compiles again, before and after.
+# Keep torch.compile's results between runs of the original and of the slimmed sets, because this measures libraries,
+# not the compiler. gpt-debloat --check compiles again, both times.
 ANEW = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
 Facts = dict[str, Any]
 
 
 class OutOfTime(Exception):
-    """The time is over; the steps so far are done."""
+    """Raised when time is up; completed steps are kept."""
 
 
 class Bench:
-    """Runs commands with this checkout's executables on PATH until the time is over."""
+    """Runs commands with this checkout's executables on PATH, until time is up."""
 
     def __init__(self, folder: Path, seconds: float, device: str, keep: Path) -> None:
         self.folder, self.device, self.keep = folder, device, keep
@@ -106,7 +108,7 @@ class Bench:
 
 
 def slim(bench: Bench, trace: Path, folder: Path, kind: str) -> dict[str, Any]:
-    """Run the pipeline; return its records in numbers: bytes before and after."""
+    """Run the pipeline; return the byte counts in its records, before and after."""
     extract, locate, patch = KINDS[kind]
     line = (
         f"gpt-extract {extract} --loaded '{trace}' | gpt-locate --used '{trace}' {locate} | "
@@ -127,17 +129,19 @@ def measure(bench: Bench, command: list[str], options: list[str], loading: str, 
 
 
 def medians(runs: list[Facts]) -> Facts:
-    """Return the median of each fact, and the seconds of each run."""
+    """Return the median of each figure, and the seconds of each run."""
     middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
     return middle | {"each": [run["seconds"] for run in runs]}
 
 
 def workload(bench: Bench, name: str, row: dict[str, Any], rounds: int, quick: bool) -> Iterator[None]:
-    """Do one workload, and put each step's result into its row. If all code is loaded eagerly, one round must do."""
+    """Run all steps of one workload, and add each result to its row. When all code is loaded eagerly, there's a single
+    round.
+    """
     command = WORKLOADS[name]
     trace = bench.folder / f"{name}.mp"
     out, _ = bench.run([*bench.hook(trace.name), *command], what="the recorded run")
-    for path in (trace, *bench.folder.glob(f"{trace.name}.*")):  # the other processes' too
+    for path in (trace, *bench.folder.glob(f"{trace.name}.*")):  # including the traces of other processes
         with gzip.open(bench.keep / f"{path.name}.gz", "wb", 1) as kept:
             kept.write(path.read_bytes())
     row |= {"runs": {}, "sizes": {}, "same": True}
@@ -175,7 +179,7 @@ def shown(facts: dict[str, Any]) -> list[str]:
 
 
 def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
-    """Put a row in the place of the row with its name, or last. Figures that the new row lacks are kept."""
+    """Replace the row with this name, or append it. Figures that the new row lacks are kept."""
     names = [old["name"] for old in rows]
     place = names.index(row["name"]) if row["name"] in names else len(rows)
     for old in rows[place : place + 1]:

@@ -1,9 +1,9 @@
-"""Check --detail and histograms in shared memory, and what they cost: `python tests/gpu/detail.py [--device sim]`.
+"""Check --detail and histograms in shared memory, and measure their cost: `python tests/gpu/detail.py [--device sim]`.
 
-detail.cu launches one kernel, alone and as nodes of a graph. It runs plain, with block_sched and gmem_bytes in full
-detail and with --detail 2, and with a histogram, both where there's room in shared memory and where there's none.
-All sums must be right in each launch. The table has us per launch and per graph, the median of ROUNDS, with the bytes
-of the trace and its buffers. "plain again" shows by how much equal runs differ.
+detail.cu launches one kernel, both directly and as graph nodes. It runs plain; with block_sched and gmem_bytes, in full
+detail and with --detail 2; and with a histogram, with enough free shared memory for it and without. All sums must be
+right in each launch. The table shows us per launch and per graph, the median of ROUNDS, and the size of the trace and
+its buffers. The row "plain again" shows how much identical runs differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 ROUNDS, THREADS = 5, 256
 BOTH = ("-p", "block_sched", "-p", "gmem_bytes")
 HISTOGRAM = ("-p", str(HERE / "light_histogram.toml"))
-NONE = 49152  # bytes of dynamic shared memory that leave no room
+NONE = 49152  # bytes of dynamic shared memory, after which there's no room for a histogram
 RUNS: dict[str, tuple[tuple[str, ...] | None, int]] = {
     "plain": (None, 0),
     "plain again": (None, 0),
@@ -42,7 +42,7 @@ RUNS: dict[str, tuple[tuple[str, ...] | None, int]] = {
 
 
 def check(trace: Path, name: str, launches: int, blocks: int) -> list[str]:
-    """Return what's wrong with a trace: a launch of the kernel reads and writes 4 bytes in each thread."""
+    """Return what's wrong with a trace, given that each thread of the kernel reads and writes 4 bytes."""
     probes, found, rooms, wrong = Probes(trace.parent), 0, set[bool](), []
     reduced = 0
     with open(trace, "rb") as file:

@@ -1,10 +1,11 @@
-"""Generate tokens with a transformer of GPT-2's size: the program on which gpt-hook is measured, and an example.
+"""Generate tokens with a transformer of GPT-2's size. gpt-hook's cost is measured on this program; it's also an
+example.
 
     gpt-hook run -o trace.mp -- python tests/gpu/generate.py [--tokens 20] [--passes 1] [--mode eager|graph|compile]
     gpt-analyze summary trace.mp
 
-Weights are random, from a fixed seed (124 million parameters, half precision). Prints the tokens, and with
---passes N the milliseconds a token takes: the median over N repetitions of the whole generation.
+Weights are random, from a fixed seed (124 million parameters, half precision). Prints the tokens and, with --passes N,
+the milliseconds per token: the median over N repetitions of the whole generation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LAYERS, WIDTH, HEADS, WORDS, CONTEXT = 12, 768, 12, 50257, 256
 
 
 class Block(nn.Module):
-    """Attention over a cache of keys and values, and the two dense layers."""
+    """Attention over a key-value cache, and the two dense layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens and their positions to the next token."""
+    """A model that predicts the next token from tokens and their positions."""
 
     def __init__(self) -> None:
         super().__init__()

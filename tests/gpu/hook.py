@@ -1,9 +1,9 @@
-"""Run gpt-hook on a real GPU: every framework gives the same output, is recorded completely, and the cost is measured.
+"""Test gpt-hook on a real GPU: every framework gives the same output and is recorded completely. Measure its cost.
 
     python tests/gpu/hook.py [programs] [calls] [latency] [loop] [start]
 
-Run by tests/gpu/run.sh; builds the runtime itself (cc). Frameworks that are not installed are skipped and said so.
-Raw figures go to hook.json, the trace of a generation to generate.mp.
+Run by tests/gpu/run.sh; builds the runtime itself (with cc). Frameworks that aren't installed are skipped and reported
+as skipped. Raw figures go to hook.json, and the trace of a generation to generate.mp.
 """
 
 from __future__ import annotations
@@ -210,12 +210,12 @@ def read(trace: Path) -> list[dict[str, Any]]:
 
 
 def processes(trace: Path) -> list[Path]:
-    """Return the traces of a command: NAME, and NAME.PID of its other processes."""
+    """Return a command's traces: NAME, and NAME.PID for its other processes."""
     return [trace, *trace.parent.glob(f"{trace.name}.*")]
 
 
 def look(trace: Path) -> dict[str, Any]:
-    """Return counts of what a command's traces hold."""
+    """Return counts of the records in a command's traces."""
     from tests.runtime.hooked import Trace
 
     total: Counter[str] = Counter()
@@ -239,7 +239,9 @@ def look(trace: Path) -> dict[str, Any]:
 
 
 def look_at_times(trace: Path) -> dict[str, Any]:
-    """Return how many rows of a trace should have GPU times, how many do, and whether the times make sense."""
+    """Return how many rows of a trace should have GPU times, how many have them, and whether the times
+    are plausible.
+    """
     from tests.runtime.hooked import Trace, rows
 
     total: Counter[str] = Counter()
@@ -265,7 +267,7 @@ def look_at_times(trace: Path) -> dict[str, Any]:
 
 
 def see(folder: Path) -> Iterator[dict[str, Any]]:
-    """Run each framework bare and under the hook; yield whether the output is equal, and the trace's counts."""
+    """Run each framework plain and under the hook; yield whether the output is equal, and the trace's counts."""
     for name, command in programs(folder).items():
         row: dict[str, Any] = {"program": name}
         traces = Path(tempfile.mkdtemp(dir=folder))
@@ -287,9 +289,9 @@ def see(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def alternate(ways: dict[str, list[str]], pattern: str, rounds: int) -> dict[str, list[float]]:
-    """Run the ways interleaved; return the matches of `pattern` in the output of each run."""
+    """Run the variants interleaved; return the matches of `pattern` in each run's output."""
     found: dict[str, list[float]] = {way: [] for way in ways}
-    cores = set(sorted(os.sched_getaffinity(0))[:4])  # always the same ones, for a loop on one core
+    cores = set(sorted(os.sched_getaffinity(0))[:4])  # the same cores every time, for a loop that uses one of them
     for number in range(rounds):
         for way in list(ways) if number % 2 else list(ways)[::-1]:
             out, seconds = execute(ways[way], cores)
@@ -319,7 +321,7 @@ def cost_of_calls(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
 
 
 def latency_of_a_launch(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Measure percentiles over many launches, with a synchronization after each 500."""
+    """Measure percentiles of the latency of many launches, with a synchronization after every 500."""
     from tests.bench.latency import measure
 
     for name, ways in measure(folder, "real").items():
@@ -341,7 +343,7 @@ def cost_of_a_loop(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
 
 
 def cost_of_a_start(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Measure PyTorch's start, until its first kernel has run."""
+    """Measure PyTorch's start-up time, up to the end of its first kernel."""
     if find_spec("torch"):
         bare = [sys.executable, "-c", "import torch; print(torch.ones(4, device='cuda').sum().item())"]
         ways = {"bare": bare, "recorded": hooked(folder / "t.mp", bare)}

@@ -1,4 +1,4 @@
-"""Test --ioctl with the real driver: its escapes have names, and parents if a driver call made them."""
+"""Test --ioctl with the real driver: requests have names, and parents if a driver call made them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ int main(void) {
 
 
 def main() -> None:
-    """Print how often each escape was called; exit with 1 if an expected one is missing."""
+    """Print how often each request was made; exit with 1 if an expected one is missing."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = hooked.compile_c(folder / "client", SOURCE)

@@ -1,4 +1,5 @@
-"""Run gpt-trace on a GPU with the programs of tests/inference, the model also in PyTorch. All give the same tokens.
+"""Run gpt-trace on a GPU with the programs of tests/inference, one of them also in PyTorch. All must generate the same
+tokens.
 
 .venv/bin/python tests/gpu/inference.py [--device sim]      # on the simulated device, only the programs without PyTorch
 """

@@ -1,9 +1,10 @@
-"""Run gpt-debloat --apply on an environment of real libraries, and --restore; tests/gpu/debloat.py calls it `apply`.
+"""Test gpt-debloat --apply and --restore on an environment of real libraries. tests/gpu/debloat.py calls this as
+`apply`.
 
-A copy of the packages with CUDA's libraries (ENVIRONMENT) comes first on PYTHONPATH, so the installed ones are never
-touched. The copy is slimmed in place and restored three times: the libraries that one workload loads, with --check; all
-of them (-r) with that workload's trace; and once more, killed in the middle. Each time the workload must print the same
-as before, and --restore must bring back every file: contents, mode, owner, time, links.
+PYTHONPATH begins with a copy of the packages with CUDA's libraries (ENVIRONMENT), so the installed ones are never
+touched. The copy is slimmed in place and restored three times: the libraries that one workload loads, with --check;
+then all libraries (-r), with that workload's trace; then all libraries again, but killed half-way. Each time the
+workload must print the same as before, and --restore must restore every file: contents, mode, owner, time, links.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Tree = dict[str, tuple[Any, ...]]
 
 
 def describe(path: Path) -> tuple[Any, ...]:
-    """Return all that must stay the same about a file, a folder or a link."""
+    """Return every property of a file, folder or link that must stay the same."""
     status = path.lstat()
     facts = stat.filemode(status.st_mode), status.st_uid, status.st_gid
     if path.is_symlink():
@@ -59,7 +60,7 @@ def differences(before: Tree, after: Tree) -> list[str]:
 
 
 def size(found: Tree) -> int:
-    """Return the bytes of files, without the backups."""
+    """Return the total size of the files, without backups."""
     return sum(facts[5] for name, facts in found.items() if len(facts) > 5 and not name.endswith(".gpt-orig"))
 
 
@@ -74,7 +75,7 @@ def copy(bench: Bench, site: Path) -> None:
 
 
 def check(bench: Bench, row: dict[str, Any]) -> Iterator[None]:
-    """Do everything, and put each step's result into a row."""
+    """Run all steps, and add each result to a row."""
     site = bench.folder / "site"
     copy(bench, site)
     original = tree(site)
@@ -84,7 +85,7 @@ def check(bench: Bench, row: dict[str, Any]) -> Iterator[None]:
     out, _ = bench.run([*bench.hook(trace.name), *COMMAND], what="the recorded run")
     yield
 
-    plain = bench.hook("plain.mp") if bench.device == "sim" else []  # which only the hook puts in front
+    plain = bench.hook("plain.mp") if bench.device == "sim" else []  # only the hook can put the simulated driver first
 
     def finish(name: str, start: float, *restore: str) -> None:
         """Check the environment, run the workload in it, restore it, and check it again."""
@@ -92,7 +93,7 @@ def check(bench: Bench, row: dict[str, Any]) -> Iterator[None]:
         slim = tree(site)
         lists = (bench.folder / "state" / "gpt" / "applied").glob("*")
         replaced = {os.fsdecode(path) for one in lists for path in one.read_bytes().split(b"\0") if path}
-        elsewhere = {path for path in replaced if not path.startswith(f"{site.resolve()}/")}  # installed ones
+        elsewhere = {path for path in replaced if not path.startswith(f"{site.resolve()}/")}  # files outside the copy
         found = bench.run([*plain, *COMMAND], what=f"the workload after {name}")[0]
         undo = ["sh", "-c", 'gpt-debloat --restore "$@" || test $? -eq 4', "sh", *restore]  # 4: nothing was applied
         said = bench.run(undo, what=f"restoring {name}")[0]

@@ -2,8 +2,9 @@
 
     python tests/gpu/killed.py [--device sim] [KILLS]
 
-All launches that had ended 200 ms before the kill should be there. `ended` counts them, `there` counts launches with
-complete buffers, and `missing` the difference. `last` is how long before the kill the last complete launch ended.
+All launches that ended at least 200 ms before the kill should be in the trace. `ended` counts them, `there` counts
+launches with complete buffers, and `missing` is the difference. `last` is the time between the end of the last complete
+launch and the kill.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DEVICE = "sim" if "sim" in sys.argv else "real"
 
 
 def main() -> int:
-    """Kill several runs of each kind, and write the numbers."""
+    """Kill several runs of each kind, and write the figures."""
     kills = int(sys.argv[-1]) if sys.argv[-1].isdigit() else 5
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,12 @@
-"""Measure what probes cost in kernels that nobody tuned them for: six Triton kernels, with and without each probe.
+"""Measure the cost of probes in six Triton kernels that they weren't tuned for: each kernel runs with and without each
+probe.
 
     light.py make OUT NAME=CHECKOUT...    weaves with the probes and weaver of each checkout; needs triton, but no GPU
     light.py run OUT                      runs the results on the first GPU, and prints a table; needs only numpy
 
-The kernels and shapes are fixed here. A time is 20 launches in a row, between two events. Each round times all
-versions of a kernel one after the other, in a changing order, and the figure is the median of the rounds. A plain
-kernel is loaded twice; smaller differences than the one between its two medians mean nothing.
+Kernels and shapes are fixed here. A time covers 20 launches in a row, between two events. Each round times all
+versions of a kernel one after the other, in varying order; the result is the median over the rounds. The plain kernel
+is loaded twice, and differences smaller than the one between its two medians mean nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 THREE = ("block_sched", "gmem_bytes", "tensorop_count")
-SAMPLED = (("bank_conflict",), ("program_progress",), ("warp_progress",))  # where most blocks or warps are left out
+# These are also measured with most blocks or warps left out.
+SAMPLED = (("bank_conflict",), ("program_progress",), ("warp_progress",))
 MAPS = tuple((str(Path(__file__).with_name(f"light_{kind}.toml")),) for kind in ("histogram", "table"))
 PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("tensorop_count",), THREE, *SAMPLED, *MAPS)
 ROUNDS, TIMES = 40, 20
 N = 1 << 24
-SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p for a buffer of N elements
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments; `p` is a buffer of N elements
     "vadd": ((N // 1024,), ("p", "p", "p", N)),
     "gather": ((N // 256,), ("p", "i", "p", N)),
     "softmax": ((8192,), ("p", "p", 1024, 1000)),
@@ -69,12 +71,12 @@ def told_as(probe: str) -> str:
 
 
 def is_aligned(argument: Any) -> bool:
-    """Return whether Triton's own launcher would let the kernel rely on multiples of 16 here."""
+    """Return whether Triton's launcher would mark this argument as a multiple of 16 for the compiler."""
     return isinstance(argument, str) or (isinstance(argument, int) and argument % 16 == 0)
 
 
 def make(out: Path, checkouts: dict[str, str]) -> None:
-    """Compile the kernels, weave them, and keep cubins with the sizes of their buffers."""
+    """Compile the kernels, weave the probes, and save the cubins and their buffer sizes."""
     sys.path.insert(0, str(ROOT))
     import triton
     from triton.backends.compiler import GPUTarget
@@ -109,7 +111,7 @@ def make(out: Path, checkouts: dict[str, str]) -> None:
         versions["plain", ()] = versions["plain2", ()] = (assemble(ptx), [])
         for probes in PROBES:
             for name, checkout in checkouts.items():
-                env = os.environ | {"PYTHONPATH": checkout}  # goes before this Python's own package
+                env = os.environ | {"PYTHONPATH": checkout}  # has precedence over the installed package
                 task = pickle.dumps((ptx, meta.name, probes))
                 line = [sys.executable, "-c", WEAVE]
                 done = subprocess.run(line, input=task, capture_output=True, env=env, check=True, cwd=checkout)
@@ -122,7 +124,7 @@ def make(out: Path, checkouts: dict[str, str]) -> None:
 
 
 class Gpu:
-    """The first GPU, through the driver API alone."""
+    """The first GPU, used through the driver API alone."""
 
     def __init__(self) -> None:
         self.lib = ctypes.CDLL("libcuda.so.1")

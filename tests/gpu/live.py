@@ -1,9 +1,9 @@
-"""Run tests of probes in running programs with NVIDIA's driver in the simulated device's place.
+"""Run tests of probes in running programs on NVIDIA's driver in place of the simulated device.
 
     python tests/gpu/live.py [FILE ...]
 
-Only tests that start their programs with `hooked.run` and ask nothing of the simulated device can be run this way.
-Needs pytest.
+This only works for tests that start their programs with `hooked.run` and don't rely on the simulated device. Needs
+pytest.
 """
 
 from __future__ import annotations

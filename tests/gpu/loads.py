@@ -1,8 +1,8 @@
-"""Load PTX that no driver can compile, and compare the statuses and error logs.
+"""Load PTX that no driver can compile, and compare status codes and error logs.
 
-`python tests/gpu/loads.py` prints them for the installed driver, real or simulated, and compares the statuses with the
-simulated device's (tests/runtime/test_sim_load.py). In cuLinkAddData a driver may refuse earlier than the simulated
-device, which checks linked code as a whole.
+`python tests/gpu/loads.py` prints them for the installed driver, real or simulated, and compares the status codes with
+the simulated device's (tests/runtime/test_sim_load.py). In cuLinkAddData, a real driver may report an error
+earlier than the simulated device, which checks linked code as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.runtime.driving import begin, cu, ok
 
 KERNEL = ".visible .entry k()\n{\n    .reg .b32 %r<2>;\n    .reg .b64 %d<2>;\n    REST\n    ret;\n}\n"
-CASES = {  # name: version, target, what the kernel does, the status
+CASES = {  # name -> version, target, body of the kernel, expected status
     "good": ("7.0", "sm_70", "", 0),
     "unknown instruction": ("7.0", "sm_70", "frob.b32 %r1, 5;", 218),
     "register of another size": ("7.0", "sm_70", "add.u32 %r1, %r1, %d1;", 218),
@@ -28,7 +28,7 @@ CASES = {  # name: version, target, what the kernel does, the status
 
 
 def load(text: str) -> tuple[int, int, str]:
-    """Return the statuses of cuModuleLoadDataEx and of a link, and the log of the former."""
+    """Return the status codes of cuModuleLoadDataEx and of a link, and the log of the former."""
     log, data = create_string_buffer(2000), text.encode() + b"\0"
     kinds, values = (c_int * 2)(5, 6), (c_void_p * 2)(addressof(log), 2000)
     status = cu.cuModuleLoadDataEx(byref(c_void_p()), data, 2, kinds, values)
@@ -41,7 +41,7 @@ def load(text: str) -> tuple[int, int, str]:
 
 
 def main() -> int:
-    """Run all cases; return 1 if a status differs."""
+    """Run all cases; return 1 if a status code differs."""
     begin()
     differ = 0
     for name, (version, target, rest, wanted) in CASES.items():

@@ -1,9 +1,9 @@
-"""Time a kernel's first look-up under gpt-hook -p with a cold, a warm and a cached pipeline, and ptxas alone.
+"""Time a kernel's first look-up under gpt-hook -p, with a cold, a warm and a cached pipeline, and time ptxas alone.
 
     python tests/gpu/lookup.py [--device sim]
 
-Run by tests/gpu/run.sh. On the simulated device the pipeline's cubins aren't loaded, so only the way to
-ptxas and back is measured.
+Run by tests/gpu/run.sh. On the simulated device, the pipeline's cubins aren't loaded, so only the time until ptxas is
+done is measured.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 SIM = "sim" in sys.argv
 SIZES = (20, 200)  # KB of PTX
-KERNELS = 8  # modules with a kernel each, of a size
+KERNELS = 8  # modules of each size, with one kernel each
 PROBES = ("block_sched", "gmem_bytes")
-SLOWER, CACHED = 150, 5  # ms: a warm look-up at most above ptxas's own time, and a cached one
+SLOWER, CACHED = 150, 5  # limits in ms: a warm look-up beyond the time of ptxas itself, and a cached look-up
 Row = dict[str, Any]
 
 # Loads the module of each file and looks up its kernel; prints the milliseconds of each look-up.
@@ -49,7 +49,7 @@ for path in sys.argv[1:]:
 """
 
 
-# The same with a module linked by the driver, whose output has no PTX.
+# Do this with modules linked by the driver, whose output has no PTX.
 LINKED = PROGRAM.replace(
     "    ok(cuda.cuModuleLoadData(ctypes.byref(module), text))\n",
     "    state, image = ctypes.c_void_p(), ctypes.c_void_p()\n"
@@ -80,10 +80,10 @@ def write_kernel(path: Path, size: int, seed: int) -> None:
 
 
 def look_up(files: list[Path], probe: str, folder: Path, keep: str = "", program: str = PROGRAM) -> list[float]:
-    """Return the time of each look-up of a run, in ms."""
+    """Return the time of each look-up in a run, in ms."""
     env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "GPT_KEEP": keep}
     env["PATH"] = f"{ROOT / 'bin'}{os.pathsep}{ROOT / '.venv' / 'bin'}{os.pathsep}{env['PATH']}"
-    env |= {"GPT_SIM_RUN": "none"}  # don't measure its own compiler
+    env |= {"GPT_SIM_RUN": "none"}  # don't measure the simulated device's compiler
     line = [HOOK, "run", "-q", "-f", "-o", folder / "t.mp", "--wait", "300"]
     if SIM:
         pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p {probe} | gpt-asm --arch sm_90"
@@ -142,7 +142,7 @@ def measure(probe: str, size: int, tool: tuple[str, str], folder: Path) -> Row:
 
 
 def check_linked(folder: Path) -> bool:
-    """Return whether the PTX of a linked kernel is found again."""
+    """Return whether the hook finds the PTX of a linked kernel."""
     path = folder / "linked.ptx"
     write_kernel(path, 1, 0)
     look_up([path], "block_sched", folder, str(folder / "kept"), LINKED)

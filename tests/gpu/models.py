@@ -1,4 +1,6 @@
-"""PyTorch workloads, each a function from a device to numbers: a perceptron, ResNet-50, training steps."""
+"""PyTorch workloads: a perceptron, ResNet-50, training steps. Each is a function that takes a device and returns
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def perceptron() -> nn.Module:
 
 
 def infer(model: nn.Module, device: str, *shape: int) -> torch.Tensor:
-    """Return the outputs for random numbers of this shape."""
+    """Return the model's outputs for random input of this shape."""
     with torch.inference_mode():
         return model.to(device).eval()(torch.randn(*shape).to(device))
 

@@ -1,9 +1,9 @@
-"""Run Neutrino's commands from its notebooks on the GPU, with Triton kernels and kernels made by torch.compile.
+"""Run the commands of Neutrino's notebooks on the GPU, with Triton kernels and kernels made by torch.compile.
 
     python tests/gpu/neutrino.py [PART ...]
 
-Run by tests/gpu/run.sh; needs torch and triton. Programs print digests of their results, which must be the same as
-without probes. Each folder is read by its own generated reader, and its sums must equal closed forms.
+Run by tests/gpu/run.sh; needs torch and triton. Programs print digests of their results, which must be the same with
+and without probes. Each result folder is read by its own generated reader, and its sums must equal closed forms.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FILTERED = "distribution:copy"
 
 
 def run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command from the notebook, in its folder."""
+    """Run a command of the notebook, in its folder."""
     env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "TRITON_CACHE_DIR": str(folder / "cache")}
     line = [str(word) for word in words]
     return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=1800, check=False)
@@ -71,7 +71,7 @@ def events(folder: Path, begin: str) -> list[str]:
 
 
 class Checks:
-    """The checks so far, and which of them failed."""
+    """The results of the checks so far."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -109,7 +109,7 @@ def first_steps(folder: Path, checks: Checks) -> None:
 
 
 def sums(folder: Path, checks: Checks) -> None:
-    """Run gmem_bytes on a kernel that writes a matrix, and draw its accesses."""
+    """Run gmem_bytes on a kernel that writes a matrix, and plot its accesses."""
     (folder / "zeros.py").write_text(ZEROS)
     done = run(folder, "neutrino", "-p", "gmem_bytes", "-k", "zeros", sys.executable, "zeros.py")
     found = [line for line in done.stdout.splitlines() if line.startswith("gmem_bytes")]
@@ -120,7 +120,7 @@ def sums(folder: Path, checks: Checks) -> None:
 
 
 def slowdown(folder: Path, checks: Checks) -> None:
-    """Run the loop over METRICS and COMMANDS."""
+    """Run the notebook's loop over METRICS and COMMANDS."""
     for metric in ("block_sched", "tensorop_count", "gmem_bytes"):
         shutil.copy(TOOLS / f"{metric}.toml", folder)
         words = ["--benchmark", "-p", f"./{metric}.toml", "--filter", FILTERED, sys.executable, WORKLOAD, "triton"]
@@ -134,7 +134,7 @@ def slowdown(folder: Path, checks: Checks) -> None:
 
 
 def memory(folder: Path, checks: Checks) -> None:
-    """Run the loop over MODELS and TESTS, on modules made by torch.compile."""
+    """Run the notebook's loop over MODELS and TESTS, on modules compiled by torch.compile."""
     for test in ("block_sched", "gmem_bytes", "tensorop_count", "dmat"):
         done = run(folder, "neutrino", "-p", test, "--memusage", sys.executable, WORKLOAD, "decode")
         most = 0
@@ -142,13 +142,13 @@ def memory(folder: Path, checks: Checks) -> None:
             path = folder / line.strip().split(" ")[-1]
             if "[info] trace in" in line:
                 most = max([most, *(int(found.split(" ")[2]) for found in events(path, "[exec] probe-mem"))])
-        needs = test != "tensorop_count"  # matrices are multiplied by cuBLAS alone here
+        needs = test != "tensorop_count"  # here only cuBLAS multiplies matrices
         checks.add(f"-p {test} --memusage", done.returncode == 0 and (most > 0) == needs, most=most)
 
 
 def results(folder: Path, checks: Checks) -> None:
     """Check that programs compute the same with probes."""
-    for what, *steps in (("triton",), ("decode", "4", "4")):  # each launch with probes becomes a file
+    for what, *steps in (("triton",), ("decode", "4", "4")):  # each probed launch becomes a file
         program = sys.executable, WORKLOAD, what, *steps
         bare = run(folder, *program)
         done = run(folder, "neutrino", "-p", "block_sched", "--trace", f"same-{what}", *program)

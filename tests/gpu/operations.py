@@ -1,9 +1,9 @@
-"""Run operations whose code is in the libraries' own containers; tests/gpu/containers.py uses slimmed libraries.
+"""Run operations whose code is in containers of the libraries' own; tests/gpu/containers.py slims these libraries.
 
     python tests/gpu/operations.py [cuda|cpu]
 
-Prints a line for each operation: its name and a digest of all bytes of its result, or the error. Standard error gets
-the resources that the process used, as in workload.py. Inputs come from fixed seeds.
+Prints one line per operation: its name, and a digest of all bytes of its result, or the error. Standard error gets the
+resources that the process used, as in workload.py. Inputs come from fixed seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Operation = Callable[[], Tensor]
 
 
 def random(*shape: int, type_: torch.dtype = torch.float32, device: str = "cuda") -> Tensor:
-    """Return numbers that depend on the shape alone; small integers for integer types."""
+    """Return numbers that only depend on the shape; small integers for integer types."""
     numbers = torch.Generator().manual_seed(sum(shape))
     if type_ is torch.int8:
         return torch.randint(-8, 8, shape, generator=numbers, dtype=type_).to(device)
@@ -33,7 +33,9 @@ def random(*shape: int, type_: torch.dtype = torch.float32, device: str = "cuda"
 
 
 def transforms(device: str) -> Iterator[tuple[str, Operation]]:
-    """Yield cuFFT transforms: powers of two, small primes' products, primes, several dimensions, half precision."""
+    """Yield cuFFT transforms: powers of two, products of small primes, large primes, several dimensions, half
+    precision.
+    """
     for type_ in (torch.complex64, torch.complex128):
         for size in (8, 64, 1000, 1024, 4096, 6561, 16384, 109, 1009, 65537, 1 << 20):
             x = random(4, size, type_=type_, device=device)
@@ -52,7 +54,7 @@ def transforms(device: str) -> Iterator[tuple[str, Operation]]:
 
 
 def products(device: str) -> Iterator[tuple[str, Operation]]:
-    """Yield cuBLAS and cuBLASLt products: types, sizes that don't fill tiles, batches, biases, 8 bits."""
+    """Yield cuBLAS and cuBLASLt products: types, sizes that don't fill tiles, batches, biases, 8-bit integers."""
     types = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
     for type_ in types:
         for m, n, k in ((64, 64, 64), (128, 256, 512), (1, 1000, 768), (257, 129, 511), (1024, 1024, 1024), (3, 5, 7)):
@@ -121,7 +123,7 @@ def sparse(device: str) -> Iterator[tuple[str, Operation]]:
 
 
 def others(device: str) -> Iterator[tuple[str, Operation]]:
-    """Yield cuDNN, cuSOLVER and cuRAND operations, which share a process."""
+    """Yield cuDNN, cuSOLVER and cuRAND operations, all in one process."""
     for type_ in (torch.float32, torch.float16, torch.bfloat16):
         x = random(2, 32, 28, 28, type_=type_, device=device)
         w = random(64, 32, 3, 3, type_=type_, device=device)

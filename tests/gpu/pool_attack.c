@@ -1,11 +1,11 @@
 // Uses streams and graphs at random in several threads, for pool_attack.py: `pool_attack PTX SEED THREADS
 // MOST`.
 //
-// Each thread has its own array and three streams, one of which is the legacy stream or its default one, and
-// switches between them with events. It launches in several forms, captures, replays and destroys graphs,
-// destroys streams that have work, and checks its array now and then. Threads stop when the program's input
-// ends, or after MOST launches. Prints how many launches and replays there were; the GPU must have counted
-// as many kernels.
+// Each thread has its own array and three streams, one of which is the legacy stream or the thread's default
+// stream, and switches between them with events. It launches kernels in several ways, captures, replays and
+// destroys graphs, destroys streams that have work, and checks its array now and then. Threads stop when the
+// program's input ends, or after MOST launches. The program prints the numbers of launches and replays; the
+// GPU must have counted the same number of kernels.
 
 #include "sim.h"
 
@@ -23,7 +23,7 @@ struct attacker {
     unsigned dice, made;
     uint64_t items;
     void *streams[3], *stream, *event, *kept[KEPT];
-    bool per_thread; // its third stream is its own default stream
+    bool per_thread; // the third stream is the thread's default stream
     unsigned want[WORDS];
 };
 
@@ -98,7 +98,7 @@ static void make_graph(struct attacker *of) {
     OK(CALL(cuGraphDestroy)(graph));
     replay(of, exec);
     if (*place)
-        OK(CALL(cuGraphExecDestroy)(*place)); // it may run
+        OK(CALL(cuGraphExecDestroy)(*place)); // it may be running
     *place = exec;
 }
 
@@ -108,7 +108,7 @@ static void replay_kept(struct attacker *of) {
         replay(of, exec);
 }
 
-// It still has work, and the event comes after that.
+// The stream still has work; the event is recorded after it.
 static void replace_stream(struct attacker *of) {
     void *old = of->stream;
     if (is_default(of))
@@ -120,7 +120,7 @@ static void replace_stream(struct attacker *of) {
     for (int i = 0; i < 2; i++)
         if (of->streams[i] == old)
             OK(CALL(cuStreamCreate)(&of->streams[i],
-                                    1)); // captures allow no blocking streams beside the legacy one
+                                    1)); // with the legacy stream, captures allow only non-blocking streams
 }
 
 static void compare(struct attacker *of) {
@@ -153,7 +153,7 @@ static void *attack(void *number) {
     OK(CALL(cuEventCreate)(&of.event, 2));
     for (int i = 0; i < 2; i++)
         OK(CALL(cuStreamCreate)(&of.streams[i], 1));
-    of.streams[2] = (void *)(uintptr_t)(1 + roll(&of, 2)); // the legacy stream, or the thread's own
+    of.streams[2] = (void *)(uintptr_t)(1 + roll(&of, 2)); // the legacy or the per-thread default stream
     of.stream = of.streams[0];
     OK(CALL(cuMemcpyHtoDAsync_v2)(of.items, of.want, sizeof(of.want), of.stream));
     while (!stop && of.made < most)

@@ -1,10 +1,10 @@
-"""Attack probe buffers: use threads, streams and graphs at random while recording and probes are switched.
+"""Stress probe buffers: use threads, streams and graphs at random while recording and probes are switched on and off.
 
     python tests/gpu/pool_attack.py [--device sim] [--seconds S] [--seed N]
 
-pool_attack.c runs again and again with other options, until the time is over. In each round its results must be
-right, and each launch of a recorded period has its buffers, or is counted with a reason; none may be lost. A row of the
-table is a set of options. If a round goes wrong, its seed is printed.
+Runs pool_attack.c again and again with varying options, until time is up. In each round, results must be right, and
+each launch in a recorded period must have its buffers or be counted with a reason; none may be lost. The table has one
+row per set of options. If a round goes wrong, its seed is printed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def order(pid: int, *words: str) -> None:
 
 
 def toggle(server: controlling.Server, dice: random.Random, seconds: float) -> None:
-    """Turn recording on and off, and exchange the probes now and then."""
+    """Turn recording on and off, and change the probes now and then."""
     end, on = time.monotonic() + seconds, False
     while time.monotonic() < end and server.process.poll() is None:
         on = not on
@@ -93,7 +93,8 @@ def attack(folder: Path, program: Path, device: str, seed: int, seconds: float) 
                 toggle(server, dice, seconds)
             else:
                 time.sleep(seconds)
-            output, said = server.process.communicate(timeout=seconds + 120)  # it stops, or has launched enough
+            # The program has been told to stop, or has made enough launches.
+            output, said = server.process.communicate(timeout=seconds + 120)
         finally:
             server.process.kill()
         if server.process.returncode:

@@ -71,7 +71,9 @@ def read(trace: Path, wanted: str) -> tuple[Row, Counter[str]]:
 
 
 def check_runtime(found: Row, sums: Counter[str]) -> list[str]:
-    """Compare `scale` with its closed form: 8 bytes of global memory each way per thread, for 2^16 threads."""
+    """Compare the counts for `scale` with closed forms: each of 2^16 threads reads and writes 8 bytes
+    of global memory.
+    """
     wrong = []
     (name,) = {key.rsplit(".", 1)[0] for key in sums if "scale" in key}
     launches = found["probed"][name]
@@ -87,7 +89,7 @@ def check_runtime(found: Row, sums: Counter[str]) -> list[str]:
 
 
 def measure(part: str, folder: Path) -> Row:
-    """Measure one program bare, under gpt-hook, and with probes twice; the second time everything is cached."""
+    """Measure one program plain, under gpt-hook, and twice with probes; the second time, everything is cached."""
     env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton"),
                         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}  # fmt: skip
     program: list[str | Path] = [sys.executable, "probe_workload.py", part]

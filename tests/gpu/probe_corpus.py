@@ -1,9 +1,10 @@
-"""Make the launches of tests/tally/launches.py under `gpt-hook run -p`, and check results and probe counts.
+"""Run the launches of tests/tally/launches.py under `gpt-hook run -p`, and check results and probe counts.
 
-    probe_corpus.py [FOLDER]      the PTX of the sources is in FOLDER, or nvcc, which needs g++, makes it
+    probe_corpus.py [FOLDER] take the sources' PTX from FOLDER, or compile it with nvcc, which needs g++
 
-One program makes all launches. It runs bare, with each built-in probe, and with several at once. Its results must equal
-the bare run's bit for bit, and the probes' counts and the addresses that `dmat` logs must be right for the sources.
+One program makes all launches. It runs plain, with each built-in probe, and with several at once. Its results must
+equal the plain run's bit for bit. The probes' counts, and the addresses that `dmat` logs, must be right for the
+sources.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ Key = tuple[Path, int]  # the trace, and the number of the launch
 
 
 def probe_sets() -> list[tuple[str, ...]]:
-    """Return each built-in probe, several, and all."""
+    """Return the sets of probes to run: each built-in probe alone, several together, and all."""
     return [*((name,) for name in woven.PROBES), SEVERAL, tuple(woven.PROBES)]
 
 
 def options(probes: Sequence[str], folder: Path) -> list[str | Path]:
-    """Return a -p for each probe, with small logs."""
+    """Return a -p option for each probe, with small logs."""
     found: list[str | Path] = []
     for name in probes:
         file = folder / f"{name}.toml"
@@ -55,7 +56,7 @@ def options(probes: Sequence[str], folder: Path) -> list[str | Path]:
 
 @dataclass
 class Recorded:
-    """The probed launches of a run, each with its maps and its parameters, by process and number."""
+    """A run's probed launches, each with its maps and parameters, by process and launch number."""
 
     maps: dict[Key, Maps] = field(default_factory=dict)
     launches: dict[Key, tuple[ProbedLaunch, str]] = field(default_factory=dict)
@@ -69,7 +70,7 @@ class Recorded:
         self.maps.setdefault(key, {})[buffer.map.name] = table(saved)
 
     def begin(self, path: Path) -> None:
-        """Take the parameters of all launches of a trace, before their buffers."""
+        """Read the parameters of all launches of a trace, before reading their buffers."""
         self.process = path
         for records in accounts.segments(path):
             layouts = {r["id"]: r["params"] for r in records if r["kind"] == "kernel" and "params" in r}
@@ -79,7 +80,9 @@ class Recorded:
                     self.params[path, record["id"]] = [data[p["offset"] : p["offset"] + p["size"]] for p in layout]
 
     def match(self, launches: Iterable[Named]) -> list[Key | None]:
-        """Return the key of each probed launch. Launches of one kernel and shape were all probed, or none."""
+        """Return a key for each probed launch. If launches have the same kernel and shape, all of them or none must
+        have been probed.
+        """
         left = sorted(self.launches.items(), key=lambda one: one[1][0].start)
         found: list[Key | None] = []
         for launch, name, _ in launches:
@@ -91,7 +94,9 @@ class Recorded:
 
 
 def check_addresses(launch: Launch, params: list[bytes], entries: Any) -> bool:
-    """Check the addresses that dmat logged of a launch; return whether they are known. Raises AssertionError."""
+    """Check the addresses that dmat logged in a launch; return whether closed forms are known for it. Raises
+    AssertionError.
+    """
     touched = TOUCHED.get((launch.source, launch.kernel))
     if not touched:
         return False
@@ -117,7 +122,7 @@ def check_launch(launch: Launch, name: str, ptx: bytes, probes: Sequence[str], m
         if probe not in maps:
             assert not totals.get(woven.NEEDED[probe]), f"{probe} finds no place"
             continue
-        case = woven.Case(launch, name, probe, None, totals)  # type: ignore[arg-type] # what it is woven to is not asked
+        case = woven.Case(launch, name, probe, None, totals)  # type: ignore[arg-type] # the woven code isn't used here
         woven.CHECKS[probe](case, *maps[probe])
         checked += woven.NEEDED[probe] in totals
         if probe == "dmat":
@@ -164,7 +169,7 @@ def run_set(
 def run_all(
     named: list[Named], device: str, folder: Path, sets: Iterable[Sequence[str]], patience: float = 3600
 ) -> Iterable[dict[str, Any]]:
-    """Yield a row for each set of probes that's begun within `patience` seconds."""
+    """Yield a row for each set of probes that can start within `patience` seconds."""
     end = time.monotonic() + patience
     env = accounts.environment(folder, device)
     library = accounts.SIMULATED if device == "sim" else None

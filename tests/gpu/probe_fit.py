@@ -1,11 +1,12 @@
-"""gpt-hook -p on a real GPU: kernels whose launches don't fit with probes are assembled again.
+"""Test gpt-hook -p on a real GPU: if a launch doesn't fit with probes, its kernel is assembled again with fewer
+registers.
 
     python tests/gpu/probe_fit.py [block|grid|spin|cluster ...]
 
-Run by tests/gpu/run.sh; needs nvcc and g++. `block` has blocks of 1024 threads, `grid` a cooperative grid that fills
-the device, `spin` one as large as the driver said, whose blocks wait for one another, `cluster` clusters of 8 blocks
-of 1024 threads. Each kernel has as many registers as it may. The results must be the same. In the second run, which
-finds the kernels in the cache, all launches but the first must have probes.
+Run by tests/gpu/run.sh; needs nvcc and g++. `block` uses blocks of 1024 threads; `grid` a cooperative grid that fills
+the device; `spin` a grid of the size that the driver reported as the maximum, whose blocks wait for each other;
+`cluster` clusters of 8 blocks of 1024 threads. Each kernel uses the maximum number of registers. Results must stay the
+same. In the second run, which finds the kernels in the cache, all launches but the first must have probes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def run(line: list[str | Path], env: dict[str, str]) -> subprocess.CompletedProc
 
 
 def read(trace: Path) -> tuple[list[int], Counter[str], list[tuple[int, int]]]:
-    """Return the kernels of launches with probes, reasons of the others, and registers with and without probes."""
+    """Return the kernels of probed launches, the reasons of the other launches, and register counts with and without
+    probes.
+    """
     probed, reasons, registers = [], Counter[str](), []
     with open(trace, "rb") as file:
         for record in wire.read_records(file, str(trace)):
@@ -55,7 +58,9 @@ def read(trace: Path) -> tuple[list[int], Counter[str], list[tuple[int, int]]]:
 
 
 def measure(part: str, program: Path, folder: Path) -> Row:
-    """Run a program bare and with probes: without waiting for them, with cached ones, and waiting for them."""
+    """Run a program plain and in three ways with probes: without waiting for them, with cached ones, and waiting for
+    them.
+    """
     line: list[str | Path] = [program, part, str(TIMES)]
     trace = folder / f"{part}.mp"
     hooked: list[str | Path] = [HOOK, "run", "-q", "-f", "-o", trace, "-p", PROBE]

@@ -1,23 +1,23 @@
-"""gpt-hook -p on a real GPU: kernels in CUDA graphs give the same results with probes, every launch of a graph is
-recorded for each kernel, and the costs are measured.
+"""Test gpt-hook -p with CUDA graphs on a real GPU: results stay the same, each launch of a graph is recorded for each
+kernel, and costs are measured.
 
     python tests/gpu/probe_graphs.py [forms|plain|many|graphed ...]
 
-`forms`: graphs in many forms, with all bytes counted right. `plain`: a million replayed kernels, bare and under
-gpt-hook without probes. `many`: 25 million replayed kernels with probes, device memory flat (its trace takes some
-6 GB, and all of it takes more than 4 minutes). `graphed`: a decode step of a compiled transformer, captured in a graph,
-bare and with block_sched, alone and after other graphs.
+`forms` checks graphs in many forms, and counts all bytes. `plain` replays a million kernels, without and with gpt-hook
+(but no probes). `many` replays 25 million kernels with probes, and checks that device memory stays constant; its trace
+takes about 6 GB, and the test more than 4 minutes. `graphed` runs a decode step of a compiled transformer, captured in
+a graph, without and with block_sched, alone and after other graphs.
 
-GPT_GPU_ROUNDS is the number of timed runs (3; 0 only fills the caches of `graphed`), GPT_GPU_REPLAYS how often `many`
-launches its graph of 1,000 kernels (25,000), GPT_GPU_KEEP a folder that is kept, so that `graphed` goes on where an
-earlier run was cut off. What takes less than three minutes each:
+GPT_GPU_ROUNDS is the number of timed runs (default 3; 0 only fills the caches of `graphed`). GPT_GPU_REPLAYS is the
+number of times that `many` launches its graph of 1,000 kernels (default 25,000). GPT_GPU_KEEP is a folder that's kept,
+so that `graphed` can continue after an interruption. These take less than three minutes each:
 
     GPT_GPU_REPLAYS=2000 python tests/gpu/probe_graphs.py many
     export GPT_GPU_KEEP=build/graphed
     GPT_GPU_ROUNDS=0 python tests/gpu/probe_graphs.py graphed
     GPT_GPU_ROUNDS=1 python tests/gpu/probe_graphs.py graphed
 
-Run by tests/gpu/run.sh; needs nvcc and g++, for `graphed` PyTorch.
+Run by tests/gpu/run.sh; needs nvcc and g++, and PyTorch for `graphed`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ sys.path.insert(0, str(ROOT))
 from gpt.stream import wire  # noqa: E402
 from gpt.stream.reasons import find_reason  # noqa: E402
 
-ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # timed runs, of which the median counts
+ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # timed runs; the result is their median
 NODES, REPLAYS, MANY = 1000, 1000, 25000
 FORMS = 99 + 220  # launches
 Line = list[str | Path]
@@ -100,7 +100,7 @@ def measure_plain(folder: Path) -> Row:
 
 
 def count_in(data: bytes) -> tuple[Counter[str], int]:
-    """Count launches with and without probes, lost buffers, and bytes read, in some records."""
+    """Count launches with and without probes, lost buffers, and bytes read, in a group of records."""
     found, total = Counter[str](), 0
     for record in wire.read_packed(io.BytesIO(data), "chunk"):
         match record["kind"]:
@@ -110,7 +110,7 @@ def count_in(data: bytes) -> tuple[Counter[str], int]:
                 found[str(find_reason(record))] += record["launches"]
             case "buffer" if "lost" in record:
                 found["lost"] += 1
-            case "buffer":  # one unit, a warp: a count of lanes, then a slot whose first field is `read`
+            case "buffer":  # a single unit, a warp: the number of lanes, then a slot whose first field is `read`
                 found["buffers"] += 1
                 total += int.from_bytes(record["data"][8:16], "little")
     return found, total
@@ -157,8 +157,8 @@ def measure_graphed(folder: Path) -> Row:
     with_probes = hooked(trace, "-p", "block_sched")
     ready = folder / "ready"
     if not ready.exists():
-        run(program, env)  # makes what PyTorch keeps
-        run([*with_probes, *program], env)  # and gpt-hook's own work
+        run(program, env)  # fills PyTorch's caches
+        run([*with_probes, *program], env)  # fills gpt-hook's cache
         ready.touch()
     if not ROUNDS:
         return {"wrong": []}

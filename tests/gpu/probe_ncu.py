@@ -1,8 +1,8 @@
-"""Compare a probe's counts in the kernels of probe_ncu.cu with Nsight Compute's counters and closed forms.
+"""Compare a probe's counts in the kernels of probe_ncu.cu with closed forms and Nsight Compute's counters.
 
-A probe file of our own counts instructions, by lanes and by warps (by groups of lanes that execute one together), and
-gmem_bytes the bytes. Each must equal the closed form, and the counter of the hardware that COUNTERS names for it. On
-the simulated device there are no counters, and only closed forms are compared.
+Our own probe file counts instructions, once per lane and once per warp (per group of lanes that execute it together);
+gmem_bytes counts bytes. Each count must equal the closed form, and the hardware counter that COUNTERS names for it. On
+the simulated device there are no counters, so counts are only compared with closed forms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.gpu import accounts  # noqa: E402
 
 BLOCKS, THREADS = 37, 256
 ALL, WARPS, N = BLOCKS * THREADS, BLOCKS * THREADS // 32, BLOCKS * THREADS - 1000
-LCM = 144403552893600  # least common multiple of 1 to 32, so any group of lanes can add it in equal whole parts
+LCM = 144403552893600  # least common multiple of 1 to 32, divisible by any number of lanes
 
 POSITIONS = {
     "loads": "ld.global",
@@ -54,7 +54,7 @@ div.u64 %{name}_part, %{name}_part, %{name}_active;
 add.u64 %{name}_groups, %{name}_groups, %{name}_part;"""
 '''
 
-# The hardware counter for each of a probe's counts: the first of these that exists.
+# Hardware counters for each of a probe's counts. The script uses the first existing one.
 COUNTERS = {
     "loads_groups": ("smsp__sass_inst_executed_op_global_ld", "smsp__inst_executed_op_global_ld"),
     "stores_groups": ("smsp__sass_inst_executed_op_global_st", "smsp__inst_executed_op_global_st"),
@@ -72,7 +72,7 @@ COUNTERS = {
 
 
 class Wanted(NamedTuple):
-    """A launch's right counts: lanes and groups that execute each instruction, and bytes."""
+    """The expected counts of a launch: lanes and groups that execute each instruction, and bytes."""
 
     lanes: dict[str, int]
     groups: dict[str, int]
@@ -81,7 +81,7 @@ class Wanted(NamedTuple):
 
 
 def full(*names: str, **more: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the counts if each thread executes these once, or `more` times."""
+    """Return the counts for a kernel in which each thread executes these instructions once, or `more` times."""
     times = dict.fromkeys(names, 1) | more
     return {name: count * ALL for name, count in times.items()}, {name: count * WARPS for name, count in times.items()}
 
@@ -134,7 +134,7 @@ def write_probe(file: Path) -> None:
 
 
 def build(folder: Path, device: str) -> Path:
-    """Build the program, for the GPU or with our own CUDA runtime."""
+    """Build the program for the GPU, or with our own CUDA runtime for the simulated device."""
     program = folder / "program"
     if device == "sim":
         from tests.runtime.simulated import compile_cuda
@@ -146,7 +146,7 @@ def build(folder: Path, device: str) -> Path:
 
 
 def probe(program: Path, device: str, folder: Path) -> tuple[accounts.Account, list[str]]:
-    """Return the probes' counts, and what went wrong in the run."""
+    """Return the probes' counts, and the run's errors."""
     env = accounts.environment(folder, device)
     write_probe(folder / "counted.toml")
     into = folder / "traces"
@@ -229,7 +229,7 @@ def main() -> int:
         account, wrong = probe(program, given.device, folder)
         counted, chosen = count(program, folder) if given.device == "real" else ({}, {})
     rows = compare(account, counted, True)
-    atomic = {("atomics", "read"), ("atomics", "written")}  # counters of loads and stores leave them out
+    atomic = {("atomics", "read"), ("atomics", "written")}  # the counters for loads and stores don't include them
     print(f"{'kernel':11}{'counted':22}{'closed form':>12}{'probe':>12}{'counter':>12}")
     for row in rows:
         says = [row["probe"]] + ([row["counter"]] if row["counter"] is not None else [])

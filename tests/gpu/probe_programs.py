@@ -1,6 +1,6 @@
 """Programs for tests/gpu/probe_suites.py, run with and without probes: `python probe_programs.py NAME`.
 
-Each prints digests of what it computed, of operations that give the same bits in every run.
+Each prints digests of its results, using only operations that give the same bits in every run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ STEPS = 6
 
 
 def say(name: str, *arrays: Any) -> None:
-    """Print a line with the digest of arrays, and their first numbers."""
+    """Print a line with the digest of some arrays, and their first numbers."""
     parts = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
     digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
     print(name, digest, *(float(x) for x in parts[0].reshape(-1)[:3]), flush=True)
 
 
 def run_jax() -> None:
-    """Run products, elementwise code, reductions, a scan, a sort, and training steps."""
+    """Run matrix products, elementwise code, reductions, a scan, a sort, and training steps."""
     import jax
     import jax.numpy as jnp
     from jax import lax
@@ -69,7 +69,7 @@ extern "C" __global__ void mix(const float *x, unsigned *y, unsigned n) {
 
 
 def run_cupy() -> None:
-    """Run raw, elementwise, fused and reduction kernels, products, and sorts."""
+    """Run raw, elementwise, fused and reduction kernels, matrix products, and sorts."""
     import cupy as cp
 
     random = np.random.default_rng(5)
@@ -89,7 +89,7 @@ def run_cupy() -> None:
 
 
 def run_numba() -> None:
-    """Run shared memory, atomics, a reduction by shuffles, and a product of tiles."""
+    """Run kernels with shared memory, atomics, a shuffle reduction, and a tiled matrix product."""
     from numba import cuda, float32
 
     @cuda.jit  # type: ignore[misc]
@@ -121,7 +121,7 @@ def run_numba() -> None:
 
 
 def run_train() -> None:
-    """Run steps of a compiled model whose every operation is deterministic; the losses are compared."""
+    """Run training steps of a compiled model that uses only deterministic operations; the losses are compared."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     import torch
     from torch import nn
@@ -164,7 +164,7 @@ def run_triton() -> None:
 
 
 def run_nccl() -> None:
-    """Run collective operations on at most two GPUs in one process, through the C functions of PyTorch's NCCL."""
+    """Run collective operations on one or two GPUs in one process, through the C functions of PyTorch's NCCL."""
     import torch
 
     gpus = min(2, torch.cuda.device_count())
@@ -180,7 +180,7 @@ def run_nccl() -> None:
     ok(nccl.ncclCommInitAll(comms, gpus, (ctypes.c_int * gpus)(*range(gpus))))
     values = [torch.arange(100_000, dtype=torch.float32, device=f"cuda:{i}") % 1000 + i for i in range(gpus)]
     address = ctypes.c_void_p
-    FLOAT, SUM, MAX, HOST = 7, 0, 2, 1  # as nccl.h has them
+    FLOAT, SUM, MAX, HOST = 7, 0, 2, 1  # from nccl.h
 
     def all_of(call: Any) -> list[torch.Tensor]:
         out = [torch.zeros_like(v) for v in values]

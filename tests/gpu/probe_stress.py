@@ -1,10 +1,11 @@
-"""Stress `gpt-hook run -p`: threads with their own streams, modules that come and go, and deliberate failures.
+"""Stress `gpt-hook run -p`: threads with their own streams, modules that are loaded and unloaded, and injected
+failures.
 
     probe_stress.py [MODE ...]
 
-probe_stress.c launches probed kernels from 8 threads on 8 streams, and checks what they computed. It must end by itself
-with 0 while workers and the supervisor are killed or stopped, the disk is full, or the device's memory is nearly so;
-all launches must be accounted for, where the trace could be written; and no process of ours may stay behind.
+probe_stress.c launches probed kernels from 8 threads on 8 streams, and checks their results. It must exit normally with
+status 0 while workers and the supervisor are killed or stopped, the disk is full, or device memory is almost full. If
+the trace could be written, it must account for all launches. No process of ours may remain.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ sys.path.insert(0, str(ROOT))
 from gpt.probe.read import load  # noqa: E402
 from tests.gpu import accounts  # noqa: E402
 
-MARK = "PROBE_STRESS"  # a variable that all processes of a run have
+MARK = "PROBE_STRESS"  # environment variable that marks all processes of a run
 TWO = ("-p", "gmem_bytes", "-p", "block_sched")
 ALL = tuple(word for path in sorted(load.BUILTIN.glob("*.toml")) for word in ("-p", path.stem))
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A run: its options, the harm done to it, the number of kernels, MB of device memory left."""
+    """A mode: its options, the failure to inject, the number of kernels, and the MB of device memory to leave free."""
 
     options: tuple[str, ...] = TWO
     harm: str = ""
-    variants: int = 2  # on a GPU ten times as many
+    variants: int = 2  # ten times that number on a GPU
     leave: int = 0
     children: int = 0
     output: str = "t.mp"
-    disk: int = 0  # MB of the file system that the trace is on
-    unprobed: bool = True  # some launches may be
+    disk: int = 0  # size in MB of the file system for the trace
+    unprobed: bool = True  # some launches may have no probes
 
 
 NO_BUFFER = "no buffer was free within --max-memory"
@@ -93,7 +94,7 @@ def is_supervisor(pid: int) -> bool:
 
 
 def is_stage(pid: int) -> bool:
-    """Return whether a process is a stage of a pipeline, or its child."""
+    """Return whether a process is a pipeline stage, or a child of one."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         return any(word in words for word in (b"gpt-extract", b"gpt-ptx-probe", b"gpt-asm", b"ptxas"))
@@ -101,7 +102,7 @@ def is_stage(pid: int) -> bool:
 
 
 class Harm(threading.Thread):
-    """Kills or stops processes of a run, at random, until it ends."""
+    """Kills or stops a run's processes at random, until it ends."""
 
     def __init__(self, kind: str, mark: str, seconds: float) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class Harm(threading.Thread):
         while not self._over.wait(dice.uniform(0.1, 1)):
             all_ = ours(self._mark)
             if not any(is_named(pid, "stress") for pid in all_):
-                continue  # gpt-hook itself asks a stage what the probes are, before the program starts
+                continue  # gpt-hook runs this stage itself to read the probes, before the program starts
             if self._kind == "workers":
                 self._signal([pid for pid in all_ if is_stage(pid) and not is_supervisor(pid)], signal.SIGKILL, dice)
             elif self._kind == "supervisor" and time.monotonic() > begun + self._seconds / 3:
@@ -135,7 +136,7 @@ class Harm(threading.Thread):
         return 0
 
     def end(self) -> int:
-        """Stop; return the number of signals sent."""
+        """Stop, and return the number of signals sent."""
         self._over.set()
         self.join()
         return self.done
@@ -143,7 +144,7 @@ class Harm(threading.Thread):
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Any:
-    """Yield a file system of that size and True; the folder itself and False if it can't be mounted."""
+    """Yield a file system of that size, and True; or the folder itself, and False, if nothing can be mounted."""
     small = folder / "small"
     small.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", small]
@@ -217,13 +218,13 @@ def play(
         cut = bool(mode.disk)
         try:
             found = accounts.account_all(place, killed=cut)
-        except Exception as error:  # any error counts: the trace must be readable
+        except Exception as error:  # any exception is a failure: the trace must be readable
             if not (cut and "empty" in str(error)):
                 done["wrong"].append(f"the trace: {error!r}")
     launched = sum(map(int, re.findall(r"^launches (\d+)$", done.pop("output"), re.M)))
     if not cut and found.launched != launched:
         done["wrong"].append(f"{launched} launches were made, {found.launched} are in the traces")
-    waits = "--complete" in mode.options  # otherwise threads that launch at a GPU's speed may use up all buffers
+    waits = "--complete" in mode.options  # without this option, threads on a fast GPU may use up all buffers
     others = {reason: count for reason, count in found.unprobed.items() if waits or reason != NO_BUFFER}
     if others and not mode.unprobed:
         done["wrong"].append(f"without probes: {others}")
@@ -252,7 +253,7 @@ def run_line(line: list[str | Path], env: dict[str, str], patience: float, into:
 
 
 def hooked_gone(trace: Path) -> None:
-    """Wait until nothing is written to a live stream any more."""
+    """Wait until nothing more is written to a live stream."""
     size, end = -1, time.monotonic() + 20
     while trace.stat().st_size != size and time.monotonic() < end:
         size = trace.stat().st_size
@@ -260,7 +261,7 @@ def hooked_gone(trace: Path) -> None:
 
 
 def gone(mark: str, patience: float = 20) -> list[str]:
-    """Report what's left of a run, and kill it."""
+    """Report and kill the processes that a run left behind."""
     end = time.monotonic() + patience
     while (left := ours(mark)) and time.monotonic() < end:
         time.sleep(0.1)
@@ -281,10 +282,11 @@ def run_modes(
     patience: float,
     caches: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for each mode. Kernels without probes are kept below `caches`."""
+    """Return a row for each mode. Unprobed kernels are cached below `caches`."""
     rows, program, end = [], build(folder), time.monotonic() + patience
     env = accounts.environment(caches or folder, device)
-    if device == "sim":  # its own kernels need the same workers, so make them before any harm is done
+    # The simulated device compiles kernels with the same workers, so compile them before injecting failures.
+    if device == "sim":
         most = str(max(MODES[name].variants for name in names))
         library = {"LD_LIBRARY_PATH": str(accounts.SIMULATED)}
         subprocess.run([program, "0", "1", most, "0", "0"], env=env | library, check=True, stdout=subprocess.DEVNULL)

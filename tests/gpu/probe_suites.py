@@ -1,11 +1,11 @@
-"""Run other people's programs under `gpt-hook run -p`: JAX, CUTLASS, NCCL, CuPy, numba-cuda, Triton, a compiled model.
+"""Run third-party programs under `gpt-hook run -p`: JAX, CUTLASS, NCCL, CuPy, numba-cuda, Triton, a compiled model.
 
     probe_suites.py [--cutlass WHEEL] [PART ...]
 
-Each program runs bare, hooked, with two probes (first while kernels are compiled, then with cached ones), and with all
-built-in probes in the first launches of each kernel. Its output must stay the same, and all launches must be accounted
+Each program runs plain, hooked, with two probes (first while kernels are compiled, then with cached ones), and with all
+built-in probes in the first launches of each kernel. Its output must not change, and all launches must be accounted
 for. Bytes and operations of CUTLASS's kernels are compared with closed forms. WHEEL is nvidia-cutlass's wheel, or a
-folder with its headers; without it, and without one in build/, CUTLASS is left out:
+folder with its headers. If it isn't given or found in build/, CUTLASS is skipped:
 
     pip download --no-deps -d build nvidia-cutlass==4.2.0.0      (6.4 MB)
 """
@@ -43,7 +43,7 @@ DRIVER = (
 
 
 def check_cutlass(found: Account) -> list[str]:
-    """Compare CUTLASS's products, on plain and on tensor cores, and our own two with closed forms."""
+    """Compare CUTLASS's products, on plain and tensor cores, and two products of our own, with closed forms."""
     forms = {
         ("cutlass6Kernel", "read"): M * N // 64**2 * 2 * 64 * K * 4 * TIMES,
         ("cutlass6Kernel", "async"): M * N // 128**2 * 2 * 128 * K * 2 * TIMES,
@@ -56,7 +56,7 @@ def check_cutlass(found: Account) -> list[str]:
 
 
 def check_wgmma(found: Account) -> list[str]:
-    """Check the closed forms of the wgmma product: the counts that barriers expect, and operations."""
+    """Check the closed forms of the wgmma product: its operations, and the bytes that its barriers expect."""
     forms = {
         ("cutlass13device_kernel", "expected"): M * N // 128**2 * 2 * 128 * K * 2 * TIMES,
         ("cutlass13device_kernel", "flops"): 2 * M * N * K * TIMES,
@@ -74,14 +74,16 @@ def compare(found: Account, forms: dict[tuple[str, str], int]) -> list[str]:
 
 @dataclass(frozen=True)
 class Part:
-    """A program: its package and environment, a check of its counts, and whether its kernels have PTX."""
+    """A program to test: its package and environment, a function that checks its counts, and whether its kernels have
+    PTX.
+    """
 
     needs: str = ""
     env: dict[str, str] = field(default_factory=dict)
     check: Callable[[Account], list[str]] | None = None
     probed: bool = True
-    program: str = ""  # its name in probe_programs.py, if it isn't the part's name
-    optional: bool = False  # some versions can't run it
+    program: str = ""  # its name in probe_programs.py, if that differs from the part's
+    optional: bool = False  # some versions of the package can't run it
 
 
 PARTS = {
@@ -101,7 +103,7 @@ PYTHON_ENV = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "NUMBA_CUDA_ENABLE_MINOR
 
 
 def include_of(cutlass: Path, folder: Path) -> list[str]:
-    """Return the compiler's options for the headers of a wheel or a folder."""
+    """Return compiler options for the headers in a wheel or a folder."""
     if cutlass.is_file():
         into = folder / "headers"
         with zipfile.ZipFile(cutlass) as wheel:
@@ -114,7 +116,7 @@ def include_of(cutlass: Path, folder: Path) -> list[str]:
 
 
 def build_cutlass(part: str, cutlass: Path, folder: Path, device: str) -> Path:
-    """Build the program with SIMT and tensor cores, or the one with wgmma."""
+    """Build the program for SIMT and tensor cores, or the wgmma program."""
     source = ROOT / "tests/gpu/probe_cutlass.cu"
     flags = ["-w", "-std=c++17", "--expt-relaxed-constexpr", *include_of(cutlass, folder)]
     if device == "sim":
@@ -130,7 +132,7 @@ def build_cutlass(part: str, cutlass: Path, folder: Path, device: str) -> Path:
 
 
 def measure(name: str, part: Part, line: list[str | Path], device: str, folder: Path, quick: bool) -> dict[str, Any]:
-    """Return a row for one program in all ways."""
+    """Return a row for one program, run in all ways."""
     env = accounts.environment(folder, device, **PYTHON_ENV, **part.env)
     bare = {"LD_LIBRARY_PATH": str(accounts.SIMULATED)} if device == "sim" else {}
     row: dict[str, Any] = {"part": name, "wrong": []}

@@ -1,9 +1,10 @@
-"""Run gpt-hook --benchmark and --memusage on a real GPU: times, results and memory needs of a known kernel.
+"""Test gpt-hook --benchmark and --memusage on a real GPU: times, results and memory use of a known kernel.
 
     python tests/gpu/probe_times.py [--sim]
 
-The kernel's own time must be within 10 % of what the program's events say, its results the plain program's, and its
-needs equal to the closed form. --sim runs the same on the simulated device, whose times mean nothing. Needs nvcc, g++.
+The measured kernel time must be within 10 % of the time that the program measures with events, the results must equal
+the plain program's, and memory use must equal the closed form. --sim uses the simulated device, whose times mean
+nothing. Needs nvcc and g++.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ITEMS, TIMES = (1 << 12, 3) if SIM else (1 << 26, 20)
 LAUNCHES = TIMES + 1  # launches of `copy`
 NEEDS = {
     "gmem_bytes": ITEMS // 256 * 32,  # a record for each block
-    "dmat": 8 + (2 * ITEMS + 2) * (8 + 24),  # a log: each thread's accesses, and two more of the first one
+    "dmat": 8 + (2 * ITEMS + 2) * (8 + 24),  # a log: each thread's accesses, and two extra by the first thread
 }
 Row = dict[str, Any]
 
@@ -49,7 +50,7 @@ def build(folder: Path) -> Path:
 
 
 def run(folder: Path, program: Path, *options: str) -> tuple[str, float | None, Path]:
-    """Return the program's output, its kernel's ms by its own events, and the trace."""
+    """Return the program's output, the kernel's time in ms by its own events, and the trace."""
     trace = folder / "t.mp"
     env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     if SIM:
@@ -63,7 +64,7 @@ def run(folder: Path, program: Path, *options: str) -> tuple[str, float | None, 
 
 
 def ask(analysis: str, trace: Path) -> dict[str, list[Row]]:
-    """Return the rows of its answers, by answer name."""
+    """Return the rows of the trace's answers, by answer name."""
     done = subprocess.run([ROOT / "bin" / "gpt-analyze", analysis, "--json", trace], capture_output=True, check=True)
     found: dict[str, list[Row]] = {}
     for record in jsonl.read_lines(io.BytesIO(done.stdout), "out"):

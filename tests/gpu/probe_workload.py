@@ -1,7 +1,7 @@
 """Programs for tests/gpu/probe.py, run with and without probes: `python probe_workload.py NAME [STEPS [WARM]]`.
 
-NAME is triton, train, decode, graphed or others. Each prints a digest of its results, and all but `triton` the median
-time of a step on standard error; the first WARM steps don't count.
+NAME is triton, train, decode, graphed or others. Each prints a digest of its results. All but `triton` print the median
+time of a step on standard error, without the first WARM steps.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run_triton() -> None:
 
 
 class Layer(nn.Module):
-    """A layer of GPT-2's size, with causal attention."""
+    """A transformer layer of GPT-2's size, with causal attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Layer(nn.Module):
 
 
 def run_train(steps: int = 30, warm: int = 8) -> None:
-    """Run training steps: forward, backward and AdamW, on 8 sequences of 512 tokens."""
+    """Run training steps (forward, backward and AdamW) on 8 sequences of 512 tokens."""
     torch.manual_seed(1)
     words, layers = nn.Embedding(WORDS, 768), nn.Sequential(*(Layer() for _ in range(12)))
     model = nn.ModuleList([words, layers]).to("cuda", torch.bfloat16)
@@ -87,7 +87,7 @@ def run_train(steps: int = 30, warm: int = 8) -> None:
         logits = layers(words(given[:, :-1])) @ words.weight.T
         return functional.cross_entropy(logits.float().flatten(0, 1), given[:, 1:].flatten())
 
-    times, first = [], None  # later losses differ from run to run: atomics add up gradients
+    times, first = [], None  # only the first loss is compared: gradients are added with atomics, so later ones vary
     for step in range(warm + steps):
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -126,9 +126,9 @@ def run_decode(tokens: int = 100, warm: int = 20) -> None:
 
 
 def run_graphed(tokens: int = 200, warm: int = 20, others: int = 0) -> None:
-    """Decode with the compiled step in a CUDA graph, after others of that step were captured and replayed.
+    """Decode with the compiled step in a CUDA graph, after capturing and replaying other graphs of the same step.
 
-    From the third of them on the kernels of all graphs of the process begin 0.3 us later, on an H200.
+    From the third graph on, the kernels of all graphs in the process begin 0.3 us later (on an H200).
     """
     torch.manual_seed(1)
     model = Transformer().to("cuda", torch.float16).eval()

@@ -1,7 +1,7 @@
 """Train a transformer of GPT-2's size in two ranks, with NVTX ranges: `torchrun --nproc-per-node=2 ranks.py [STEPS]`.
 
-Each rank has a GPU, or both share the only one. NCCL refuses to share within a host, so each rank then claims to be on
-a host of its own. What they exchange then goes through sockets, and their kernels take turns.
+Each rank has its own GPU, or both share the only one. NCCL doesn't let ranks of one host share a GPU, so each rank then
+claims to be on its own host. Data goes through sockets in that case, and the ranks' kernels take turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def join() -> int:
-    """Choose the rank's GPU, meet the other rank, and return the rank."""
+    """Choose the rank's GPU, initialize NCCL, and return the rank."""
     rank, gpus = int(os.environ["RANK"]), torch.cuda.device_count()
     if gpus < int(os.environ["WORLD_SIZE"]):
         os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
@@ -40,7 +40,7 @@ def named(name: str) -> Iterator[None]:
 
 
 class Model(nn.Module):
-    """Tokens to the loss of each next one."""
+    """A model that computes the loss of predicting each next token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Model(nn.Module):
 
 
 def main(steps: int) -> None:
-    """Train, and print the loss of each step on the rank's own tokens."""
+    """Train on the rank's own tokens, and print the loss of each step."""
     torch.manual_seed(1)
     rank = join()
     model = nn.parallel.DistributedDataParallel(Model().to("cuda", torch.bfloat16))

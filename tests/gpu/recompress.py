@@ -1,15 +1,15 @@
-"""Check that recompressed libraries compute the same, and time loading them.
+"""Check that recompressed libraries still compute the same results, and time how fast they load.
 
     python tests/gpu/recompress.py [--rounds N] [--arch SM] [--packages DIR] [--dry-run] [WHEEL ...]
 
-Builds recompress.cu for two architectures, packed with LZ4 and unpacked. Packs each again at level 19, with all of its
-code and with this GPU's alone, and runs all six in processes of their own, with eager and lazy loading interleaved.
-Prints the size, the median times of the first call (which makes the context and loads) and of the second, and the
-resulting sum. Fails unless the sum is the same everywhere.
+Builds recompress.cu for two architectures, compressed with LZ4 and uncompressed. Recompresses each at level 19, with
+all of its code and with only this GPU's, and runs all six versions in separate processes, with eager and lazy loading
+interleaved. Prints sizes, the median times of the first call (which creates the context and loads code) and of the
+second, and the resulting sum. Fails unless all sums are equal.
 
-If paths of wheels are given, it does the same with these wheels (wheels.py): as shipped, recompressed, for this GPU's
-architecture, and both. wheel_uses must have scripts for them. --packages is a folder with the wheels that they require,
-if this Python doesn't have these. --dry-run does everything on the CPU, with the script's results there.
+Given paths of wheels, it does the same with them (wheels.py): as shipped, recompressed, reduced to this GPU's
+architecture, and both. Each needs a script in wheel_uses. --packages is a folder with the wheels that they depend on,
+if this Python doesn't have these packages. --dry-run does everything on the CPU, where the scripts support it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def build(name: str, arch: str, folder: Path) -> Path:
 
 
 def pack(library: Path, arch: str, folder: Path) -> list[Path]:
-    """Write the library packed again: whole, and with the code of one architecture."""
+    """Write the recompressed library in two versions: with all code, and with one architecture's code."""
     made = []
     for name, stage in (("whole", ""), ("one", f"| {BIN}/gpt-locate --arch sm_{arch}")):
         line = f"{BIN}/gpt-extract {shlex.quote(str(library))} {stage} | {BIN}/gpt-patch --recompress -o {name}"
@@ -63,7 +63,7 @@ def pack(library: Path, arch: str, folder: Path) -> list[Path]:
 
 
 def use(library: Path, loading: str) -> tuple[str, float, float]:
-    """Run it in a process: the sum, and the seconds of the first and the second call."""
+    """Run it in a new process; return the sum, and the seconds of the first and the second call."""
     env = {**os.environ, "CUDA_MODULE_LOADING": loading}
     words = subprocess.run(
         [sys.executable, "-c", USE, library], env=env, capture_output=True, text=True, check=True
@@ -72,7 +72,7 @@ def use(library: Path, loading: str) -> tuple[str, float, float]:
 
 
 def find_arch() -> str:
-    """Return the compute capability of the GPU, as 90."""
+    """Return the GPU's compute capability as a number, such as 90."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", "--id=0"]
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().replace(".", "")
 

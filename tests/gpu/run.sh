@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tests that need a GPU. Each script prints a short table last, and leaves raw output in GPT_GPU_OUT.
+# The tests that need a GPU. Each script prints a short table last, and leaves its raw output in GPT_GPU_OUT.
 set -eu
 cd "$(dirname "$0")/../.."
 : "${PYTHON:=.venv/bin/python}" "${GPT_GPU_OUT:=build/gpu}"

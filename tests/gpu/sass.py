@@ -1,11 +1,12 @@
-"""Run kernels of ours with probes in machine code on a GPU, and compare everything: `python tests/gpu/sass.py`.
+"""Run kernels with probes in their machine code on a GPU, and check them: `python tests/gpu/sass.py`.
 
-Each case of tests/sass/interp/cases.py is combined with each of PROBES. The woven kernel is launched LAUNCHES times and
-must leave the same bits in memory as the plain kernel. The interpreter runs the same woven kernel, and its probes must
-count the same. Times must be in order, and each warp must have its records.
+Each case of tests/sass/interp/cases.py is combined with each of PROBES. The woven kernel is launched LAUNCHES times,
+and must leave the same bits in memory as the plain kernel. The interpreter runs the same woven kernel, and the probe's
+counts must be equal. Times must be in order, and each warp must have its records.
 
-The table has a line for each pair that isn't right, and one for each probe. Exits with 1 if any isn't. `--cubins` names
-a folder of cubins that were compiled elsewhere, `--out` (GPT_GPU_OUT/sass.json) gets all of it as JSON.
+The table has a line for each pair that fails, and a summary line for each probe. Exits with 1 if any pair fails.
+`--cubins` names a folder of cubins that were compiled elsewhere; `--out` is the JSON file for all results
+(GPT_GPU_OUT/sass.json).
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from tests.sass.interp.cases import CASES, Case, differences, inputs
 
 LAUNCHES = 20
 PROBES = ("block_sched", "warp_sched", "gmem_bytes", "tensorop_count", "sync_wait", "dmat")
-SPINNING = {"locks"}  # kernels whose accesses depend on how long a lock is held
-COUNTED = {"gmem_bytes": None, "tensorop_count": None, "sync_wait": ("waits",)}  # fields that have exact values
+SPINNING = {"locks"}  # kernels in which the number of accesses depends on how long a lock is held
+COUNTED = {"gmem_bytes": None, "tensorop_count": None, "sync_wait": ("waits",)}  # fields with exact expected values
 
 
 class Job(NamedTuple):
-    """A case with a probe: the woven kernel or the reason there is none, and the interpreter's buffer."""
+    """A case with a probe: the woven kernel, or the reason why it couldn't be woven, and the interpreter's buffer."""
 
     number: int
     probe: str
@@ -94,13 +95,13 @@ class Device:
         return module, function
 
     def find(self, module: ctypes.c_void_p, name: str) -> tuple[ctypes.c_uint64, ctypes.c_size_t]:
-        """Return the address and the size of a variable."""
+        """Return the address and size of a variable."""
         place, size = ctypes.c_uint64(), ctypes.c_size_t()
         self.ok("cuModuleGetGlobal_v2", ctypes.byref(place), ctypes.byref(size), module, name.encode())
         return place, size
 
     def load_woven(self, woven: Woven, plain: ctypes.c_void_p, kernel: str) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        """Load a woven cubin that uses the variables of the plain one, as gpt-hook does; return it and its kernel."""
+        """Load a woven cubin that uses variables of the plain cubin, as gpt-hook does; return it and its kernel."""
         image = bytearray(woven.data)
         for variable in woven.variables:
             if variable.offset is not None:
@@ -114,7 +115,7 @@ class Device:
         return module, function
 
     def run(self, function: ctypes.c_void_p, case: Case, size: int = 0) -> tuple[np.ndarray, bytes]:
-        """Launch a kernel; return its `out`, and its probe's buffer of `size` bytes."""
+        """Launch a kernel; return its `out` buffer, and its probe's buffer of `size` bytes."""
         values = inputs(case)
         for place, words in zip(self.places, values, strict=True):
             self.ok("cuMemcpyHtoD_v2", place, ctypes.c_void_p(words.ctypes.data), ctypes.c_size_t(words.nbytes))
@@ -131,7 +132,7 @@ class Device:
 
 
 def judge(case: Case, job: Job, data: bytes) -> str:
-    """Return what's wrong with a buffer; empty if nothing is."""
+    """Return the errors in a buffer."""
     assert job.woven
     if case.kernel in SPINNING:
         return ""

@@ -1,6 +1,7 @@
-"""The trampolines of sass_risks.py: one construct each, in front of the instruction that they replace.
+"""Trampolines for sass_risks.py. Each adds one construct before the instruction that it replaces.
 
-Each is tried in kernels whose lanes wait for one another at a BSYNC, so that what releases them is seen.
+Each is tried in kernels whose lanes wait for each other at a BSYNC, because that shows which constructs release them
+early.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ MAY_HANG = "WARPSYNC.ALL"
 
 
 def split(n: Names, bit: int = 1) -> Code:
-    """Set the first free predicate in the lanes whose number has a bit."""
+    """Set the first free predicate in the lanes whose number has a given bit."""
     r, p = n.r, n.p[0]
     return [
         op("S2R", d=r[0], special=LANEID, wb=0),
@@ -24,7 +25,7 @@ def split(n: Names, bit: int = 1) -> Code:
 
 
 def fork(n: Names) -> Code:
-    """Let every other lane skip an instruction; nothing brings them together again."""
+    """Let every other lane skip an instruction, without reconverging."""
     return [
         *split(n),
         op("BRA", "skip", guard=n.p[0]),
@@ -35,12 +36,12 @@ def fork(n: Names) -> Code:
 
 
 def region(barrier: int, inside: Code) -> Code:
-    """Return a BSSY and its BSYNC around code."""
+    """Return a BSSY and its BSYNC around some code."""
     return [op("BSSY", "joined", barrier=barrier), *inside, op("BSYNC", barrier=barrier), "joined"]
 
 
 def collective(mask: int, result: int) -> Code:
-    """Write ptxas's code for a vote under a mask where a warp may be split."""
+    """Write the code that ptxas emits for a vote with a mask where a warp may be divergent."""
     return [
         op("WARPSYNC.COLLECTIVE", "after", a=mask),
         op("VOTE.ANY", d=result),
@@ -56,7 +57,7 @@ def here(register: int) -> Code:
 
 
 def divided(n: Names, slow: Code) -> Code:
-    """Return BRA.DIV, which branches if some lanes of the mask aren't here."""
+    """Return BRA.DIV, which branches if some lanes of the mask aren't active."""
     return [
         *here(n.r[0]),
         op("R2UR", ud=n.u[0], a=n.r[0]),
@@ -71,7 +72,9 @@ def divided(n: Names, slow: Code) -> Code:
 
 
 def leader(n: Names) -> Code:
-    """Do one atomic for the active lanes: the lowest lane does it, the others wait at a BSYNC, then they shuffle."""
+    """Do one atomic for all active lanes: the lowest lane does it while the others wait at a BSYNC;
+    then they shuffle.
+    """
     r, p = n.r, n.p[0]
     add = op("ATOMG", d=r[3], a=n.a, b=r[2], offset=AWAY, desc_store=URZ, p=PT, wb=1, wait=1)
     return [
@@ -114,7 +117,7 @@ def lane_loop(n: Names, times: int, per_lane: bool) -> Code:
 
 
 def call(n: Names) -> Code:
-    """Call a function that returns to an address relative to the kernel."""
+    """Call a function whose return address is relative to the kernel."""
     r = n.r[4] + n.r[4] % 2
     return [
         op("MOVI", d=r, address="returned"),

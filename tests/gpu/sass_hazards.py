@@ -1,8 +1,10 @@
-"""When may a register be written, and when can the new value be read? Sequences for the kernel `lab` of sass_risks.cu.
+"""Experiments for the kernel `lab` of sass_risks.cu: when may a register be written, and when can the new value be
+read?
 
-Each runs instead of the kernel's load and leaves one word, which is known if every instruction reads its operands
-before they're overwritten, and nothing is read too early. Another word shows a hazard that the hardware doesn't catch.
-`n.d` gets the result. `n.a` has the address of a word that only this thread uses, and so are those at FIRST and SECOND.
+Each sequence replaces the kernel's load and leaves one word. The word's value is known if every instruction reads its
+operands before they're overwritten, and nothing is read too early. Any other word shows a hazard that the hardware
+doesn't catch. The result goes to `n.d`. `n.a` has the address of a word that only this thread uses, like the words at
+FIRST and SECOND.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 from sass_words import PT, RZ, TID, URZ, Code, Names, Op, op
 
 FIRST, SECOND, PAST = 0x200000, 0x400000, 0x600000
-R = list(range(40, 62))  # no kernel of the script has that many of its own
+R = list(range(40, 62))  # higher than any register of the script's kernels
 SHARED = 0x400  # where a block's dynamic shared memory begins
 OLD, NEW, RIGHT, WRONG = 7, 105, 111, 222
 DELAYS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 25, 30, 45, 60, 120, 300, 900)
@@ -21,7 +23,7 @@ Case = dict[str, Any]
 
 
 def pause(cycles: int) -> Code:
-    """Let cycles pass between two instructions, the first of which stalls for up to 15 of them."""
+    """Let a number of cycles pass between two instructions. The first one's stall count provides up to 15 of them."""
     return [op("NOP", stall=min(15, cycles - passed)) for passed in range(15, cycles, 15)]
 
 
@@ -65,14 +67,14 @@ def finish(n: Names, register: int | None = None) -> Code:
 
 
 def pressure(n: Names, kind: str) -> Code:
-    """Keep the unit busy: with the same instructions, or with stores."""
+    """Keep the unit busy, with the same kind of instruction or with stores."""
     if kind in ("MUFU", "POPC", "MATCH"):
         return [op(kind, d=R[19], **{"a" if kind == "MATCH" else "b": R[18]}, stall=1, switch=1) for _ in range(8)]
     return [store(R[19], PAST + 64 * k, n.a, stall=2, switch=1) for k in range(6)]
 
 
 def slow(n: Names, kind: str, **control: int) -> tuple[Op, Op, Code]:
-    """Return a slow instruction, the code that overwrites its operand, and the code that gets its result."""
+    """Return a slow instruction, the code that overwrites its operand, and the code that reads its result."""
     data, near = op("MOVI", d=R[0], imm=WRONG), op("IADDI", d=R[4], a=R[4], imm=0x200)
     far = op("IADDI", d=R[2], a=R[2], imm=SECOND - FIRST)
     result = {"wb": 5, **control}
@@ -105,7 +107,7 @@ SLOW = {
     "POPC": 6,
     "MATCH": None,
 }
-LATER: dict[str, tuple[str, dict[str, int]] | None] = {  # what's awaited instead
+LATER: dict[str, tuple[str, dict[str, int]] | None] = {  # a later instruction that's awaited in place of this one
     "nothing": None,
     "LDG": ("LDG", {"d": R[8], "ub": URZ, "offset": SECOND, "wb": 1}),
     "ATOMG": ("ATOMG", {"d": R[8], "b": R[16], "offset": SECOND, "desc_store": URZ, "p": PT, "wb": 1}),
@@ -121,7 +123,7 @@ LATER: dict[str, tuple[str, dict[str, int]] | None] = {  # what's awaited instea
 
 
 def overwritten(n: Names, kind: str, delay: int, busy: bool) -> Code:
-    """Overwrite the operand of an instruction without a read scoreboard after a number of cycles."""
+    """After some cycles, overwrite the operand of an instruction that has no read scoreboard."""
     first, second, result = slow(n, kind, stall=min(15, delay))
     return [*begin(n), *(pressure(n, kind) if busy else []), first, *pause(delay), second, *result]
 
@@ -145,7 +147,7 @@ def dead_load(n: Names, delay: int) -> Code:
     return [*begin(n), first, *pause(delay), op("MOVI", d=R[0], imm=RIGHT), *finish(n, R[0])]
 
 
-# Instructions of fixed latency: one writes, another reads after a stall.
+# Instructions with fixed latency: one writes a register, and another reads it after a stall.
 MAKERS: dict[str, tuple[str, Op]] = {
     "IADD3": ("r", op("IADDI", d=R[0], a=R[1], imm=5)),
     "IMAD.MOV": ("r", op("MOVI", d=R[0], imm=NEW)),
@@ -166,7 +168,7 @@ MAKERS: dict[str, tuple[str, Op]] = {
 
 
 def takers(n: Names) -> dict[str, tuple[str, Code]]:
-    """Return readers by name: the kind of register that each reads, and code that leaves NEW or the mask in R[9]."""
+    """Return readers by name: the kind of register that each reads, and code that leaves NEW, or the mask, in R[9]."""
     out = R[9]
     from_memory = [fetch(out, FIRST, n.a, wb=0, wait=1), op("NOP", wait=1)]
     voted = [op("SETNE", p=4, a=R[11], b=RZ), op("MOVI", d=out, imm=NEW, guard=4)]
@@ -191,7 +193,9 @@ def takers(n: Names) -> dict[str, tuple[str, Code]]:
 
 
 def latency(n: Names, maker: str, taker: str, stall: int, branch: int) -> Code:
-    """Write, and read `stall` cycles later, perhaps with a branch in between that stalls for `branch`."""
+    """Write a register, and read it `stall` cycles later, optionally with a branch in between that stalls for `branch`
+    cycles.
+    """
     last = MAKERS[maker][1]
     writer = Op(last.name, last.word & ~(31 << 105) | stall << 105 | (stall < 12) << 109)
     seam: Code = [op("BRA", "seam", stall=branch, switch=1), op("NOP"), op("NOP"), op("NOP"), "seam"] if branch else []
@@ -211,7 +215,7 @@ def latency(n: Names, maker: str, taker: str, stall: int, branch: int) -> Code:
 
 
 def reuse(n: Names, between: str) -> Code:
-    """Write an operand that's in the reuse cache, and read it again in the same place."""
+    """Write an operand that's in the reuse cache, and read it again in the same operand slot."""
     write = [op("MOVI", d=R[0], imm=NEW, stall=6)]
     branch = [op("BRA", "on", stall=5, switch=1), op("NOP"), "on"]
     codes: dict[str, Code] = {"write": write, "BRA, write": [*branch, *write], "write, BRA": [*write, *branch]}
@@ -220,7 +224,9 @@ def reuse(n: Names, between: str) -> Code:
 
 
 def iter_cases() -> Iterator[Case]:
-    """Yield the experiments with the word that each should leave: None if one with time enough says it."""
+    """Yield the experiments, with the word that each should leave, or None if the word is taken from a run with long
+    delays.
+    """
     for delay in DELAYS:
         yield {"what": "dead_load", "args": [delay], "right": RIGHT}
     for kind, right in SLOW.items():

@@ -1,11 +1,11 @@
 """Run the interpreter's kernels on a GPU, and compare memory bit for bit: `python tests/gpu/sass_interp.py`.
 
-Every case of tests/sass/interp/cases.py is launched from its cubin, LAUNCHES times. Each result is compared with the
-interpreter's, word for word but where MUFU approximates. The table has a line for each case that differs, and `--out`
-gets all of it as JSON. `--cubins` names a folder of cubins that were compiled elsewhere.
+Every case of tests/sass/interp/cases.py is launched LAUNCHES times from its cubin. Each result is compared with the
+interpreter's word for word, except for the approximations of MUFU. The table has a line for each case that differs, and
+`--out` gets all results as JSON. `--cubins` names a folder of cubins that were compiled elsewhere.
 
-A second experiment asks where lanes go on after a BSYNC: behind it, or at the label of the BSSY. Kernels run with every
-label turned to an EXIT. If nothing changes, hardware doesn't look at labels.
+A second experiment finds out where lanes continue after a BSYNC: after it, or at the label of the BSSY. Kernels run
+with every such label pointing to an EXIT. If nothing changes, the hardware ignores the labels.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Device:
 
 
 def turned(image: bytes, cubin: LoadedCubin, kernel: str) -> bytes:
-    """Return a cubin in which every BSSY of a kernel names an EXIT."""
+    """Return a cubin in which every BSSY of a kernel points to an EXIT."""
     section = cubin.find(f".text.{kernel}")
     assert section
     words = parse_words(section.data)
@@ -92,7 +92,7 @@ def turned(image: bytes, cubin: LoadedCubin, kernel: str) -> bytes:
 
 
 def compile_all(folder: Path | None) -> dict[str, bytes]:
-    """Return the cubin of each file of kernels."""
+    """Compile each file of kernels, and return the cubins."""
     names = sorted({case.file for case in CASES})
     if folder:
         return {name: (folder / f"{name}.cubin").read_bytes() for name in names}

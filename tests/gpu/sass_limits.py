@@ -1,6 +1,6 @@
-"""More sequences for sass_risks.py: matrix units, uniform registers in divergent code, register counts.
+"""More experiments for sass_risks.py: matrix units, uniform registers in divergent code, register counts.
 
-As in sass_hazards.py, each runs instead of the marked instruction and leaves a word that's known.
+As in sass_hazards.py, each sequence replaces the marked instruction and leaves a known word.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from sass_words import PT, RZ, TID, URZ, Code, Names, op
 FIRST = {"A": 44, "B": 48, "C": 52, "D": 56}  # registers of each operand
 OPERANDS = ("A0", "A1", "A2", "A3", "B0", "B1", "C0", "C2", "C3", "D0", "D3")
 ONES = {"HMMA": 0x3C003C00, "IMMA": 0x01010101, "DMMA": 0x3FF00000}
-NOT_IN_DMMA = ("A2", "A3", "C2")  # an element of 64 bits in A and B, two in C and D
+NOT_IN_DMMA = ("A2", "A3", "C2")  # A and B have one 64-bit element each, C and D two
 DELAYS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 21, 24, 27, 30, 40, 50)
 JUNK = 0x42004200
 
 
 def matrix(n: Names, unit: str, operand: str, delay: int, ahead: int) -> Code:
-    """Overwrite the operand of a matrix instruction after some cycles, behind others that keep the unit busy.
+    """Overwrite the operand of a matrix instruction after some cycles, while earlier ones keep the unit busy.
 
-    A delay of 0 is a control: it's overwritten in front of the instruction, which must be seen.
+    A delay of 0 is a control: the operand is overwritten before the instruction, which must show in the result.
     """
     a, b, c, d = FIRST.values()
     product = op(unit, d=d, a=a, b=b, c=c, stall=max(1, min(15, delay)), switch=int(delay < 12))
@@ -41,7 +41,7 @@ def matrix(n: Names, unit: str, operand: str, delay: int, ahead: int) -> Code:
 
 
 def group(n: Names, operand: str, delay: int) -> Code:
-    """Write a register of A some cycles after the HGMMA, before the kernel waits for the group."""
+    """Write a register of matrix A some cycles after the HGMMA, before the kernel waits for the group."""
     if operand == "nothing":
         return [n.word]
     return [*pause(delay + 15), op("MOVI", d=n.a + int(operand[1]), imm=JUNK), n.word]
@@ -83,7 +83,9 @@ BETWEEN: dict[str, Callable[[Names], Code]] = {
 
 
 def uniform(n: Names, kind: str, between: str, which: int) -> Code:
-    """Write a uniform register in one of two parts of a warp that both use it, and check whether the value stays."""
+    """In one of two divergent parts of a warp, write a uniform register that both use, and check whether the value
+    survives.
+    """
     mine, other, p = n.r[8], n.r[9], n.p[0]
     inside = BETWEEN[between](n)
     number = [op("MOVI", d=mine, imm=which), op("R2UR", ud=50, a=mine)]
@@ -111,7 +113,7 @@ def uniform(n: Names, kind: str, between: str, which: int) -> Code:
 
 
 def gathered(n: Names, how: str) -> Code:
-    """Split the warp in a region, and see whether a masked vote still has all of its lanes."""
+    """Make the warp divergent in a region, and check whether a masked vote still has all of its lanes."""
     mask, found = n.r[3], n.r[5]
     vote = sass_cases.collective(mask, found) if how == "COLLECTIVE" else sass_cases.here(found)
     return [*sass_cases.here(mask), *sass_cases.region(n.b[0], [*sass_cases.fork(n), *vote]), op("MOV", d=n.d, b=found)]
@@ -128,7 +130,9 @@ def count(n: Names, register: int) -> Code:
 
 
 def iter_cases() -> Iterator[Case]:
-    """Yield the experiments with the word that each should leave: None if one with time enough says it."""
+    """Yield the experiments, with the word that each should leave, or None if the word is taken from a run with long
+    delays.
+    """
     for unit in ONES:
         for operand in OPERANDS:
             if unit == "DMMA" and operand in NOT_IN_DMMA:

@@ -1,11 +1,11 @@
-"""Check whether memory instructions read their operands in order: a few pairs of sass_hazards.py's `covered`, very
-often.
+"""Check whether memory instructions read their operands in order: repeat some pairs of `covered` in sass_hazards.py
+many times.
 
     python tests/gpu/sass_order.py
 
-An operand is overwritten as soon as a later instruction was awaited; a word with the later value is wrong. The pairs
-run first with nothing else on the GPU, then together with three programs that multiply matrices (they need PyTorch).
-Prints a line for each pair; the counts go to GPT_GPU_OUT as sass_order.json. Takes 50 seconds.
+An operand is overwritten once a later instruction has completed; if the result has the new value, the order was wrong.
+The pairs run first on an idle GPU, then next to three programs that multiply matrices (they need PyTorch). Prints a
+line for each pair, and writes the counts to sass_order.json in GPT_GPU_OUT. Takes 50 seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ while time.time() < end:
 
 
 def measure(device: Device, image: bytes, lab: Kernel, kind: str, later: str, beside: int) -> dict[str, Any]:
-    """Launch one pair again and again, and count the words that are wrong."""
+    """Launch one pair again and again, and count wrong words."""
     right = sass_hazards.SLOW[kind]
     case = {"kernel": "lab", "what": "covered", "args": [kind, later], "right": right}
     module, function = device.load(weave_sequence(image, lab, case), "lab")
@@ -53,7 +53,7 @@ def measure(device: Device, image: bytes, lab: Kernel, kind: str, later: str, be
 
 
 def main() -> int:
-    """Run all pairs alone, and together with other programs."""
+    """Run all pairs alone, and next to other programs."""
     OUT.mkdir(parents=True, exist_ok=True)
     lab = compile_kernels(OUT)["lab"]
     image, device = (OUT / "risks.cubin").read_bytes(), Device()

@@ -1,4 +1,4 @@
-"""Print the findings of sass_risks.py as two tables, and write them as JSON, one line each."""
+"""Print the findings of sass_risks.py as two tables, and write them as JSON, one per line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ UNSAFE = {
     "fork", "fork, load", "fork, COLLECTIVE", "fork, WARPSYNC mask", "BSSY, fork, WARPSYNC", "WARPSYNC.ALL",
     "YIELD", "YIELD, leader", "YIELD in BSSY", "YIELD in BSSY, fork", "NANOSLEEP",
 }  # fmt: skip
-STRAY = 1  # launches that differ for no known reason; it has happened to an unchanged kernel too
+STRAY = 1  # allowed number of launches that differ for no known reason; an unchanged kernel had one, too
 QUEUE = ("LDG", "ATOMG", "STG, its reads", "LDS", "STS, its reads", "SHFL", "S2R")
-# Lines of sequences, and where along them no word may be wrong.
+# For each table row, the parameters with which no word may be wrong.
 RIGHT: list[tuple[str, Callable[[str], bool]]] = [
     (r"overwritten: (MUFU|POPC|MATCH)", lambda _: True),
     (r"covered: (STG|ATOMG|LDG|STS|LDS|SHFL)", lambda later: later in QUEUE),
@@ -43,7 +43,9 @@ def machine(cuda: Path) -> dict[str, str]:
 
 
 def constructs(results: list[Case]) -> Lines:
-    """Return by construct and kernel: launches that differ of all, cases that differ, that fail, and all."""
+    """Return, by construct and kernel: differing launches and all launches; cases that differ, cases that fail, and all
+    cases.
+    """
     lines: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for r in (r for r in results if "construct" in r):
         cell = lines[r["construct"]].setdefault(r["kernel"], {"launches": [0, 0], "cases": [0, 0, 0], "unsteady": 0})
@@ -60,7 +62,7 @@ def constructs(results: list[Case]) -> Lines:
 
 
 def line_of(case: Case) -> tuple[str, int | str]:
-    """Return the line of the table that a sequence belongs to, and what varies along it."""
+    """Return the table row that a sequence belongs to, and the parameter that varies along the row."""
     what, args = case["what"], list(case["args"])
     match what:
         case "overwritten":
@@ -77,7 +79,7 @@ def line_of(case: Case) -> tuple[str, int | str]:
 
 
 def sequences(results: list[Case]) -> Lines:
-    """Return by line: words that are wrong and all words, in a small and in a big grid, or the fault."""
+    """Return, for each row, the number of wrong words and of all words in a small and a big grid, or the fault."""
     lines: Lines = defaultdict(dict)
     for r in (r for r in results if "construct" not in r):
         key, at = line_of(r)
@@ -89,7 +91,7 @@ def sequences(results: list[Case]) -> Lines:
 
 
 def broken(found: Lines, words: Lines) -> list[str]:
-    """Return what contradicts docs/sass-rules.md."""
+    """Return the findings that contradict docs/sass-rules.md."""
     failed = [
         f"{construct} in {kernel}"
         for construct, cells in found.items()
@@ -105,10 +107,10 @@ def broken(found: Lines, words: Lines) -> list[str]:
 
 
 def report(results: list[Case], file: Path, cuda: Path) -> list[str]:
-    """Write the JSON, print the tables, and return the rules that don't hold.
+    """Write the JSON, print the tables, and return the rules that were violated.
 
-    In the first, cases that differ (d) and fail (e) of all. In the second `.` is right, `o` wrong in the big grid,
-    `x` wrong in the small one too, `E` a fault.
+    In the first table, `d` counts cases that differ and `e` cases that fail. In the second, `.` is right, `o` is wrong
+    in the big grid only, `x` is wrong in the small grid too, and `E` is a fault.
     """
     found, words = constructs(results), sequences(results)
     head = {"machine": machine(cuda)}

@@ -1,12 +1,12 @@
-"""Find out on a GPU which code can be added to a kernel: the counts behind docs/sass-rules.md.
+"""Find out on a GPU which code can be added to a kernel safely. The counts support docs/sass-rules.md.
 
     python tests/gpu/sass_risks.py
 
-It compiles sass_risks.cu, writes trampolines into copies of the cubin and compares what they leave: in sass_cases.py,
-one construct each, with what the kernel leaves without it; in sass_hazards.py and sass_limits.py, with a word that's
-known. Wrong code may fault or hang, so cases run in processes of their own: a fault or hang is recorded, and the
-other cases go on in a new process. Prints a table of each kind; the counts go to sass_risks.json in GPT_GPU_OUT. Takes
-a minute. Needs nvcc, nvdisasm and a GPU of compute capability 9.0.
+Compiles sass_risks.cu, writes trampolines into copies of the cubin, and compares results. The trampolines of
+sass_cases.py have one construct each, and the result must equal the unchanged kernel's. Those of sass_hazards.py and
+sass_limits.py must leave a known word. Wrong code may fault or hang, so cases run in separate processes: a fault or
+hang is recorded, and the remaining cases run in a new process. Prints a table of each kind, and writes the counts to
+sass_risks.json in GPT_GPU_OUT. Takes a minute. Needs nvcc, nvdisasm and a GPU of compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ BIN = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin"
 OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
 UNTIL = time.monotonic() + float(os.environ.get("GPT_GPU_SECONDS", "300"))
 INPUT, OUTPUT, SHARED = 1 << 23, 1 << 22, 2048  # bytes
-REGISTERS, MORE = 40, 72  # registers of kernels with a construct, and with a sequence
+REGISTERS, MORE = 40, 72  # register counts of kernels with a construct and with a sequence
 BLOCKS, THREADS, LAUNCHES = 264, 64, 20
-SMALL, BIG, TIMES = 1, 4224, 2  # blocks where little and where much goes on, and launches of each
-HANG_S, TRIES = 4.0, 3  # seconds until a launch counts as hung; failures until a construct is given up in a kernel
+SMALL, BIG, TIMES = 1, 4224, 2  # blocks of the small and the big grid, and launches of each
+# Seconds until a launch counts as hung, and failures until a construct is no longer tried in a kernel.
+HANG_S, TRIES = 4.0, 3
 LANES = {"1": 0x00002000, "7": 0x10428411, "31": 0xFFFEFFFF, "32": 0xFFFFFFFF, "half": 0x55555555}
 Case = dict[str, Any]
 
@@ -76,7 +77,7 @@ class Device:
         return module, function
 
     def run(self, function: c_void_p, lanes: int, blocks: int, threads: int, each: int, shared: int = 0) -> bytes:
-        """Launch a kernel, and return the bytes that its threads leave. Raises TimeoutError if it doesn't end."""
+        """Launch a kernel, and return the bytes that its threads write. Raises TimeoutError if it hangs."""
         size = blocks * threads * each
         self.call("cuMemsetD8_v2", self.output, 0xA5, c_size_t(size))
         params = [self.input, self.output, c_uint(lanes), c_int(0)]
@@ -94,7 +95,7 @@ class Device:
 
 
 def compare(device: Device, image: bytes, kernel: Kernel, case: Case) -> Case:
-    """Run a kernel with and without a construct at its site."""
+    """Run a kernel with and without a construct at one of its sites."""
     names = names_at(kernel, kernel.sites[0], REGISTERS)
     code = [*sass_cases.CONSTRUCTS[case["construct"]](names), names.word]
     plain_module, plain = device.load(image, kernel.name)
@@ -109,7 +110,7 @@ def compare(device: Device, image: bytes, kernel: Kernel, case: Case) -> Case:
 
 
 def make(case: Case, n: Names, part: int) -> Code:
-    """Return the code of a case. `part` says which of the two parts of a warp runs it."""
+    """Return the code of a case. `part` selects one of the two parts of a warp to run it."""
     args = [*case["args"], part] if case["what"] == "uniform" else case["args"]
     module = sass_hazards if hasattr(sass_hazards, case["what"]) else sass_limits
     code: Code = getattr(module, case["what"])(n, *args)
@@ -117,7 +118,7 @@ def make(case: Case, n: Names, part: int) -> Code:
 
 
 def patient(case: Case) -> Case:
-    """Return the same case with time enough for everything."""
+    """Return the same case with long enough delays everywhere."""
     what, args = case["what"], case["args"]
     slow: dict[str, tuple[str, list[Any]]] = {
         "overwritten": ("overwritten", [args[0], 900, False]),
@@ -130,7 +131,7 @@ def patient(case: Case) -> Case:
 
 
 def weave_sequence(image: bytes, kernel: Kernel, case: Case) -> bytes:
-    """Return the cubin with the sequence of a case at each site of the kernel."""
+    """Return the cubin with a case's sequence at each site of the kernel."""
     registers = case.get("registers", MORE)
     last = len(kernel.sites) - 1
     names = [names_at(kernel, site, registers) for site in kernel.sites]
@@ -139,7 +140,7 @@ def weave_sequence(image: bytes, kernel: Kernel, case: Case) -> bytes:
 
 
 def measure(device: Device, image: bytes, kernel: Kernel, case: Case) -> Case:
-    """Count the threads that leave another word than they should, in a small grid and in a big one."""
+    """Count the threads that leave a wrong word, in a small and in a big grid."""
     threads = case.get("threads", THREADS)
     shared = SHARED if kernel.name == "lab" else 0
     module, function = device.load(weave_sequence(image, kernel, case), kernel.name)
@@ -164,7 +165,9 @@ def measure(device: Device, image: bytes, kernel: Kernel, case: Case) -> Case:
 
 
 def iter_constructs(kernels: dict[str, Kernel]) -> list[Case]:
-    """Return every construct in every kernel, for few and many lanes, before and behind the kernel's own code."""
+    """Return a case for every construct in every kernel, for few and many lanes, before and after the kernel's own
+    code.
+    """
     found = []
     for construct in sass_cases.CONSTRUCTS:
         for name in (name for name, kernel in kernels.items() if len(kernel.rooms) == 2):
@@ -176,7 +179,7 @@ def iter_constructs(kernels: dict[str, Kernel]) -> list[Case]:
 
 
 def child(folder: Path) -> None:
-    """Run the cases from stdin, and print a line of JSON for each; end at the first that hangs or faults."""
+    """Run the cases from stdin, and print a JSON line for each. Stop when a case hangs or faults."""
     image, listing = (folder / "risks.cubin").read_bytes(), (folder / "risks.txt").read_text()
     kernels = read_kernels(image, listing)
     device = Device()
@@ -194,7 +197,7 @@ def child(folder: Path) -> None:
 
 
 def run_cases(folder: Path, cases: list[Case]) -> list[Case]:
-    """Run cases in processes, one after the other, each until one of its cases fails."""
+    """Run cases in processes, one after the other; start a new one when a case fails."""
     done: list[Case] = []
     while len(done) < len(cases) and time.monotonic() < UNTIL:
         rest = cases[len(done) :]
@@ -224,7 +227,7 @@ def main() -> int:
     for number, case in enumerate([*sass_hazards.iter_cases(), *sass_limits.iter_cases(), *iter_constructs(kernels)]):
         name = case.get("construct") or f"{case['what']} {number % 7}"
         parts.setdefault(name, []).append({"kernel": "lab", **case})
-    last = parts.pop(sass_cases.MAY_HANG)  # a kernel that hangs holds up other processes' kernels
+    last = parts.pop(sass_cases.MAY_HANG)  # run these last: a kernel that hangs blocks other processes' kernels
     with ThreadPoolExecutor(int(os.environ.get("JOBS", "8"))) as pool:
         ran = pool.map(partial(run_cases, OUT), sorted(parts.values(), key=len))
         results = [case for part in ran for case in part]

@@ -1,8 +1,9 @@
 """Run stock eager PyTorch with probes in its kernels' machine code: `python tests/gpu/sass_torch.py`.
 
-Wheels carry no PTX, so only gpt-sass-probe reaches these kernels. The program prints a digest of the result of each of
-some thirty operations. It runs twice plain, and once for each of PROBES with gpt-sass-probe in the hook's line. Results
-that both plain runs agree on have to be the same with probes. Exits with 1 if one isn't, or if no launch had probes.
+Wheels have no PTX, so only gpt-sass-probe can probe these kernels. The program prints a digest of the result of each of
+about thirty operations. It runs twice plain, and once for each of PROBES with gpt-sass-probe in gpt-hook's pipeline.
+Results on which both plain runs agree must be the same with probes. Exits with 1 if one differs, or if no launch had
+probes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ for name, op in ops.items():
 
 
 def run(program: Path, *before: str) -> dict[str, str]:
-    """Return the digests that a run prints, and how it ended under `status` and `hook`."""
+    """Return the digests that a run prints; its exit status and the hook's messages are under `status` and `hook`."""
     done = subprocess.run([*before, sys.executable, str(program)], capture_output=True, text=True, timeout=300)
     lines = [line.split() for line in done.stdout.splitlines()]
     said = [line for line in done.stderr.splitlines() if "launches with probes" in line]

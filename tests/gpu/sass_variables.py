@@ -1,9 +1,9 @@
 """Probe kernels without PTX that use the variables of their module: `python tests/gpu/sass_variables.py [PROBE ...]`.
 
-A woven cubin has no variables of its own: the hook writes the addresses of the program's into it. sass_variables.cu
-launches kernels that meet in `__device__`, `__constant__` and `__managed__` variables and prints what all of them hold
-in the end. It's compiled to machine code alone: optimised, for a debugger, and linked on the device. Its output must be
-the same with each built-in probe, and all launches must have probes.
+Probed kernels are loaded from a cubin that has no variables of its own; the hook writes the addresses of the program's
+variables into it. sass_variables.cu launches kernels that share `__device__`, `__constant__` and `__managed__`
+variables, and prints their final values. It's compiled to machine code only, in three ways: optimized, for a debugger,
+and linked on the device. Its output must be the same with each built-in probe, and all launches must have probes.
 """
 
 from __future__ import annotations

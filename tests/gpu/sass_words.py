@@ -1,10 +1,11 @@
-"""A small assembler for the experiments of sass_risks.py, and the places in its cubin where code may be changed.
+"""A small assembler for the experiments of sass_risks.py; it also finds the places in the cubin where code can be
+changed.
 
-`WORDS` has one instruction of each kind as ptxas 13.0 wrote it for a kernel of ours, with registers zero, and the text
-that nvdisasm prints for it. `op` changes its fields. Code is a list of instructions and labels.
+`WORDS` has one instruction of each kind: the word that ptxas 13.0 wrote for one of our kernels, with register numbers
+zeroed, and the text that nvdisasm prints for it. `op` changes its fields. Code is a list of instructions and labels.
 
-A trampoline is put where the kernel never runs: each kernel of sass_risks.cu has room for it, before and behind its own
-code. So no section grows, and the only other change in the file is the kernel's register count.
+Trampolines go where the kernel never executes: each kernel of sass_risks.cu has room for them before and after its own
+code. So no section grows, and the only other change to the file is the kernel's register count.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ FIELDS = {  # name: first bit, bits
 
 
 def with_field(word: int, name: str, value: int) -> int:
-    """Return the word with another value in a field, of which only the bits that fit are kept."""
+    """Return the word with a new value in a field. Bits that don't fit are dropped."""
     first, width = FIELDS[name]
     return with_bits(word, first, width, value & (1 << width) - 1)
 
@@ -114,7 +115,9 @@ def field_of(word: int, name: str) -> int:
 
 @dataclass
 class Op:
-    """An instruction, the label that it leads to if it's a branch, and the label whose address is its immediate."""
+    """An instruction. A branch has the label of its target, and an instruction whose immediate is an address has that
+    label.
+    """
 
     name: str
     word: int
@@ -122,11 +125,11 @@ class Op:
     address: str | None = None
 
 
-Code = list[Op | int | str]  # instructions, words as they are, labels
+Code = list[Op | int | str]  # instructions, raw words, labels
 
 
 def op(name: str, to: str | None = None, address: str | None = None, **fields: int) -> Op:
-    """Return an instruction that waits for nothing, holds no scoreboard and stalls long enough for anything."""
+    """Return an instruction that waits for nothing, sets no scoreboard, and stalls long enough for everything."""
     _, low, high = WORDS[name]
     word = low | high << 64
     for key, value in ({"stall": 15, "switch": 0, "wb": 7, "rb": 7, "wait": 0, "reuse": 0} | fields).items():
@@ -135,7 +138,7 @@ def op(name: str, to: str | None = None, address: str | None = None, **fields: i
 
 
 def assemble(code: Code, start: int, outside: dict[str, int]) -> list[int]:
-    """Return the words of code at the address `start`. `outside` has the addresses of labels elsewhere."""
+    """Encode code that starts at the address `start`. `outside` has the addresses of labels elsewhere."""
     labels, at = {"kernel": 0, **outside}, start
     for item in code:
         if isinstance(item, str):
@@ -158,25 +161,25 @@ def assemble(code: Code, start: int, outside: dict[str, int]) -> list[int]:
 
 @dataclass
 class Kernel:
-    """A kernel of the cubin: its words, and where experiments may change it."""
+    """A kernel of the cubin: its words, and the places that experiments may change."""
 
     name: str
     words: list[int]
     text: str
-    offset: int  # where its code is in the file
-    registers: int  # how many it has, and where in the file that is
+    offset: int  # where the code begins in the file
+    registers: int  # register count, and its offset in the file
     registers_at: int
     sites: list[int] = field(default_factory=list)
-    rooms: list[tuple[int, int]] = field(default_factory=list)  # first word and words
+    rooms: list[tuple[int, int]] = field(default_factory=list)  # first word and number of words
 
     def free(self, prefix: str, numbers: Iterable[int]) -> list[int]:
-        """Return the numbered registers (P, UR, B) that no instruction of the kernel names."""
+        """Return the numbers of the registers (P, UR, B) that the kernel doesn't use."""
         named = {int(n) for n in re.findall(rf"\b{prefix}(\d+)\b", self.text)}
         return [n for n in numbers if n not in named]
 
 
 def sections(image: bytes) -> dict[str, tuple[int, int]]:
-    """Return the offset and size of a cubin's sections by name."""
+    """Return the offset and size of each of a cubin's sections, by name."""
     (start,) = struct.unpack_from("<Q", image, 40)
     count, names = struct.unpack_from("<HH", image, 60)
     headers = [struct.unpack_from("<IIQQQQIIQQ", image, start + 64 * k) for k in range(count)]
@@ -185,7 +188,7 @@ def sections(image: bytes) -> dict[str, tuple[int, int]]:
 
 
 def register_counts(image: bytes) -> dict[str, int]:
-    """Return where in the file the number of registers of each kernel is: EIATTR_REGCOUNT of .nv.info."""
+    """Return the file offset of each kernel's register count, which is in EIATTR_REGCOUNT of .nv.info."""
     found = sections(image)
     symbols, strings = found[".symtab"][0], found[".strtab"][0]
     at, size = found[".nv.info"]
@@ -201,7 +204,7 @@ def register_counts(image: bytes) -> dict[str, int]:
 
 
 def read_kernels(image: bytes, listing: str) -> dict[str, Kernel]:
-    """Return the kernels of a cubin; `listing` is what `nvdisasm -c` prints of it."""
+    """Return the kernels of a cubin; `listing` is the output of `nvdisasm -c`."""
     counts = register_counts(image)
     texts = {part.split(None, 1)[0]: part for part in listing.split("//--------------------- .text.")[1:]}
     kernels = {}
@@ -223,14 +226,15 @@ def read_kernels(image: bytes, listing: str) -> dict[str, Kernel]:
             run = 0
             if opcode == LDG and field_of(word, "offset") == SITE and name != "group":
                 kernel.sites.append(at)
-            elif opcode == HGMMA:  # the kernel `group`: its load isn't behind it
+            elif opcode == HGMMA:  # in the kernel `group`, whose load comes before
                 kernel.sites.append(at + 1)
     return kernels
 
 
 @dataclass
 class Names:
-    """Registers for an experiment: r are added; p, u and b aren't named in the kernel; d and a are the site's.
+    """Registers for an experiment: `r` are additional ones; the kernel doesn't use `p`, `u` and `b`; `d` and `a` are
+    the site's operands.
 
     `word` is what stood there.
     """
@@ -245,18 +249,19 @@ class Names:
 
 
 def names_at(kernel: Kernel, site: int, registers: int) -> Names:
-    """Return the registers for an experiment at a site of a kernel that gets `registers` of them."""
+    """Return registers for an experiment at a site of a kernel that gets `registers` of them."""
     before = kernel.words[site - 1]
     word = before if before & 0xFFF == HGMMA else kernel.words[site]
-    r = list(range(kernel.registers - 2, registers - 2))  # the last two belong to the hardware
+    r = list(range(kernel.registers - 2, registers - 2))  # the hardware uses the last two
     p, u, b = (kernel.free(*x) for x in (("P", range(7)), ("UR", range(40, 60)), ("B", range(15, -1, -1))))
     return Names(r, p, u, b, field_of(word, "d"), field_of(word, "a"), kernel.words[site])
 
 
 def weave(image: bytes, kernel: Kernel, parts: list[tuple[int, Code]], place: int, registers: int) -> bytes:
-    """Return the cubin with trampolines for sites of a kernel, each its number and its code, in one of the rooms.
+    """Return the cubin with trampolines for some sites of a kernel, given as site numbers with code, in one of its
+    rooms.
 
-    The code is all that runs instead of the site, up to the branch back. Raises ValueError if it doesn't fit.
+    The code replaces the instruction at the site; the branch back is added. Raises ValueError if it doesn't fit.
     """
     words = list(kernel.words)
     at, size = kernel.rooms[place]

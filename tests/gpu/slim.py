@@ -1,7 +1,7 @@
-"""Compare slimmed runtime programs with the original on a real GPU, in every mode, lazily and eagerly loaded.
+"""Compare slimmed runtime programs with the original on a real GPU, in every mode, with lazy and eager loading.
 
-Run by tests/gpu/run.sh. Needs nvcc (with a C++ compiler) on PATH and a GPU; uses torch if it's installed. Also
-determines the driver's behavior in cases that the formats leave open (printed as facts).
+Run by tests/gpu/run.sh. Needs nvcc (with a C++ compiler) on PATH and a GPU; uses torch if it's installed. It also finds
+out how the driver behaves in cases that the formats don't define, and prints that as facts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve()
 MODES = ("fill", "hole", "compact")
 LOADING = ("LAZY", "EAGER")
 
-# Three sources: a kernel that's used, one that isn't, and a variable that the host reads by name.
-# `empty.cu` has neither.
+# Three sources: a used kernel, an unused one, and a variable that the host reads by name. `empty.cu` has neither kernel
+# nor variable.
 SOURCES = {
     "used.cu": """
         #include <cstdio>
@@ -120,7 +120,9 @@ def slim(library: Path, folder: Path, mode: str, *, arch: str = "sm_90", extra: 
 
 
 def build(work: Path, name: str, options: list[str]) -> tuple[Path, Path]:
-    """Build a shared library and a program that links to it; and the same in one program, fixed and relocatable."""
+    """Build a shared library and a program that links to it, and then the same code as one program: non-PIC, and with
+    relocatable device code.
+    """
     folder = work / name
     folder.mkdir()
     for file, text in SOURCES.items():
@@ -150,7 +152,7 @@ def main() -> int:
                     got = sh(program, env=env, check=False)
                     good = got.returncode == 0 and got.stdout == want
                     missing = sh(program, "all", env=env, check=False)
-                    loud = missing.returncode != 0 or build_name == "rdc"  # linked to one cubin: all kernels stay
+                    loud = missing.returncode != 0 or build_name == "rdc"  # linked into one cubin, so all kernels stay
                     failed += not good or not loud
                     rows.append((
                         build_name, mode, loading, str(patched["mode"]),
@@ -174,7 +176,7 @@ def main() -> int:
 
 
 def programs(work: Path, rows: list[tuple[str, ...]]) -> int:
-    """Check fatbins in the program itself, position-independent and at a fixed address."""
+    """Check fatbins in the program itself, both position-independent and at a fixed address."""
     failed = 0
     folder = work / "plain"
     sources = [*(folder / file for file in SOURCES), folder / "main.cu"]
@@ -207,9 +209,9 @@ def programs(work: Path, rows: list[tuple[str, ...]]) -> int:
 
 
 def experiments(work: Path) -> list[str]:
-    """Check the facts that decide how careful gpt-locate must be."""
+    """Check the driver behavior that decides how careful gpt-locate must be."""
     facts = [*relocatable(work)]
-    # Which of sm_90 and sm_90a does an sm_90 device take from one region?
+    # If one region has sm_90 and sm_90a, which one does an sm_90 device take?
     source = work / "arch.cu"
     source.write_text("""
         #include <cstdio>
@@ -239,7 +241,7 @@ def experiments(work: Path) -> list[str]:
 
 
 def relocatable(work: Path) -> list[str]:
-    """Check whether a program needs the contents of __nv_relfatbin when the linked code has a cubin for the device."""
+    """Check whether a program needs the contents of __nv_relfatbin if the linked code has a cubin for the device."""
     library = work / "rdc" / "libk.so"
     env = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     listed = sh("bash", "-c", f"{stage('extract')} {library} --json", env=env).stdout
@@ -285,7 +287,7 @@ print(json.dumps([float(y.double().sum()), float(z.double()), maps[0], time.perf
 
 
 def torch(work: Path, rows: list[tuple[str, ...]], facts: list[str]) -> int:
-    """Cut the other architectures from libtorch_cuda.so, in place, and restore it."""
+    """Cut the other architectures from libtorch_cuda.so in place, then restore it."""
     found = sh(
         "python3",
         "-c",

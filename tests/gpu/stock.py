@@ -1,12 +1,12 @@
 """Probe stock PyTorch as pip installs it: `python tests/gpu/stock.py [--programs NAME,...] [--once] [PROBE ...]`.
 
-Wheels have no PTX, so this is `gpt-hook run -p` with gpt-sass-probe in its default line. The ten programs of
-stock_programs.py run in one process: twice plain, once for each probe with an empty cache, and, without --once, again
-when the cache knows all kernels. Results that both plain runs agree on have to be the same with probes.
+Wheels have no PTX, so this runs `gpt-hook run -p`, whose default pipeline includes gpt-sass-probe. The ten programs of
+stock_programs.py run in one process: twice plain, then once for each probe with an empty cache and, without --once, a
+second time with cached kernels. Results on which both plain runs agree must be the same with probes.
 
-A table shows for each program the time of a step, plain and with probes, and whether its results are the same. Behind
-it come, for each probe, the share of launches with probes outside NVIDIA's closed libraries, and the others by reason.
-Exits with 1 if a result differs, if a run fails, or if the share is below LEAST.
+The first table shows the time of a step for each program, plain and with probes, and whether its results are the same.
+The second shows for each probe the share of probed launches, not counting NVIDIA's closed libraries, and the other
+launches by reason. Exits with 1 if a result differs, a run fails, or the share is below LEAST.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gpt.stream.reasons import Reason, find_reason
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "stock_programs.py"
-# The share of launches outside closed libraries that must have probes
+# The share of launches that must have probes, not counting closed libraries.
 LEAST = {"block_sched": 0.99, "gmem_bytes": 0.95}
 CLOSED = str(Reason("closed_library"))
 
 
 class Run(NamedTuple):
-    """The digests and seconds that a run of all programs prints, how it ended, and how long it took."""
+    """The digests and seconds that a run of all programs prints, its exit status, and its duration."""
 
     digests: dict[str, str]
     seconds: dict[str, float]
@@ -60,7 +60,9 @@ def finish(process: subprocess.Popen[str], began: float) -> Run:
 
 
 def count(trace: Path, errors: str) -> tuple[int, Counter[str]]:
-    """Return the number of launches with probes, as the hook says, and those without by reason, as its trace has."""
+    """Return the number of probed launches, as the hook reports it, and the other launches by reason,
+    from the trace.
+    """
     reasons: Counter[str] = Counter()
     if trace.exists():
         with trace.open("rb") as file:
@@ -108,7 +110,7 @@ def main() -> int:
 
 
 def report(title: str, plain: Run, run: Run, steady: set[str]) -> bool:
-    """Print how a run with probes compares to a plain one; return whether anything is wrong."""
+    """Print how a run with probes compares with a plain one; return whether anything is wrong."""
     print(f"{title}: status {run.status}, {run.whole:.1f} s")
     wrong = False
     for name, digest in plain.digests.items():

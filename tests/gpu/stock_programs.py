@@ -1,7 +1,7 @@
 """Ten small programs for stock PyTorch: `python tests/gpu/stock_programs.py [NAME ...]`.
 
-Prints a line for each: its name, a digest of its results, and the seconds of a second and later runs of its loop. Sizes
-are small, because only the choice of kernels matters.
+Prints a line for each: its name, a digest of its results, and the seconds that its loop takes from the second run on.
+Sizes are small, because only the choice of kernels matters.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make_mlp() -> Program:
 
 
 def make_transformer() -> Program:
-    """Return a decoder that generates tokens greedily, from its own embedding."""
+    """Return a decoder that generates tokens greedily, with its own embedding."""
     layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, activation="gelu", norm_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(DEVICE).eval()
     embedding, head = nn.Embedding(1000, 128).to(DEVICE), nn.Linear(128, 1000).to(DEVICE)
@@ -62,7 +62,7 @@ def make_transformer() -> Program:
 
 
 class Residual(nn.Module):
-    """Two convolutions around which the input goes."""
+    """A residual block: two convolutions, and the input added to their result."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def make_resnet() -> Program:
 
 
 def make_lstm() -> Program:
-    """Return an LSTM, forward and backward, without cuDNN, whose code is closed."""
+    """Return an LSTM, forward and backward, without cuDNN, which is closed source."""
     model = nn.LSTM(64, 64, 2).to(DEVICE)
     x = draw(12, 8, 64)
 
@@ -137,7 +137,7 @@ def make_order() -> Program:
 
 
 def make_bags() -> Program:
-    """Return bags of embeddings with gradients, scattering and gathering."""
+    """Return bags of embeddings with gradients, and scatter and gather operations."""
     bag = nn.EmbeddingBag(5000, 64, mode="mean").to(DEVICE)
     indexes, offsets = numbers(5000, 4096), torch.arange(0, 4096, 16, device=DEVICE)
 
@@ -151,7 +151,7 @@ def make_bags() -> Program:
 
 
 def make_unet() -> Program:
-    """Return a block that goes down, up, and joins both."""
+    """Return a U-Net block: down, up, and a skip connection."""
     down, up = nn.Conv2d(16, 32, 3, 2, 1), nn.ConvTranspose2d(32, 16, 2, 2)
     norm, last = nn.GroupNorm(4, 32), nn.Conv2d(32, 3, 1)
     for module in (down, up, norm, last):
@@ -184,7 +184,7 @@ def make_vit() -> Program:
 
 
 def make_llama() -> Program:
-    """Return a block as in Llama, in a CUDA graph."""
+    """Return a Llama block in a CUDA graph."""
     size, heads = 256, 4
     w = {name: draw(n, m) * 0.05 for name, n, m in (("q", size, size), ("k", size, size), ("v", size, size))}
     w |= {"o": draw(size, size) * 0.05, "gate": draw(512, size) * 0.05, "up": draw(512, size) * 0.05}

@@ -1,11 +1,12 @@
-"""Check the probe sync_wait on a real GPU, at barriers with known waits.
+"""Check the probe sync_wait on a real GPU, at barriers with known waiting times.
 
     python tests/gpu/sync_wait.py [--all]
 
-Warps of sync_wait.cu come to a barrier 10,000 clocks apart, at each kind of barrier that the probe takes. A line for
-each kernel has the median clocks that warps 0 to 3 waited, beside the known ones; a cluster's come from its second
-block. Exits with 1 if one is more than 200 clocks off for each barrier, or if the output differs. --all measures other
-ways to read the second clock too, which needn't be right: it shows what the hardware lets pass a barrier. Needs nvcc.
+Warps of sync_wait.cu arrive at a barrier 10,000 clocks apart, for each kind of barrier that the probe supports. The
+line for a kernel shows the median clocks that warps 0 to 3 waited, next to the expected values; for clusters, these are
+the second block's. Exits with 1 if one is off by more than 200 clocks per barrier, or if the output differs. --all also
+measures other ways to read the second clock, which may be wrong: it shows what the hardware lets pass a barrier. Needs
+nvcc.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 NVCC = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 APART, WARPS, TURNS, TIMES = 10_000, 4, 8, 3  # as in sync_wait.cu
-OFF = 200  # clocks that the wait in one barrier may be off
+OFF = 200  # tolerance in clocks per barrier
 IN_ORDER = [(WARPS - 1 - warp) * APART for warp in range(WARPS)]
 KNOWN = dict.fromkeys(("bar_sync", "counted", "barrier_sync", "bar_red", "shared", "cluster"), IN_ORDER)
 KNOWN |= dict.fromkeys(("turns", "rolled", "crowded"), [(TURNS - TURNS // WARPS) * APART] * WARPS)
@@ -40,8 +41,8 @@ AGAIN = "@%left activemask.b32 %mask;\nsetp.ne.u32 %left, %mask, 0;\n"
 GUARDED = "mov.u64 %spent, %arrived;\n@%left mov.u64 %spent, CLOCK;\n"
 PARITY = "mov.u64 %spent, CLOCK;\ncvt.u32.u64 %mask, %spent;\nand.b32 %mask, %mask, 1;\nsetp.ne.u32 %left, %mask, 0;\n"
 SUMS = "sub.u64 %spent, %spent, %arrived;\nadd.u64 %clocks, %clocks, %spent;\nadd.u32 %waits, %waits, 1;\n"
-# Other ways to read the second clock, each of them early or costly in one of the kernels: at once; once the parity of
-# another reading is known, a vote, two or three of them, or the time; after arithmetic with the votes; after a store.
+# Other ways to read the second clock, each too early or too costly for one of the kernels: immediately; after the
+# parity of another reading, one or more votes, or the time is known; after arithmetic on the votes; after a store.
 OTHERS = {
     "plain": "mov.u64 %spent, CLOCK;\n",
     "parity": f"{PARITY}@%left mov.u64 %spent, CLOCK;\n@!%left mov.u64 %spent, CLOCK;\n",
@@ -58,7 +59,7 @@ Row = dict[str, Any]
 
 
 def make_probe(folder: Path, way: str) -> Path:
-    """Return the probe's file with a different way to read the second clock."""
+    """Return the probe's file, changed to read the second clock in a different way."""
     text = (ROOT / "probes" / "sync_wait.toml").read_text()
     start = text.index(BEGIN, text.index("[probe.wait]"))
     end = text.index("[probe.end]")
@@ -74,7 +75,7 @@ def run(line: list[str | Path], env: dict[str, str]) -> str:
 
 
 def read(trace: Path) -> dict[str, list[int]]:
-    """Return the clocks that each warp of a block waited in the middle, by kernel."""
+    """Return the clocks that each warp of a middle block waited, by kernel."""
     found: dict[str, list[Any]] = {}
     model = gpt.trace.open(trace)
     for launch in model.launches:
@@ -105,7 +106,7 @@ def measure(way: str, probe: str | Path, program: Path, folder: Path, output: st
 
 
 def main() -> int:
-    """Print each warp's wait and the known one; return 1 if the probe is wrong."""
+    """Print each warp's wait and the expected one; return 1 if the probe is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpt-wait-") as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
 """Print the tables of slimmed frameworks in docs/measured.md from raw figures: `python3 tests/gpu/table.py [FILE]`.
 
-tests/test_gpu.py holds that docs/measured.md has them as they are printed here.
+tests/test_gpu.py checks that docs/measured.md contains these tables as printed here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def less(before: int, after: int, digits: int = 1) -> str:
 
 
 def sizes(rows: Rows) -> Iterator[str]:
-    """Yield a line for each workload with all sizes known."""
+    """Yield a line for each workload whose sizes are all known."""
     yield "| workload | files | by elements | by kernels | GPU code | by elements | by kernels |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for row in rows:
@@ -46,7 +46,9 @@ def sizes(rows: Rows) -> Iterator[str]:
 
 
 def runs(rows: Rows) -> Iterator[str]:
-    """Yield two lines for each workload that was run with dropped kernels: loaded lazily, and eagerly."""
+    """Yield two lines for each workload that was run with dropped kernels: one with lazy loading, and one with eager
+    loading.
+    """
     yield "| | start-up, s | host memory, MB | mapped, MB | GPU memory, MB |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for row in rows:

@@ -2,8 +2,8 @@
 
     python tests/gpu/tensors.py
 
-Run by tests/gpu/run.sh. Needs torch and triton. The program runs with and without names, and must
-compute the same bits.
+Run by tests/gpu/run.sh. Needs torch and triton. The program runs with and without names, and results must be the same
+bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 30
 
 
 def program() -> None:
-    """Run a Triton kernel, an eager step, and a compiled one whose graph may not break; gpt-hook runs this."""
+    """Run a Triton kernel, an eager step, and a compiled step without graph breaks. gpt-hook runs this."""
     import torch
     import triton
     from compiled import scaled
@@ -49,7 +49,7 @@ def program() -> None:
     where = out.data_ptr()
     del out
     with gpt.tensors.trace():
-        again = add(y, x)  # its result has the memory of the first
+        again = add(y, x)  # its result gets the memory of the first one
     facts["reused"] = again.data_ptr() == where
 
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).cuda()
@@ -77,7 +77,7 @@ def program() -> None:
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
-    """Return the program's last line, bare or under gpt-hook."""
+    """Run under gpt-hook or plain, and return the program's last line of output."""
     hook = [str(ROOT / "bin" / "gpt-hook"), "run", "-q", "-o", str(folder / "t.mp"), *options, "--"] if options else []
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'gpu'}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run([*hook, sys.executable, __file__, "program"], capture_output=True, text=True, env=env)

@@ -1,11 +1,11 @@
-"""Measure the cost of probes that are switched on and off in one process, with the GPU's part of each step.
+"""Measure the cost of probes by switching them on and off within one process, including the GPU's time for each step.
 
     python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
 
-Off is recorded without probes, on is the same with them (`gpt-hook ctl PID probe`). Each period with probes is between
-two without, and is compared with their mean; how much those two differ is the noise. A period's figure is the median of
-its steps, and then the quartile of the faster ones, which other work on the machine disturbs less. Results must be the
-same bits, no launch and no buffer may be missing. Prints a table and writes toggle.json with the raw figures.
+"Off" is recorded without probes, "on" with them (`gpt-hook ctl PID probe`). Each period with probes lies between two
+without, and is compared with their mean; the difference between those two is the noise. A period has two figures: the
+median of its steps, and their lower quartile, which other work on the machine disturbs less. Results must be the same
+bits, and no launch or buffer may be missing. Prints a table, and writes the raw figures to toggle.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ QUIET = 0.2  # seconds without a byte more
 
 @dataclass(frozen=True)
 class Kind:
-    """A program's period: what it's asked, and before that; launches of its own in each step."""
+    """The input lines for a period of a program and for its warm-up, and the number of launches per step that it makes
+    itself.
+    """
 
     program: str
     ask: str
@@ -59,7 +61,7 @@ class Running(controlling.Server):
     """A program under gpt-hook that answers each line of its input."""
 
     probe: str | None = None
-    unasked = since = 0  # launches made while no probe was set, but for those since then
+    unasked = since = 0  # launches made while no probe was set, up to the last change, and the count at that change
 
     def ask(self, line: str) -> list[str]:
         self.process.stdin.write(line + "\n")
@@ -70,18 +72,18 @@ class Running(controlling.Server):
         return answer
 
     def set_probe(self, probe: str | None) -> None:
-        """Set a probe or none, and count the launches that are made without."""
+        """Set a probe, or none, and count the launches that are made without probes."""
         launches = self.count()[0]
         self.unasked += launches - self.since if self.probe is None else 0
         controlling.order(self.pid, "probe", *([probe] if probe else []))
         self.probe, self.since = probe, launches
 
     def size(self) -> int:
-        """Return the bytes of the trace and of the buffers next to it."""
+        """Return the total bytes of the trace and of the buffers next to it."""
         return sum(path.stat().st_size for path in self.out.parent.glob(f"{self.out.name}*"))
 
     def wait_until_quiet(self) -> int:
-        """Wait until nothing more is written; return how much there is."""
+        """Wait until nothing more is written; return the number of bytes."""
         size, since = self.size(), time.monotonic()
         while time.monotonic() < since + QUIET:
             time.sleep(0.05)
@@ -90,12 +92,12 @@ class Running(controlling.Server):
         return size
 
     def cpu(self) -> float:
-        """Return the CPU seconds of all threads of the process."""
+        """Return the CPU seconds used by all threads of the process."""
         words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / TICKS
 
     def count(self) -> tuple[int, int]:
-        """Return the number of launches so far, and of those with probes."""
+        """Return the number of launches so far, and of probed launches."""
         state = controlling.status(self.pid)
         return state["launches"], state["with_probes"]
 
@@ -110,7 +112,7 @@ def start(program: str, folder: Path, device: str, caches: Path | None) -> Runni
 
 
 def wait_for_probes(running: Running, kind: Kind) -> None:
-    """Launch until all kernels have their probes: each time as many launches have them."""
+    """Launch until all kernels have their probes, that is, until the number of probed launches no longer grows."""
     last, end = 0, time.monotonic() + kind.patience
     while time.monotonic() < end:
         before = running.count()[1]
@@ -164,11 +166,11 @@ def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Call
 
 
 def measure(name: str, running: Running, probe: str, pairs: int) -> dict[str, Any]:
-    """Return a row of the table, with the raw figures."""
+    """Return a row of the table, and the raw figures."""
     kind = KINDS[name]
     running.ask(kind.warm)  # compiles
     running.set_probe(probe)
-    wait_for_probes(running, kind)  # the kernels with probes are made now; later they come from the cache
+    wait_for_probes(running, kind)  # builds the kernels with probes; later they come from the cache
     periods = [period(running, kind, probe if i % 2 else None) for i in range(2 * pairs + 1)]
     on = [period for period in periods if period["on"]]
     probed = sum(period["probed"] for period in on)

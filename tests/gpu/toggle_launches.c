@@ -7,7 +7,7 @@
 #include "client.h"
 #include <time.h>
 
-enum { BURST = 500, COUNT = 400 }; // a stream takes 1,021 before a launch blocks
+enum { BURST = 500, COUNT = 400 }; // a stream holds 1,021 launches before one blocks
 
 static double now(void) {
     struct timespec time;

@@ -1,8 +1,8 @@
-"""Run the forward pass of a compiled Llama with 8 layers, for toggle.py.
+"""Run the forward pass of a compiled 8-layer Llama, for toggle.py.
 
-Each line of its input is `BATCH TOKENS STEPS`. It answers with the time of each step in us, from its call until the GPU
-has run it, and then a digest of what the last one computed. Attention and products are PyTorch's and cuBLAS's own
-kernels; the others are Triton's, made by torch.compile.
+Each line of its input is `BATCH TOKENS STEPS`. It answers with the time of each step in us, from the call to the GPU's
+completion, and then a digest of the last step's result. Attention and matrix products use PyTorch's and cuBLAS's own
+kernels; the others are Triton kernels made by torch.compile.
 """
 
 from __future__ import annotations

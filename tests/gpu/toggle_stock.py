@@ -1,9 +1,9 @@
-"""Run a Llama with 8 layers in eager PyTorch, for toggle.py: its kernels have no PTX.
+"""Run an 8-layer Llama in eager PyTorch, for toggle.py. Its kernels have no PTX.
 
-Each line of its input is `PROGRAM BATCH TOKENS STEPS`. It answers with the time of each step in us, from its call until
-the GPU has run it, and then a digest of what the last one computed. `train` is a forward, a backward and an AdamW step
-from the same weights each time, `decode` a forward, and `graph` the same forward in a CUDA graph, captured anew for
-each line.
+Each line of its input is `PROGRAM BATCH TOKENS STEPS`. It answers with the time of each step in us, from the call to
+the GPU's completion, and then a digest of the last step's result. `train` is a forward, a backward and an AdamW step,
+always from the same weights; `decode` is a forward step; `graph` is the same forward step in a CUDA graph, captured
+again for each line.
 """
 
 from __future__ import annotations

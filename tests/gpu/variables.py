@@ -1,8 +1,8 @@
-"""Check that woven kernels and the other kernels in a module see each other's writes to variables, on a real GPU.
+"""Check on a real GPU that woven kernels and other kernels of a module see each other's writes to variables.
 
-A module's kernels are launched in turn, first unchanged, then with some or all of them woven and loaded alone, with
-their tables filled and constants copied as in gpt-stream(5). The program writes to variables in between. Everything is
-queued on one stream, and nothing waits before the end. Every result and every variable must be bit-identical.
+A module's kernels are launched in turn: first unchanged, then with some or all of them woven and loaded separately,
+with address tables filled and constants copied as in gpt-stream(5). The program writes to variables in between. All
+work is queued on one stream, and nothing waits before the end. Every result and every variable must be bit-identical.
 `--assemble` doesn't use the GPU.
 """
 
@@ -28,7 +28,7 @@ from tests.gpu.weave import Case, Gpu, assemble, buffer_size, compile_ptx, probe
 
 GRID, BLOCK = 7, 100
 SIZE = 4 * GRID * BLOCK  # bytes of a result
-ADDRESSES = ("where", "pointer")  # hold what differs from run to run
+ADDRESSES = ("where", "pointer")  # their contents differ from run to run
 SETS = [("block_sched",), ("gmem_bytes", "thread_slots")]
 
 
@@ -36,7 +36,7 @@ def numbers(count: int, step: int) -> bytes:
     return np.arange(0, count * step, step, dtype=np.int32).tobytes()
 
 
-# The program's steps: a kernel with its n, or a variable with the bytes written to it.
+# The program's steps: a kernel with its argument n, or a variable with the bytes written to it.
 PLAN: list[tuple[str, int | bytes]] = [
     ("produce", 3),
     ("consume", 1),
@@ -93,7 +93,7 @@ class Loaded:
 
 
 def load_alone(original: Loaded, woven: Woven, cubin: bytes) -> Loaded:
-    """Load a woven kernel with the addresses of its module's variables."""
+    """Load a woven kernel, with the addresses of its module's variables."""
     gpu, alone = original.gpu, Loaded.load(original.gpu, cubin)
     for variable in woven.variables:
         address, size = original.find(variable.name)
@@ -109,7 +109,7 @@ def load_alone(original: Loaded, woven: Woven, cubin: bytes) -> Loaded:
 
 
 def copy_constants(original: Loaded, alone: Loaded, woven: Woven, taken: set[str], stream: ctypes.c_void_p) -> None:
-    """Make the record's copies before a launch, in stream order."""
+    """Make the copies that the record lists before a launch, in stream order."""
     for variable in woven.variables:
         name, first = variable.name, variable.copy == "always" and variable.name not in alone.copied
         if variable.copy and (first or name in taken):
@@ -120,7 +120,7 @@ def copy_constants(original: Loaded, alone: Loaded, woven: Woven, taken: set[str
 
 @dataclass
 class Program:
-    """The module as it is, and its kernels woven. `names` are all of its variables."""
+    """The unchanged module, and its woven kernels. `names` are all of its variables."""
 
     cubin: bytes
     alone: dict[str, tuple[Woven, bytes]]
@@ -141,7 +141,7 @@ class Program:
     def run(self, gpu: Gpu, is_woven: Callable[[int], bool], copying: bool = True) -> tuple[list[bytes], str]:
         """Return the results of the launches, the variables at the end, and the probes' records.
 
-        Without `copying` a constant that the program writes to is not copied, which must be seen.
+        Without `copying`, a constant that the program writes to isn't copied, and the check must detect that.
         """
         original, stream = Loaded.load(gpu, self.cubin), ctypes.c_void_p()
         alone = {name: load_alone(original, *pair) for name, pair in self.alone.items()}
@@ -181,7 +181,7 @@ class Program:
 
 
 def see(woven: Woven, buffers: list[bytes], spans: list[tuple[int, int]]) -> int:
-    """Return how many addresses a probe saw. All must lie in the program's variables and buffers."""
+    """Return how many addresses a probe saw, after checking that all lie in the program's variables and buffers."""
     seen = 0
     for number, placed in enumerate(woven.maps):
         case = Case(woven.kernel, (GRID, 1, 1), (BLOCK, 1, 1), 0, same(0), same(0))
@@ -196,7 +196,7 @@ def see(woven: Woven, buffers: list[bytes], spans: list[tuple[int, int]]) -> int
 
 
 def main() -> int:
-    """Weave, assemble, run, compare, and print a line for each mix; return 1 if anything differs."""
+    """Weave, assemble, run, compare, and print a line for each combination; return 1 if anything differs."""
     gpu = None if "--assemble" in sys.argv else Gpu()
     arch = gpu.arch if gpu else "sm_90"
     mixes: list[tuple[str, Callable[[int], bool]]] = [

@@ -1,9 +1,9 @@
-"""Run woven kernels on a real GPU: results are bit-identical, and probe counts match the kernels.
+"""Run woven kernels on a real GPU: results are bit-identical, and probe counts are right for the kernels.
 
-Kernels of weave.cu are compiled to PTX, woven with the built-in probes and some made to overflow their maps, assembled
-by ptxas and run, each beside the unprobed one on equal inputs. Behind every buffer lies a strip that must stay as it
-was. Nothing but libcuda and a compiler is needed; `--assemble` doesn't use the GPU. With `--host` code is made for
-the simulated device, whose libcuda.so.1 LD_LIBRARY_PATH must lead to.
+Kernels of weave.cu are compiled to PTX, woven with the built-in probes and with some that overflow their maps,
+assembled by ptxas, and run on the same inputs as the unprobed kernel. A guard area after every buffer must stay
+unchanged. Nothing but libcuda and a compiler is needed; `--assemble` doesn't use the GPU. `--host` generates code for
+the simulated device; LD_LIBRARY_PATH must then lead to its libcuda.so.1.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from gpt.ptx.scan import scan_module  # noqa: E402
 from gpt.trace.buffers import MapLayout, SavedBuffer  # noqa: E402
 from gpt.trace.rooms import pack_arenas  # noqa: E402
 
-STRIP = 4096  # bytes after a buffer, which must stay as they are
+STRIP = 4096  # size of the guard area after a buffer
 FILL = 0xA5
 
-# Maps that are too small: what does not fit is dropped and counted.
+# Maps that are too small: records that don't fit are dropped and counted.
 SMALL = """
 [map.{name}]
 level = "{level}"
@@ -82,9 +82,9 @@ PROBES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, its launch, and the bytes that each thread reads, writes, copies asynchronously and copies in bulk.
+    """A kernel, its launch, and the bytes that each thread reads, writes, copies asynchronously, and copies in bulk.
 
-    The formulas get the thread's number in the grid, its number in the block, and the launch.
+    The formulas take the thread's number in the grid, its number in the block, and the launch.
     """
 
     kernel: str
@@ -95,7 +95,7 @@ class Case:
     written: Callable[[Any, Any, Case], Any]
     copied: Callable[[Any, Any, Case], Any] = lambda i, t, c: 0 * i
     bulk: Callable[[Any, Any, Case], Any] = lambda i, t, c: 0 * i
-    expected: Callable[[Any, Any, Case], Any] | None = None  # if it isn't `bulk`
+    expected: Callable[[Any, Any, Case], Any] | None = None  # formula, if it isn't `bulk`
 
     @property
     def blocks(self) -> int:
@@ -148,7 +148,7 @@ WORDS = 1 << 16  # words in each of x and y
 
 
 def compile_ptx(arch: str, name: str = "weave.cu") -> bytes:
-    """Compile a source in this folder to PTX, by nvcc if it finds a host compiler, else by NVRTC."""
+    """Compile a source in this folder to PTX, with nvcc if it finds a host compiler, else with NVRTC."""
     source = Path(__file__).with_name(name)
     nvcc = find("nvcc")
     if nvcc and shutil.which("g++"):
@@ -176,7 +176,7 @@ def find(tool: str) -> str | None:
 
 
 def assemble(ptx: bytes, arch: str) -> tuple[bytes, int]:
-    """Return the cubin and the register count that ptxas reports; with `--host` an object, and 0."""
+    """Return the cubin and the register count that ptxas reports; with `--host`, return an object and 0."""
     if "--host" in sys.argv:
         return Host(Options()).make(ptx, "weave.cu", HostTarget()).image, 0
     ptxas = find("ptxas")
@@ -193,7 +193,7 @@ def assemble(ptx: bytes, arch: str) -> tuple[bytes, int]:
 
 
 def probe_files(names: tuple[str, ...]) -> list[ProbeFile]:
-    """Read built-in probes, and the texts in PROBES."""
+    """Parse the built-in probes, and the texts in PROBES."""
     files = []
     for name in names:
         text = PROBES[name]
@@ -204,7 +204,7 @@ def probe_files(names: tuple[str, ...]) -> list[ProbeFile]:
 
 
 class Gpu:
-    """The first GPU, by the driver API alone."""
+    """The first GPU, used through the driver API alone."""
 
     def __init__(self) -> None:
         self.lib = ctypes.CDLL("libcuda.so.1")
@@ -214,7 +214,7 @@ class Gpu:
         self.device = device
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
-        # ptxas cannot know the depth of a recursion, and a probe makes each of its frames larger.
+        # ptxas can't know the depth of a recursion, and probes enlarge each of its stack frames.
         self.call("cuCtxSetLimit", 0, ctypes.c_size_t(16 << 10))
         self.arch = f"sm_{self.attribute(75)}{self.attribute(76)}"
         self.sms = self.attribute(16)
@@ -232,15 +232,16 @@ class Gpu:
         return value.value
 
     def put(self, data: bytes) -> ctypes.c_uint64:
-        """Allocate a buffer with these bytes, and a strip after them."""
+        """Allocate a buffer with these bytes, and a guard area after them."""
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(len(data) + STRIP))
         self.call("cuMemcpyHtoD_v2", address, data + bytes([FILL]) * STRIP, ctypes.c_size_t(len(data) + STRIP))
-        self.call("cuCtxSynchronize")  # it may return before the bytes are there, and other streams do not wait
+        # The copy may return before the bytes arrive, and other streams don't wait for it.
+        self.call("cuCtxSynchronize")
         return address
 
     def take(self, address: ctypes.c_uint64, size: int, what: str) -> bytes:
-        """Read and free a buffer. The strip behind it must be unchanged."""
+        """Read and free a buffer. The guard area after it must be unchanged."""
         data = ctypes.create_string_buffer(size + STRIP)
         self.call("cuMemcpyDtoH_v2", data, address, ctypes.c_size_t(size + STRIP))
         self.call("cuMemFree_v2", address)
@@ -282,7 +283,7 @@ def layout(woven: Woven, number: int) -> MapLayout:
 
 
 def rows(woven: Woven, number: int, data: bytes, case: Case) -> tuple[Any, Any]:
-    """Return the counts in a buffer, and its records: each unit's slots, or a log's entries with their units."""
+    """Return the counts in a buffer, and its records: the slots of each unit, or a log's entries with their units."""
     map_ = layout(woven, number)
     assert len(data) == map_.size(case.blocks, case.threads)
     if map_.rooms:
@@ -291,7 +292,7 @@ def rows(woven: Woven, number: int, data: bytes, case: Case) -> tuple[Any, Any]:
 
 
 def table(saved: SavedBuffer) -> tuple[Any, Any]:
-    """Return counts and slots as the reader gives them."""
+    """Return counts and slots as the buffer's reader returns them."""
     if saved.units is None:
         return saved.counts.ravel(), saved.slots.reshape(-1, saved.slots.shape[-1])
     types = [(name, saved.slots.dtype[name]) for name in saved.slots.dtype.names]
@@ -319,7 +320,8 @@ def check_gmem_bytes(counts: Any, slots: Any, case: Case) -> str:
     formulas = {"read": case.read, "written": case.written, "async": case.copied, "bulk": case.bulk}
     for name, formula in (formulas | {"expected": case.expected or case.bulk}).items():
         expected = formula(i, t, case).reshape(case.blocks, -1).sum(axis=1)
-        found = slots[name] if name in slots.dtype.names else np.zeros(case.blocks)  # left out: the kernel can't
+        # Left out, because the kernel can't have it.
+        found = slots[name] if name in slots.dtype.names else np.zeros(case.blocks)
         assert (found == expected).all(), f"{name}: {slots[name]} is not {expected}"
     return ", ".join(f"{slots[name].sum()} B {name}" for name in slots.dtype.names)
 
@@ -334,7 +336,7 @@ def check_block_sched(counts: Any, slots: Any, case: Case, sms: int) -> str:
 
 
 def check_slots(counts: Any, slots: Any, case: Case, level: str, capacity: int) -> str:
-    """Check that every load was counted once per thread or group, that the first records are there, and no others."""
+    """Check that every load was counted once per thread or group, and that exactly the first records are there."""
     i, t = case.numbers()
     loads = case.read(i, t, case) // 4
     if level == "thread":
@@ -369,7 +371,9 @@ def check_log(counts: Any, entries: Any, case: Case, level: str) -> str:
 
 
 def check_pieces(entries: Any, case: Case) -> None:
-    """Check that entries saved at once are together, lane by lane; the capacity may cut off the last piece."""
+    """Check that entries saved together are adjacent, lane by lane; only the last group may be cut off
+    by the capacity.
+    """
     at = 0
     while at < len(entries):
         piece = entries[at : at + int(entries["active"][at])]
@@ -414,7 +418,7 @@ def check(name: str, counts: Any, records: Any, case: Case, sms: int) -> str:
 
 
 def plan() -> list[tuple[Case, tuple[str, ...]]]:
-    """Return each case with each set of probes that suits it."""
+    """Return each case with each set of probes that it supports."""
     small = [name for name in PROBES if name not in ("block_sched", "gmem_bytes")]
     found = [
         (case, names) for case in CASES for names in [("block_sched",), ("gmem_bytes",), ("block_sched", "gmem_bytes")]
@@ -439,7 +443,7 @@ def main() -> int:
         if case.kernel not in known:  # clusters need sm_90
             continue
         original = prune(module, [case.kernel])
-        if "--host" in sys.argv and b".reqnctapercluster" in original:  # the simulated device has none
+        if "--host" in sys.argv and b".reqnctapercluster" in original:  # the simulated device has no clusters
             continue
         if case.kernel not in plain:
             plain[case.kernel] = assemble(original, arch)

@@ -1,11 +1,10 @@
-"""Run Triton kernels through the pipeline on a real GPU: results are bit-identical, and counts match closed forms.
+"""Run Triton kernels through the pipeline on a real GPU: results are bit-identical, and counts equal closed forms.
 
     python3 tests/gpu/weave_triton.py [--assemble]
 
-Triton compiles kernels of tests/tally; `gpt-extract --ptx | gpt-ptx-probe | gpt-asm` makes probed cubins. Each is
-launched on the same inputs as Triton's own cubin, with its maps sized from the records alone, as in gpt-stream(5).
-Global memory bytes and tensor core operations must equal the closed forms for the shapes. `--assemble` doesn't use the
-GPU.
+Triton compiles kernels of tests/tally; `gpt-extract --ptx | gpt-ptx-probe | gpt-asm` makes the probed cubins. Each is
+launched on the same inputs as Triton's own cubin. Map sizes come from the records alone, as in gpt-stream(5). Global
+memory bytes and tensor core operations must equal the closed forms for the shapes. `--assemble` doesn't use the GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """A job of tests/tally: its grid and scalars; the bytes that all threads load and store, and the operations."""
+    """A job of tests/tally: its grid and scalars, the bytes that all threads load and store, and the operations."""
 
     job: str
     grid: tuple[int, ...]
@@ -62,7 +61,7 @@ def product(job: str, m: int, n: int, k: int, tile: int, size: int, stored: int)
 
 
 def attention(job: str, length: int, heads: int, block: int, width: int) -> Launch:
-    """Attend: each tile of rows reads its query, and all keys and values."""
+    """Attend: each tile of rows reads its query and all keys and values."""
     blocks = length // block
     loaded = heads * blocks * (1 + 2 * blocks) * block * width * 2
     flops = heads * 2 * 2 * length * length * width
@@ -105,7 +104,7 @@ def compile_jobs(folder: Path, arch: int) -> dict[str, Any]:
 
 
 def pipeline(folder: Path, arch: str) -> dict[str, list[Record]]:
-    """Return the records of each cubin once probes are in it, from the executables of this checkout."""
+    """Return the records of each cubin with probes, made by this checkout's executables."""
     script = "import sys; sys.argv[0] = 'gpt-{0}'; from gpt.stages.{1} import main; sys.exit(main())"
     for stage in ("extract", "ptx-probe", "asm"):
         code = script.format(stage, stage.replace("-", "_"))
@@ -131,7 +130,7 @@ def pipeline(folder: Path, arch: str) -> dict[str, list[Record]]:
 
 
 def arguments(gpu: Gpu, launch: Launch, params: int) -> tuple[list[Any], list[Any]]:
-    """Return a kernel's arguments, the ones that Triton adds included, and the buffers among them."""
+    """Return a kernel's arguments, including Triton's additional ones, and the buffers among them."""
     kernel, types, _, _, _ = JOBS[launch.job]
     random = np.random.default_rng(len(launch.job))
     values, buffers = [], []

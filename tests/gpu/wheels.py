@@ -1,8 +1,8 @@
 """Compare finished wheels as shipped, recompressed, and for one architecture: their results and load times.
 
-Each is installed into a folder of its own with `pip install --target`, with the packages it needs from a folder of
-wheels if one is given, else from this Python. A script of wheel_uses, by the name of the wheel, computes something
-in a process of its own, twice; the versions take turns.
+Each version is installed into its own folder with `pip install --target`. The packages it needs come from a folder of
+wheels if one is given, or else from this Python. The script in wheel_uses that's named after the wheel computes
+something twice, in its own process; runs of the versions are interleaved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT = 300  # seconds of a process
 
 
 def use_of(wheel: Path, uses: Path = USES) -> Path:
-    """Find the script for a wheel: cupy.py is for cupy_cuda12x. Exits without one."""
+    """Find the script for a wheel, such as cupy.py for cupy_cuda12x. Exits if there's none."""
     name = wheel.name.partition("-")[0].lower().replace("-", "_")
     found = [path for path in uses.glob("*.py") if name == path.stem or name.startswith(f"{path.stem}_")]
     if not found:
@@ -49,7 +49,7 @@ def make(wheel: Path, arch: str, folder: Path) -> dict[str, Path]:
 
 
 def install(made: dict[str, Path], packages: Path | None, folder: Path) -> dict[str, Path]:
-    """Install each version into a folder, beside hard links to the packages that it needs."""
+    """Install each version into a folder, with hard links to the packages that it needs."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--root-user-action=ignore", "--no-compile"]
     base = folder / "base"
     base.mkdir()
@@ -64,7 +64,7 @@ def install(made: dict[str, Path], packages: Path | None, folder: Path) -> dict[
 
 
 def run(site: Path, use: Path, device: str) -> dict[str, Any]:
-    """Compute in a process of its own. Exits if that fails."""
+    """Run the script in a new process. Exits if that fails."""
     words = [sys.executable, HERE / "wheels.py", use, device]
     env = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT, cwd=site)
@@ -75,7 +75,7 @@ def run(site: Path, use: Path, device: str) -> dict[str, Any]:
 
 
 def compare(wheel: Path, arch: str, device: str, packages: Path | None, rounds: int, folder: Path) -> dict[str, Any]:
-    """Make, install and run all versions of a wheel; return their sizes, times and digests of what they computed."""
+    """Make, install and run all versions of a wheel; return their sizes, times, and digests of their results."""
     use = use_of(wheel)
     made = make(wheel, arch, folder)
     sites = install(made, packages, folder)
@@ -90,7 +90,7 @@ def compare(wheel: Path, arch: str, device: str, packages: Path | None, rounds: 
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """Say in lines of text what a comparison found."""
+    """Describe a comparison's findings in lines of text."""
     said = [f"{found['wheel']}: {'the same bytes' if found['same'] else 'DIFFERENT bytes'}, on {found['device']}"]
     for way, one in found["versions"].items():
         context, first, second = (1000 * statistics.median(one[key]) for key in ("context", "first", "second"))
@@ -100,7 +100,7 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Compute in this process; the script and the device are arguments. Writes a line of JSON."""
+    """Run the script in this process; the script and the device are arguments. Writes a line of JSON."""
     use, device = Path(sys.argv[1]), sys.argv[2]
     sys.path[:] = [
         folder for folder in sys.path if Path(folder).resolve() != HERE
@@ -118,7 +118,7 @@ def main() -> None:
     module = importlib.util.module_from_spec(spec)
     times = {"context": time.perf_counter() - start}
     spec.loader.exec_module(module)
-    start = time.perf_counter()  # without the import, which reads Python more than GPU code
+    start = time.perf_counter()  # exclude the import, which mostly loads Python code
     compute = module.prepare(device)
     digests = [hashlib.sha256(compute()).hexdigest()]
     times["first"] = time.perf_counter() - start

@@ -1,9 +1,10 @@
 """Workloads for tests/gpu/debloat.py, which slims libraries for them: `python tests/gpu/workload.py NAME [cuda|cpu]`.
 
-Each is a function in a module beside this file, from a device's name to the text to print. Standard output gets that
-text, from fixed seeds; standard error one line of JSON: `seconds` from the start, imports included; in bytes,
-`resident`, the peak resident host memory; `mapped`, the part of it that's mapped from files at the end; `gpu`, the
-GPU's memory in use at the end, when all modules are loaded and the allocators still hold their memory.
+Each is a function in a module of this folder that takes a device's name and returns the text to print. The text, which
+depends on fixed seeds, goes to standard output. Standard error gets one line of JSON: `seconds`, the time from the
+start, including imports; and in bytes, `resident`, the peak resident host memory; `mapped`, the part of it that's
+mapped from files at the end; `gpu`, the GPU's memory in use at the end, when all modules are loaded and allocators
+still hold their memory.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def main() -> None:
     module, function = WORK[name]
     work = getattr(importlib.import_module(module), function)
     if name == "generate":
-        work(["--device", device])  # prints its tokens itself
+        work(["--device", device])  # it prints its tokens itself
     else:
         print(*(f"{value:.4e}" for value in work(device)))
     seconds = time.perf_counter() - START

@@ -1,4 +1,4 @@
-"""Run a JAX workload: steps of training a perceptron, and a convolution."""
+"""Run a JAX workload: training steps of a perceptron, and a convolution."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import pairwise
 
 
 def xla(device: str) -> list[float]:
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else it takes most of the GPU's memory first
-    os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # else kernels are chosen by how long they took
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # otherwise JAX takes most of the GPU's memory at start
+    os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # otherwise kernels are chosen by timing them
     os.environ["JAX_PLATFORMS"] = device
     import jax
     import jax.numpy as jnp

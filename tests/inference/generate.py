@@ -1,10 +1,10 @@
-"""Generate tokens with a transformer of two layers, whose kernels are PTX of its own.
+"""Generate tokens with a transformer of two layers, whose kernels are PTX in this file.
 
     gpt-trace -- python generate.py [--tokens 20] [--prompt "3 14 15"]
     gpt-trace -- python generate.py --torch     # the same model in PyTorch, on a GPU
 
-Without --torch it needs only libcuda.so.1. Weights are random, so its output is nonsense, but always the same: the last
-line lists the tokens. A step is 22 launches and a copy of the token to the host.
+Without --torch it needs only libcuda.so.1. Weights are random, so the output is nonsense, but always the same; the last
+line lists the tokens. A step makes 22 launches and copies the token to the host.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from ctypes import byref, c_float, c_uint, c_uint64, c_void_p
 WIDTH, INNER, WORDS, LAYERS, CONTEXT = 32, 64, 64, 2, 64
 MATRICES = {"query": (WIDTH, WIDTH), "key": (WIDTH, WIDTH), "value": (WIDTH, WIDTH), "out": (WIDTH, WIDTH),
             "up": (INNER, WIDTH), "down": (WIDTH, INNER)}  # fmt: skip
-PLAIN, POSITIVE, ADDED = range(3)  # what to do with a product: y = Wx, y = max(Wx, 0), y += Wx
+PLAIN, POSITIVE, ADDED = range(3)  # how a product is used: y = Wx, y = max(Wx, 0), y += Wx
 PTX = """
 .version 8.0
 .target sm_80
@@ -107,7 +107,7 @@ next:
 
 
 def make_weights():
-    """Return all matrices by name, row by row, always the same."""
+    """Return all matrices by name, row by row. They're the same each time."""
     source = random.Random(1)
 
     def matrix(rows, columns):
@@ -120,7 +120,7 @@ def make_weights():
 
 
 class Driver:
-    """The CUDA driver: its functions are methods that raise their errors."""
+    """The CUDA driver: its functions are methods that raise an exception for an error."""
 
     def __init__(self):
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -192,7 +192,7 @@ class Model:
         self.run("linear", rows, y, x, self.weights[matrix], c_uint(columns), c_uint(mode))
 
     def step(self, place, token=None):
-        """Return the token after the one at a position: `token`, or the choice of the step before."""
+        """Return the token after the one at a position. The input is `token`, or the previous step's choice."""
         at = self.at
         if token is not None:
             self.driver.copy_in(at["token"], array("I", [token]))
@@ -251,7 +251,7 @@ class TorchModel:
 
 
 def generate(model, prompt, count):
-    """Generate tokens. The prompt goes in first; the choice at its end is the first new token."""
+    """Generate tokens. The prompt is processed first; the choice at its end is the first new token."""
     found = list(prompt)
     for place in range(len(prompt) + count - 1):
         inside = place < len(prompt)

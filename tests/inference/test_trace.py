@@ -165,7 +165,8 @@ def test_a_command_that_is_killed(uses, tmp_path):
 
 @pytest.mark.full
 def test_an_interrupt_is_the_commands(uses, tmp_path):
-    command = [TRACE, *map(str, uses), "while True: time.sleep(0.1)"]  # Python may miss one before a long sleep
+    # Python may miss a signal that arrives before a long sleep.
+    command = [TRACE, *map(str, uses), "while True: time.sleep(0.1)"]
     with subprocess.Popen(command, cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           start_new_session=True) as process:  # fmt: skip
         assert process.stdout.readline() == b"[]\n"

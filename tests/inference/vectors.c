@@ -1,5 +1,5 @@
-// A small inference with CUDA's driver API: weights and input go to the device, a kernel runs a few times
-// over vectors, and the output is copied back and compared with the processor's result.
+// A small inference program for the CUDA driver API: weights and input are copied to the device, a kernel
+// runs a few times over vectors, and the output is copied back and compared with the processor's result.
 //
 //     cc -o vectors vectors.c -ldl && gpt-trace -- ./vectors [ROUNDS]
 
@@ -43,7 +43,7 @@ static const char PTX[] =
 
 static void *driver;
 
-// A function of the driver; a failing call ends the program.
+// Call a function of the driver; a failing call ends the program.
 #define CALL(name, ...) check(((int (*)())find(#name))(__VA_ARGS__), #name)
 
 static void *find(const char *name) {

@@ -1,9 +1,10 @@
-"""Compute attention with a Triton kernel of our own, like FlashAttention: a tile of rows, a running maximum and sum.
+"""Compute attention with a Triton kernel of our own that works like FlashAttention: a tile of rows, a running maximum
+and sum.
 
     python tests/lab/attention.py [LAUNCHES]
 
-12 heads of 64, 512 tokens, half precision; the tensors are named (gpt.tensors). Prints whether the result equals
-PyTorch's. Measured once: the pictures of attention in docs/figures/analyses (pictures.py).
+12 heads of 64, 512 tokens, half precision; tensors are named with gpt.tensors. Prints whether the result equals
+PyTorch's. Used once, for the pictures of attention in docs/figures/analyses (pictures.py).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Try cubins with cut, zeroed or dropped unused kernels on a GPU's driver.
+"""Try cubins with cut, zeroed or dropped unused kernels on a real driver.
 
     python tests/lab/drop.py build DIR     # anywhere: compiles, and cuts by the stages in each codec and mode
     python3 tests/lab/drop.py run DIR      # on the GPU (sm_90): Python's standard library and libcuda, nothing else
 
-Without arguments it does both. Every case is loaded in a process of its own, lazily and eagerly. Kept kernels must
-leave the same bytes in memory as the original's; a dropped kernel must not be found; a zeroed one must fail when it's
-launched. For the large case, the load time and the device memory of a loaded module, which dropping should reduce, are
-compared with the original's. Measured once: docs/figures/gpu/drop-h200.tsv.
+Without arguments it does both. Every case is loaded in its own process, lazily and eagerly. Kept kernels must leave the
+same bytes in memory as the original's. A dropped kernel must not be found. A zeroed kernel must fail when it's
+launched. For the large case, load time and device memory of the loaded module are compared with the original's, because
+dropping kernels should reduce them. Run once: docs/figures/gpu/drop-h200.tsv.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
 ARCH = "sm_90"
-BYTES = 1 << 16  # size of the buffer that every kernel gets
-TIMES = 15  # loads of which the median is taken
+BYTES = 1 << 16  # size of the buffer passed to every kernel
+TIMES = 15  # number of loads; the median counts
 
 MIXED = """
 extern "C" __device__ int printf(const char *, ...);
@@ -79,7 +79,7 @@ template <int N> __global__ void large(float *x, int n) {
 """ + "".join(f"template __global__ void large<{number}>(float *, int);\n" for number in range(400))
 LARGE_USED = "_Z5largeILi7EEvPfi"
 
-# name -> (sources, linked with each other, kernels used in one case, and in the next)
+# name -> (sources, linked together, kernels used in the first case, and in the second)
 SOURCES = {
     "linked": ("users", [["direct"], ["pointer"], ["alone", "plain"]]),
     "mixed": ("mixed", [["shared"], ["stack", "jumps"], ["prints"]]),
@@ -92,7 +92,7 @@ SOURCES = {
 
 
 def build(folder: Path) -> None:
-    """Write the originals, the stages' results, and cases.json, which lists what to try."""
+    """Write the originals, the stages' results, and cases.json, which lists the cases."""
     sys.path.insert(0, str(ROOT))
     from tests import cuda
     from tests.formats import samples
@@ -114,7 +114,8 @@ def build(folder: Path) -> None:
                 for mode in ("compact",) if name == "large" else ("compact", "hole"):
                     for how in ("zero", "drop"):
                         path = cut(original, folder / f"{name}{number}.{codec}.{mode}.{how}", used, mode, how)
-                        if path.read_bytes() != original.read_bytes():  # else it stayed whole: too small to gain
+                        # Otherwise it was left whole: too small to gain anything.
+                        if path.read_bytes() != original.read_bytes():
                             cases.append(case(name, codec, f"{how} {mode}", path, original, used, number))
                 if codec == "none":
                     path = folder / f"{name}{number}.weak.cubin"
@@ -156,7 +157,9 @@ def cut(original: Path, out: Path, used: list[str], mode: str, how: str) -> Path
 
 
 def weak(cubin: bytes, used: list[str]) -> bytes:
-    """Drop kernels, and make their symbols weak and undefined, not empty: an alternative should emptying fail."""
+    """Drop kernels, and make their symbols weak and undefined instead of empty: an alternative in case empty symbols
+    fail.
+    """
     import numpy as np
 
     from gpt.formats import callgraph
@@ -186,7 +189,7 @@ def run(folder: Path) -> int:
     cases = json.loads((folder / "cases.json").read_text())
     rows, wanted, bad = [], {}, 0
     todo = [(one, loading) for one in cases for loading in ("LAZY", "EAGER")]
-    timed = [item for item in todo if item[0]["case"] == "large0"]  # one after the other
+    timed = [item for item in todo if item[0]["case"] == "large0"]  # run these one after the other
     with ThreadPoolExecutor(8) as pool:
         rest = [item for item in todo if item not in timed]
         answers = list(zip(rest, pool.map(lambda item: child(folder, *item), rest), strict=True))
@@ -220,7 +223,7 @@ def run(folder: Path) -> int:
 
 
 def child(folder: Path, one: dict[str, Any], loading: str) -> dict[str, Any]:
-    """Run a case in a process of its own."""
+    """Run a case in its own process."""
     command = [sys.executable, __file__, "child", folder / one["file"], one["unused"], *one["used"]]
     done = subprocess.run(
         [str(part) for part in command], env={**os.environ, "CUDA_MODULE_LOADING": loading},

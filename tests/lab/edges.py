@@ -1,8 +1,8 @@
-"""Run instructions at their boundaries, and faulty kernels, on a GPU, for tests/asm/host to compare.
+"""Run instructions at the boundaries of their operands, and faulty kernels, on a GPU, for comparison in tests/asm/host.
 
-`python tests/lab/edges.py [LIBRARY]` runs tests/asm/host/rows.py and faults.py and writes edges.json, the rows' results
-as one xz of 64-bit words, to GPT_GPU_OUT; prints the answer to each fault.
-Measured once: the 129,663 results of docs/measured.md, kept as tests/asm/host/h200.xz and h200.json.
+`python tests/lab/edges.py [LIBRARY]` runs the rows of tests/asm/host/rows.py and the kernels of faults.py. It writes
+edges.json to GPT_GPU_OUT, with the rows' results as xz-compressed 64-bit words, and prints the driver's answer to each
+fault. Run once: the 129,663 results of docs/measured.md, kept as tests/asm/host/h200.xz and h200.json.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python tests/lab/load.py [RUNTIME]
 
-Texts of a kernel of 1 kB, one of 100 kB as Triton writes it, and 521 kernels with 5 MB; as PTX, which is checked when
-it is loaded, and in a fatbin, where one kernel is launched after the load. Each with a new cache and then with the same
-one, under gpt-hook and without. RUNTIME is the runtime to compare with (GPT_RUNTIME), such as another commit's.
-Prints JSON: the fastest of two, in ms: [load, launch]. Measured once: "Loading PTX" in docs/measured.md.
+The texts are a kernel of 1 kB, one of 100 kB as Triton writes it, and 521 kernels with 5 MB in all. Each is loaded as
+PTX, which is checked when it's loaded, and in a fatbin, from which one kernel is launched after the load. Each runs
+with a new cache and then with the same cache, with and without gpt-hook. RUNTIME is a runtime to compare with
+(GPT_RUNTIME), such as another commit's. Prints JSON: the fastest of two runs, in ms, as [load, launch]. Run once:
+"Loading PTX" in docs/measured.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ RUNS = 2
 
 
 def kernel(number: int, size: int) -> str:
-    """Return a kernel of about `size` bytes that computes and stores nothing."""
+    """Return a kernel of about `size` bytes that does arithmetic and stores nothing."""
     params = ", ".join(f".param .u64 .ptr .global .align 16 k{number}_param_{i}" for i in range(3))
     registers = "\t.reg .b32 %r<99>;\n\t.reg .f32 %f<99>;\n\t.reg .b64 %rd<99>;\n\t.shared .align 16 .b8 tile[4096];\n"
     count = max(1, size // 160)
@@ -83,7 +84,7 @@ def main() -> None:
             fatbin.write_bytes(cuda.fatbin([("sm_90a", "ptx", text.encode())], "none"))
             for image, what in ((ptx, "load"), (fatbin, "load"), (fatbin, "launch")):
                 if size == "5 MB" and image == ptx:
-                    continue  # its check takes most of a minute
+                    continue  # checking it takes most of a minute
                 for hook in (True, False):
                     for _ in range(RUNS):
                         for name, runtime in runtimes.items():

@@ -1,8 +1,8 @@
-"""Compare a device's record with nvidia-smi and with NVIDIA's published figures.
+"""Compare a trace's device record with nvidia-smi and with NVIDIA's published figures.
 
-.venv/bin/python tests/lab/peaks.py [--device sim]      # sim: only checks that the numbers are there
+.venv/bin/python tests/lab/peaks.py [--device sim]      # sim only checks that there are numbers
 
-Measured once: clocks and peaks of an H200, in docs/measured.md.
+Run once: clocks and peak rates of an H200, in docs/measured.md.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ assert not driver.cuInit(0)
 assert not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
 assert not driver.cuCtxSetCurrent(context)
 """
-NEAR = 0.15  # distance from a published figure, which is for a lower clock than the highest
-MHZ = 2e6  # rates may differ this much from nvidia-smi's
+NEAR = 0.15  # tolerance; published figures are for a lower clock than the maximum
+MHZ = 2e6  # tolerance for clock rates, compared with nvidia-smi's
 
 
 def main() -> int:
-    """Print the results, and return how many of the numbers are wrong."""
+    """Print the comparison, and return how many of the numbers are wrong."""
     more = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "t.mp"

@@ -3,9 +3,8 @@
     python tests/lab/pictures.py record FOLDER     on the GPU; all runs at once, so the machine is busy
     python tests/lab/pictures.py draw FOLDER [docs/figures/analyses]
 
-The programs are a transformer of GPT-2's size that is trained (`train`) or generates (`generate`), and attention by a
-kernel of Triton. `record` needs PyTorch and Triton; `draw` the plot extra.
-Measured once: docs/figures/analyses.
+The programs are a transformer of GPT-2's size, trained (`train`) or generating tokens (`generate`), and attention in a
+Triton kernel. `record` needs PyTorch and Triton; `draw` needs the plot extra. Run once: docs/figures/analyses.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # name -> options 
     ),
 }  # fmt: skip
 
-PICTURES: dict[str, tuple[str, ...]] = {  # file -> arguments of gpt-analyze: a trace is named by its run
+PICTURES: dict[str, tuple[str, ...]] = {  # file -> arguments of gpt-analyze, in which a run's name stands for its trace
     "summary.png": ("summary", "compiled"),
     "stages.png": ("stages", "plain"),
     "gaps.png": ("gaps", "plain"),
@@ -85,11 +84,11 @@ PICTURES: dict[str, tuple[str, ...]] = {  # file -> arguments of gpt-analyze: a 
     "value_range.png": ("value_range", "values"),
     "maps.png": ("maps", "attention_times"),
 }
-COLORS = 64  # colors of a picture, which takes a fifth of the bytes
+COLORS = 64  # colors per picture, which reduces it to a fifth of the bytes
 
 
 def record_one(folder: Path, name: str) -> str:
-    """Run a program; return what's wrong, if anything."""
+    """Run a program; return the error, if there's one."""
     options, program = RUNS[name]
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
@@ -120,7 +119,7 @@ def record_one(folder: Path, name: str) -> str:
 
 
 def record(folder: Path) -> int:
-    """Make all runs, at most three at a time per four cores."""
+    """Run all programs, at most three at a time per four cores."""
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 4) * 3 // 4)) as pool:
         wrong = [fault for fault in pool.map(lambda name: record_one(folder, name), RUNS) if fault]
     for name in RUNS:
@@ -132,7 +131,7 @@ def record(folder: Path) -> int:
 
 def draw(folder: Path, out: Path) -> int:
     """Draw all pictures of the traces in a folder."""
-    from PIL import Image  # matplotlib has it
+    from PIL import Image  # installed with matplotlib
 
     out.mkdir(parents=True, exist_ok=True)
     wrong = []

@@ -1,9 +1,9 @@
-"""Show gpt-analyze's timelines of docs/analyses.md in other viewers, from a trace of pictures.py.
+"""Show the timelines of docs/analyses.md in other viewers, using traces from pictures.py.
 
     python tests/lab/viewers.py FOLDER [docs/figures/analyses]
 
-Needs Chromium, and once the network (tests/packages.py); no GPU.
-Measured once: the timelines of docs/figures/analyses.
+Needs Chromium, and the network on the first run (tests/packages.py); no GPU. Run once: the timelines of
+docs/figures/analyses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.lab.pictures import BIN, COLORS  # noqa: E402
 from tests.timeline import browser, viewers  # noqa: E402
 
 HALF_A_TOKEN, STEPS = ("--time", "13.0,13.003"), ("--time", "13.177,13.243")
-PICTURES: dict[str, tuple[str, str, tuple[str, ...], tuple[int, int]]] = {  # file -> form, run, what of it, size
+PICTURES: dict[str, tuple[str, str, tuple[str, ...], tuple[int, int]]] = {  # file -> (format, run, part of it, size)
     "timeline.png": ("html", "plain", HALF_A_TOKEN, (1400, 150)),
     "timeline_perfetto.png": ("perfetto", "plain", (), (1600, 640)),
     "timeline_chrome.png": ("chrome", "plain", HALF_A_TOKEN, (1600, 440)),
@@ -49,7 +49,7 @@ def pack(path: Path) -> None:
 
 
 def shoot(out: Path, made: Path, form: str, data: bytes, size: tuple[int, int]) -> None:
-    """Take a picture of a timeline in its viewer."""
+    """Take a screenshot of a timeline in its viewer."""
     match form:
         case "perfetto":
             with viewers.perfetto(data, made, size) as shown:

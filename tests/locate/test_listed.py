@@ -1,4 +1,4 @@
-"""Kernel names that a person listed: their meaning, and that a wrong name doesn't empty a library."""
+"""Hand-written lists of kernel names: what the names mean, and that a wrong name doesn't empty a library."""
 
 import json
 import subprocess
@@ -131,7 +131,7 @@ def test_names_of_several_streams(locate, tmp_path):
     names = "plain\n_ZN12_GLOBAL__N_15threeEii\n"
     done = locate(names, files=["a.so.mp", "b.so.mp"])
     assert (done.status, cut(done)) == (0, {"a.so": [164], "b.so": [164]})
-    assert [r["records"] for r in done.kind("end")] == [len(library("a.so")) + 3] * 2  # a span and two tallies more
+    assert [r["records"] for r in done.kind("end")] == [len(library("a.so")) + 3] * 2  # plus a span and two tallies
     assert locate(names, files=["b.so.mp"]).status == 1
 
 
@@ -243,6 +243,6 @@ def test_devices_that_no_code_is_for_cut_nothing(locate):
     assert not done.kind("span") and len(done.kind("element")) == 4
     done = locate("plain\n", "--arch", "sm_52,12.0", "--allow-missing")
     assert (done.status, done.err) == (0, f"gpt-locate: warning: {fact}\n") and len(done.kind("span")) == 4
-    done = locate("plain\n", "--arch", "sm_52,9.0,sm_120")  # one has some
+    done = locate("plain\n", "--arch", "sm_52,9.0,sm_120")  # one of the devices has some
     assert (done.status, done.err) == (0, f"gpt-locate: warning: {fact}\n") and done.kind("span")
     assert locate("plain\n", "--arch", "9.0").err == ""

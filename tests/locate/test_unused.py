@@ -1,4 +1,6 @@
-"""The rule of what a device picks, as a table, and what the stage adds to it: whole modules, --keep, --keep-ptx."""
+"""The rules by which a device picks code, as a table, and what the stage adds to them: whole modules, --keep,
+--keep-ptx.
+"""
 
 import hashlib
 import os
@@ -39,7 +41,7 @@ REASONS = {
 def element(text, offset, library="lib.so"):
     """Make an element record from `REGION TYPE ARCH [KERNEL...] [+v] [+f] [#IMAGE]`.
 
-    A region `r...` is relocatable code, a region `s...` is outside of the fatbin sections; `-` means no region.
+    A region named `r...` is relocatable code, a region `s...` is outside of the fatbin sections; `-` means no region.
     """
     region, type_, arch, *names = text.split()
     return records.make(
@@ -73,7 +75,8 @@ def reasons(devices, used, whole, *texts):
     return [reason for _, reason in iter_reasons(candidates, given)]
 
 
-# name: (devices, `!` where one runs PTX only; used kernels; regions kept whole; elements and their fate)
+# name -> (devices, with `!` if it only runs PTX; used kernels; regions kept whole; elements and what happens to
+# them)
 RULES = {
     "same major version": ("sm_80", "k", (), [
         ("1 cubin sm_70 k", "arch"), ("1 cubin sm_80 k", "+"), ("1 cubin sm_90 k", "arch"), ("1 ptx sm_80 k", "cubin"),
@@ -219,7 +222,7 @@ def test_elements_beyond_any_file_are_refused():
 
 @pytest.fixture
 def locate(tmp_path):
-    """Run gpt-locate on a library of elements; return the offsets that are kept, and how the run ended."""
+    """Run gpt-locate on a library of elements; return the offsets that are kept, and the finished run."""
 
     def call(texts, *options, used="k\n", arch="sm_90", path="lib.so", build_id=None):
         elements = [element(text, 100 * number, path) for number, text in enumerate(texts)]
@@ -258,7 +261,7 @@ LIBRARY = [
 
 @pytest.mark.full
 def test_nvlink_takes_the_cubins_that_serve(tmp_path):
-    """It refuses code that the device can't run."""
+    """nvlink refuses code that the device can't run."""
     codes = [f"{sm}{a}" for sm in (90, 100, 103) for a in ("", "a")] + [f"{sm}f" for sm in (100, 103, 110, 120, 121)]
     devices = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
     for code in [*map(str, devices), *codes]:
@@ -275,7 +278,7 @@ def test_nvlink_takes_the_cubins_that_serve(tmp_path):
 
 
 def test_a_library_that_loses_all_its_code(tmp_path):
-    """One library has none, another has some: a warning names the available code."""
+    """One library has no code for the device, another one has some: a warning names the available code."""
 
     def stream_of(*libraries):
         records_ = [wire.header("test", [])]
@@ -356,7 +359,7 @@ def test_what_needs_used(locate):
 def test_keep_ptx(locate):
     assert locate(LIBRARY, "--keep-ptx")[0] == [0, 1]
     assert locate(LIBRARY, "--keep-ptx", "--keep", ".")[0] == [0, 1, 2, 3, 5]
-    assert locate(["1 cubin sm_90 k", "1 ptx sm_100 k"], "--keep-ptx")[0] == [0, 1]  # for a device to come
+    assert locate(["1 cubin sm_90 k", "1 ptx sm_100 k"], "--keep-ptx")[0] == [0, 1]  # for a future device
 
 
 def test_tallies_add_up(locate):
@@ -374,7 +377,7 @@ def test_devices_come_from_the_trace(locate):
     function = records.make("function", id=1, name="k")
     assert locate(LIBRARY, used=trace(device, function), arch="")[0] == [4]
     assert locate(LIBRARY, used=trace(device, simulated, function), arch="")[0] == [1, 4]
-    assert locate(LIBRARY, used=trace(device, function), arch="sm_90")[0] == [0]  # messages come first
+    assert locate(LIBRARY, used=trace(device, function), arch="sm_90")[0] == [0]  # --arch takes precedence
     done = locate(LIBRARY, used=trace(function), arch="")[1]
     assert done.status == 2
     assert "no trace names a device" in done.err
@@ -410,7 +413,7 @@ def test_modules_in_memory_that_were_looked_into_are_a_warning(locate):
 
 
 def test_an_image_that_no_library_holds_may_have_been_linked(locate):
-    """It may have been linked by a library after the ones with the other names."""
+    """An image that's in no library may be a linker's output, so a linker's input is kept."""
     library = ["- cubin sm_90 x #loaded", "s1 ltoir sm_75", "s2 ptx sm_75 p", "s3 cubin sm_90 other"]
     known, strange = (
         records.make("module", id=1, type="cubin", sha256=hashlib.sha256(name).hexdigest())
@@ -443,11 +446,12 @@ def test_who_loaded_an_image_tells_what_it_may_be_linked_of(locate, tmp_path, lo
     used = trace(strange, records.make("function", id=1, module=1, name="k"))
     path = str(tmp_path / "libfft.so.12")
     assert locate(["s2 ptx sm_75 p", "3 cubin sm_90 other"], used=used, path=path)[0] == [0] * may
-    assert locate(["s2 ptx sm_75 p", "s3 ltoir sm_100"], used=used, path=path)[0] == [0]  # there only to be linked
+    # The library only exists to be linked.
+    assert locate(["s2 ptx sm_75 p", "s3 ltoir sm_100"], used=used, path=path)[0] == [0]
 
 
 def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):
-    """Even without a lookup of their kernels, so that the library can load them again."""
+    """The kernels count as used even if they weren't looked up, so that the library can load them again."""
     modules = [
         records.make("module", id=1, type="cubin", sha256=hashlib.sha256(b"loaded").hexdigest()),
         records.make("module", id=2, type="cubin", path="/other.so", sha256=hashlib.sha256(b"other").hexdigest()),
@@ -465,7 +469,7 @@ def test_names_that_are_nowhere_are_named(locate):
         records.make("module", id=1, type="fatbin", path="/another.so", offset=0),
         records.make("function", id=1, module=1, name="elsewhere"),
     ))  # fmt: skip
-    assert "elsewhere" not in done.err  # seen in a library that is not in the stream
+    assert "elsewhere" not in done.err  # the kernel was in a library that isn't in the stream
 
 
 def test_an_element_without_payload_needs_no_span(locate):

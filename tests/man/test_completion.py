@@ -1,4 +1,4 @@
-"""Shell completion: the words that each shell offers for a partial line."""
+"""Shell completion: the words that each shell offers for an incomplete line."""
 
 import os
 import shutil
@@ -56,7 +56,8 @@ def in_bash(folder, line):
 
 def in_fish(folder, line):
     code = "set -p fish_complete_path $PWD/share/fish/vendor_completions.d; complete -C $argv[1]"
-    environment = {"HOME": str(folder), "PATH": f"{MAN.parent}/bin:{os.defpath}"}  # it asks whether there is a tool
+    # The completion checks whether the tool exists.
+    environment = {"HOME": str(folder), "PATH": f"{MAN.parent}/bin:{os.defpath}"}
     command = ["fish", "-c", code, line]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment)
     return [found.partition("\t")[0].rstrip("/") for found in done.stdout.splitlines()]

@@ -1,8 +1,8 @@
-"""The man pages against what they describe: options against --help, kinds against gpt/stream/records.py, and every
-example is run as a reader would type it, and must print the text below it.
+"""The man pages match what they describe: options match --help, and kinds match gpt/stream/records.py. Every example is
+run as a reader would type it, and must print the text below it.
 
-In an example, a line that begins with `$ ` is a command, which continues if a line ends with `|` or `\\` or inside a
-quotation, and the lines below are its output. In the output, `...` stands for anything, and numbers may differ, because
+In an example, a line that begins with `$ ` is a command, which continues if a line ends with `|` or `\\` or inside
+quotes; the lines below it are its output. In the output, `...` stands for anything, and numbers may differ, because
 they depend on the compiler. `$ cat FILE` of a missing file creates it, with the lines below as its contents.
 """
 
@@ -31,14 +31,15 @@ from tests.tiers import full
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path for path in sorted((ROOT / "man").glob("man?/*")) if not path.is_symlink()}
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-del TOOLS["neutrino"]  # another name of gpt-neutrino
-SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the tools
+del TOOLS["neutrino"]  # another name for gpt-neutrino
+SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # scripts that run the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
-RUN = {"gpt-analyze.1", "gpt-trace.1", "gpt-howto.7"}  # pages whose examples show what kernels did: they are run
-# Pages whose examples take seconds. What they run has tests in tests/analyze, tests/patch, tests/e2e and tests/stages,
-# and README's recipes run in `make test`; a commit that changes a page runs all of them in CI (tests/tiers.py).
+# Pages whose examples show results of kernels, so kernels are run.
+RUN = {"gpt-analyze.1", "gpt-trace.1", "gpt-howto.7"}
+# Pages whose examples take seconds. tests/analyze, tests/patch, tests/e2e and tests/stages test the same commands, and
+# `make test` runs README's recipes. If a commit changes a page, CI runs all of its examples (tests/tiers.py).
 LONG = {"gpt-analyze.1", "gpt-asm.1", "gpt-debloat.1", "gpt-howto.7", "gpt-patch.1", "gpt-trace.1"}
-COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
+COMMON = {"-h, --help", "--version"}  # every tool has these; no SYNOPSIS lists them
 
 # the roff that our pages use
 
@@ -46,7 +47,7 @@ CHARACTERS = {r"\e": "\\", r"\-": "-", r"\(aq": "'", r"\(ga": "`", r"\(dq": '"',
 
 
 def plain(text):
-    """Return a text with escapes as a reader sees it."""
+    """Return text with its escapes replaced by the characters that a reader sees."""
     return re.sub(r"\\(?:\(..|.)", lambda found: CHARACTERS[found[0]], text)
 
 
@@ -72,7 +73,7 @@ def flags(line):
 
 def test_every_tool_has_a_page_and_every_page_a_tool():
     tools = {path.name for path in (ROOT / "bin").glob("gpt-*")}
-    assert tools == {*TOOLS, *SCRIPTS, "gpt-hook"}  # which is C
+    assert tools == {*TOOLS, *SCRIPTS, "gpt-hook"}  # gpt-hook is written in C
     assert {f"{tool}.1" for tool in tools} == {name for name in PAGES if name.endswith(".1")}
     assert {"gpt-stream.5", "gpt.7"} <= set(PAGES)
 
@@ -154,7 +155,9 @@ def helps_of(tool):
 
 
 def options_of_help(tool):
-    """Return each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
+    """Return each option as the help prints it. If the help only has a type, such as `<int range>`, the page names the
+    value.
+    """
     options = "".join(text.partition("\nOptions:\n")[2] for text in helps_of(tool))
     found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", options, re.M)
     return {re.sub(r"<([a-z|]+)>$", r"\1", option.replace(" [=", "[=")) for option in found}
@@ -284,7 +287,7 @@ def iter_examples(page):
 
 
 def iter_commands(block):
-    """Yield the same for one display, if it begins with a command."""
+    """Yield the commands of one display, if it begins with a command."""
     if not block.startswith("$ "):
         return
     command, output = "", []
@@ -339,13 +342,13 @@ def run(command, folder, environment):
         while block := os.read(ours, 1 << 16):
             data += block
     except OSError:
-        pass  # how Linux says that the other side is closed
+        pass  # Linux reports a closed other side this way
     os.close(ours)
     text = re.sub(r"\x1b\[[\d;]*m", "", data.decode())  # jq's colours
     return text.replace("\r\n", "\n").splitlines(), process.wait(timeout=60)
 
 
-NUMBER, UNITS = r"\d+(?:,\d{3})*(?:\.\d+)?", "(?:ns|us|ms|s)"  # a busy machine makes ms of us
+NUMBER, UNITS = r"\d+(?:,\d{3})*(?:\.\d+)?", "(?:ns|us|ms|s)"  # on a busy machine, us become ms
 
 
 def pattern(lines):
@@ -368,7 +371,7 @@ def first_words(line):
 def test_examples_do_what_they_show(page, demo, tmp_path):
     examples = list(iter_examples(page))
     assert examples
-    if page == "gpt-analyze.1":  # lists its programs last
+    if page == "gpt-analyze.1":  # the page lists its programs last
         examples.sort(key=lambda example: not example[0].startswith("cat "))
     if any(re.search(r"\bjq\b", command) for command, _ in examples) and not shutil.which("jq"):
         pytest.skip("no jq (Debian: apt-get install jq)")
@@ -394,7 +397,7 @@ def run_examples(examples, folder, environment, failing=None):
             continue
         printed, status = run(command, folder, environment)
         assert (status == 0) != (failing is not None and failing in command), (command, printed)
-        if "gpt-analyze summary" in command and "..." not in output:  # by time: on a busy machine rows change places
+        if "gpt-analyze summary" in command and "..." not in output:  # sorted by time: on a busy machine, rows may swap
             output, printed = sorted(output, key=first_words), sorted(printed, key=first_words)
         shown = re.sub(r"[ \t]+", " ", "\n".join(line.rstrip() for line in printed))
         assert pattern(output).fullmatch(shown), (command, printed)
@@ -428,7 +431,7 @@ def test_examples_are_compared_as_they_are_meant():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_item_of_a_list_has_a_text(page):
-    """An item without one is a line of its own, which reads as if the next item's text described it too."""
+    """An item without text is a line by itself, and seems to share the next item's text."""
     lines = PAGES[page].read_text().splitlines()
     depth = []
     for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=True), 1):

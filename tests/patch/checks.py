@@ -12,7 +12,7 @@ from elftools.elf.elffile import ELFFile
 from tests.formats import oracle
 
 FATBINS = (".nv_fatbin", "__nv_relfatbin")
-# Calls a library as its users would: prints its answer, a name, and the sum of each region's bytes.
+# Calls a library as its users would. It prints the library's answer, a name, and the sum of each region's bytes.
 CALL = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -25,7 +25,7 @@ print(library.answer(), library.name_of(2).decode())
 
 
 def check_patched(original: Path, patched: Path, kept: list[str], folder: Path) -> None:
-    """Check everything that the files show. `kept` are cuobjdump's names of the original's elements."""
+    """Check everything that can be seen in the files. `kept` are cuobjdump's names of the original's elements."""
     assert oracle.warnings(patched) <= oracle.warnings(original)
     assert patched.stat().st_mode == original.stat().st_mode
     check_elements(original, patched, kept, folder)
@@ -40,7 +40,7 @@ def check_elements(original: Path, patched: Path, kept: list[str], folder: Path)
 
 
 def check_host(original: Path, patched: Path) -> None:
-    """Check that the host's sections have changed only in wrappers' words, addends that move them, and symbols."""
+    """Check that the host's sections have only changed in wrappers' words, addends that move wrappers, and symbols."""
     with open(original, "rb") as a, open(patched, "rb") as b:
         before, after = ELFFile(a), ELFFile(b)
         assert before.num_sections() == after.num_sections()
@@ -67,7 +67,7 @@ def check_host(original: Path, patched: Path) -> None:
 
 
 def _check_segments(before: ELFFile, after: ELFFile, size: int) -> None:
-    """Check program headers like a loader, and that they still lead to the same bytes at the same addresses."""
+    """Check program headers as a loader does, and that the same bytes are at the same addresses as before."""
     old, new = ([s for s in file.iter_segments() if s["p_type"] == "PT_LOAD"] for file in (before, after))
     for segment in new:
         assert segment["p_offset"] + segment["p_filesz"] <= size
@@ -77,9 +77,9 @@ def _check_segments(before: ELFFile, after: ELFFile, size: int) -> None:
         assert left["p_vaddr"] + left["p_memsz"] <= right["p_vaddr"]
     assert new == sorted(new, key=lambda s: s["p_vaddr"])
     for edge in (lambda s: (s["p_vaddr"], s["p_flags"]), lambda s: (s["p_vaddr"] + s["p_memsz"], s["p_flags"])):
-        assert {edge(s) for s in old} <= {edge(s) for s in new}  # split, but not shortened
+        assert {edge(s) for s in old} <= {edge(s) for s in new}  # segments were split, but not shortened
     if old:
-        assert old[0]["p_align"] == new[0]["p_align"]  # by which the whole is placed
+        assert old[0]["p_align"] == new[0]["p_align"]  # the loader places the whole library by this alignment
     rest = [[s for s in f.iter_segments() if s["p_type"] not in ("PT_LOAD", "PT_PHDR")] for f in (before, after)]
     for left, right in zip(*rest, strict=True):
         fields = ("p_type", "p_flags", "p_vaddr", "p_filesz", "p_memsz", "p_align")
@@ -99,13 +99,13 @@ def _may_change(section, at, fatbins, wrappers):
         low = wrappers["sh_addr"]
         return word == 16 and low <= section.get_relocation(number)["r_offset"] < low + wrappers["sh_size"]
     if section["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM"):
-        value = section.get_symbol(number)["st_value"]  # its st_shndx is wrong in some public libraries
+        value = section.get_symbol(number)["st_value"]  # the symbol's st_shndx is wrong in some public libraries
         return word == 8 and any(s["sh_addr"] <= value < s["sh_addr"] + s["sh_size"] for s in fatbins)
     return False
 
 
 def region_sum(region: bytes) -> int:
-    """Return the result of `region_sum`, in a sample's host code, for a region with these bytes."""
+    """Return what `region_sum` in a sample's host code returns for a region with these bytes."""
     total = 0
     for byte in region[16:]:
         total = total * 31 + byte & 0xFFFFFFFF

@@ -13,7 +13,7 @@ from tests.formats import forge
 ARCHS = ("sm_75", "sm_90")
 
 
-# Each kernel with the functions that only it needs.
+# Each kernel, with the functions that only it needs.
 KERNELS = {"direct": {"callee", "deep"}, "pointer": {"pointed", "other"}, "alone": {"lonely"}, "plain": set()}
 
 
@@ -24,7 +24,7 @@ def code_of(data):
 
 
 def cut_out(data, cut):
-    """Return the cubin without the code, and the names of the functions that lost it."""
+    """Return the cubin with the code zeroed, and the names of the functions that lost it."""
     out = bytearray(data)
     for start, end in cut.spans:
         out[start:end] = bytes(end - start)

@@ -1,4 +1,4 @@
-"""The lists of gpt-debloat --apply: --restore deletes them, so they have to be the user's own."""
+"""gpt-debloat --apply writes lists of files. --restore deletes them, so they must belong to the user."""
 
 import hashlib
 import os
@@ -51,7 +51,7 @@ def test_lists_of_ones_own_are_read(tmp_path):
 @pytest.mark.parametrize("name", ["-delete", "-fls", "-exec", "!", "(", ",", "-r"])
 @pytest.mark.parametrize("option", ["-r", "--recursive="])
 def test_a_folder_is_no_expression_of_find(tmp_path, name, option):
-    """find took '-delete' as a command for everything in the current folder, and ran it."""
+    """Once, find took '-delete' as an instruction for everything in the current folder, and carried it out."""
     (backup := tmp_path / name / "lib.so.gpt-orig").parent.mkdir()
     backup.write_bytes(bytes(4096))
     (tmp_path / "notes.txt").write_text("precious")
@@ -82,7 +82,7 @@ def digests(folder):
 
 @pytest.mark.parametrize("at", ["liba.so", "below"])
 def test_a_link_of_another_user_leads_nowhere(sample, tmp_path, at):
-    """Root slims an environment whose owner linked to one of root's own libraries, or to its folder."""
+    """Root slims an environment whose owner has put in a link to one of root's own libraries, or to its folder."""
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     (environment := tmp_path / "env").mkdir()
@@ -100,7 +100,7 @@ def test_a_link_of_another_user_leads_nowhere(sample, tmp_path, at):
     library.with_name("liba.so.gpt-orig").write_text("old")
     done = subprocess.run(["gpt-patch", "--restore", named], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"gpt-patch: error: {named}: {fact}\n")
-    os.chown(library, 2002, 2002)  # now it's the owner's own
+    os.chown(library, 2002, 2002)  # now it belongs to the owner
     library.with_name("liba.so.gpt-orig").unlink()
     assert apply_to(named.parent, tmp_path / "state").communicate(timeout=120)[1].count("error") == 0
     assert digests(tmp_path) != before
@@ -116,7 +116,7 @@ def environment(sample, tmp_path):
 
 
 def test_links_of_an_environment(sample, tmp_path):
-    """uv and conda make such links. A file that environments share is replaced too, with a warning."""
+    """uv and conda make such links. A file that environments share is replaced as well, with a warning."""
     site, cache = tmp_path / "env" / "lib", tmp_path / "cache"
     for folder in (site, cache, tmp_path / "src"):
         folder.mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_links_of_an_environment(sample, tmp_path):
     shutil.copy(sample("none"), cache / "libhard.so")
     shutil.copy(sample("none"), site / "libown.so.1")
     shutil.copy(sample("none"), tmp_path / "src" / "editable.so")
-    (site / "editable.pth").write_text(str(tmp_path / "src"))  # which only Python follows
+    (site / "editable.pth").write_text(str(tmp_path / "src"))  # only Python follows this
     (site / "libshared.so").symlink_to(cache / "libshared.so")
     (site / "libhard.so").hardlink_to(cache / "libhard.so")
     (site / "libown.so").symlink_to("libown.so.1")
@@ -161,7 +161,7 @@ def test_an_environment_that_is_read_only(environment, tmp_path, options):
         folder.chmod(0o755)
     assert done.returncode in (1, 4)
     assert said.count(": Permission denied") == len(said.splitlines()) == len(before)
-    assert "/tmp" not in said.replace(str(tmp_path), "")  # nor the name of a temporary file
+    assert "/tmp" not in said.replace(str(tmp_path), "")  # and no name of a temporary file
     assert digests(environment) == before
 
 
@@ -183,7 +183,7 @@ def test_two_at_once(environment, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("replaced", [1, 6, 11])
 def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
-    """The next run goes on, and --restore undoes both."""
+    """The next run continues, and --restore undoes both."""
     before = digests(environment)
     begun = apply_to(environment, tmp_path / "state")
     while len(list(environment.rglob("*.gpt-orig"))) < replaced and begun.poll() is None:
@@ -192,7 +192,7 @@ def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
     begun.communicate()
     found = digests(environment)
     assert all(digest == before[path.removesuffix(".gpt-orig")] for path, digest in found.items() if ".gpt-" in path)
-    assert {path.removesuffix(".gpt-orig") for path in found} == set(before)  # no half of a file
+    assert {path.removesuffix(".gpt-orig") for path in found} == set(before)  # there's no partial file
     done = apply_to(environment, tmp_path / "state")
     assert (done.communicate(timeout=300)[1], done.returncode) == ("", 0)
     assert len(digests(environment)) == 2 * len(before)
@@ -202,7 +202,7 @@ def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
 
 @pytest.mark.parametrize(("mode", "is_safe"), [(0o777, False), (0o775, False), (0o1777, True), (0o700, True)])
 def test_temporary_files_are_only_where_nobody_else_renames_them(tmp_path, mode, is_safe):
-    """Another user gave the temporary folder's name to a folder of the user's, which was then removed."""
+    """Another user once gave the temporary folder's name to one of the user's folders, which was then removed."""
     (place := tmp_path / "group").mkdir()
     place.chmod(mode)
     command = ["gpt-debloat", "--restore", "-n", "-r", tmp_path]

@@ -1,4 +1,4 @@
-"""A file's attributes are kept, or named as lost; nobody may do more with a copy."""
+"""A file's attributes are kept, or reported as lost; nobody gets more access to a copy."""
 
 import os
 import shutil
@@ -109,7 +109,7 @@ def test_what_is_lost_is_named(library, tmp_path):
         finally:
             os.seteuid(0)
     assert lost == ["its owner", "its group", "security.capability", "its set-user-ID bit"]
-    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700  # the other group may not read
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700  # the other group must not be able to read it
 
 
 def test_the_warning(library, monkeypatch, tmp_path):

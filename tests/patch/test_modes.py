@@ -1,4 +1,4 @@
-"""Every mode on every layout that linkers make: the output is sound, loads, runs, and keeps the used code."""
+"""Every mode, on every layout that linkers produce: the output is sound, loads, runs, and keeps the used code."""
 
 import shutil
 from pathlib import Path
@@ -29,7 +29,7 @@ FALL_BACK = {
 
 
 def slim(library, folder, *locate, used=USED, arch="sm_90"):
-    """Return the patched library and its `patched` record for each mode. Patched again, none may change."""
+    """Return the patched library and its `patched` record for each mode. Patching it again must not change it."""
     stream = located(library, used, *locate, arch=arch)
     made = {}
     for mode in MODES:
@@ -60,11 +60,11 @@ def test_layouts(sample, name, tmp_path):
 
 
 def check_call(library, patched, mode, regions):
-    """Check that the host's code still finds each region through its wrapper."""
+    """Check that the host code still finds each region through its wrapper."""
     *sums, answer = checks.call(patched, regions)
     assert answer == "42 two"
     assert all(line.startswith("ba55ed50") for line in sums)
-    if mode == "compact":  # a region is its kept elements, one after the other, and a mark where it lost some
+    if mode == "compact":  # a region has its kept elements, one after the other, and a mark if it lost some
         data = library.read_bytes()
         elements = extract(library).kind("element")
         kept = {2, 8}  # by index
@@ -106,7 +106,7 @@ def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
 @pytest.mark.parametrize("used", ["caller", full("nothing")])
 @pytest.mark.parametrize("name", ["relocatable", full("relocatable_first")])
 def test_relocatable_code(sample, name, used, tmp_path):
-    """nvlink has put everything into the linked cubin, which the device loads, so nothing else can be needed."""
+    """nvlink has put all code into the linked cubin, which the device loads, so no other code can be needed."""
     library = sample(name)
     for mode, (patched, _) in slim(library, tmp_path, used=used).items():
         kept = [f"{library.stem}.2.sm_90.cubin"] if used == "caller" else []
@@ -176,7 +176,7 @@ def test_code_outside_the_sections_becomes_holes(sample, mode, tmp_path):
     patched = tmp_path / "slim" / library.name
     left = extract("--scan", patched).kind("element")
     stays = [(".rodata", "cubin", "sm_90"), (".rodata", "ptx", "sm_90"), (".nv_fatbin", "cubin", "sm_90")]
-    assert [(e["section"], e["type"], e["arch"]) for e in left] == stays  # the PTX may be linked
+    assert [(e["section"], e["type"], e["arch"]) for e in left] == stays  # stays, because the PTX may be linked
     assert checks.call(patched, 1)[-1] == "42 two"
 
 
@@ -202,7 +202,7 @@ def test_fill_writes_the_byte_that_is_asked_for(sample, tmp_path):
                 named += 1
                 found = found[len(cut_names.pack(*cut_names.parse(found[: cut_names.MOST]))) :]
             assert set(found) == {byte}
-        assert 0 < named <= len({element["region"] for element in done.kind("element")})  # one in each at most
+        assert 0 < named <= len({element["region"] for element in done.kind("element")})  # at most one in each region
 
 
 def test_where_two_elements_tie_both_stay(sample, tmp_path):

@@ -1,4 +1,6 @@
-"""GPU code outside of the fatbin sections: what of it leaves the file, and that no byte of the host's moves."""
+"""GPU code outside of the fatbin sections: the parts that are removed from the file. No byte of the
+host's data moves.
+"""
 
 import subprocess
 import sys
@@ -40,7 +42,7 @@ def slim(sample, folder, mode="compact", **locating):
 
 
 def seen(library):
-    """Return what the program reads there: the sizes of three regions in a table, and a sum of the host's data."""
+    """Return what the program reads there: the sizes of three regions, from a table, and a sum of the host's data."""
     done = subprocess.run([sys.executable, "-c", CALL, library], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
@@ -62,10 +64,10 @@ def test_scan_finds_regions_and_cubins_that_are_packed(sample):
 def test_the_host_sees_what_it_saw(sample, mode, used, tmp_path):
     library, patched, record = slim(sample, tmp_path, mode, used=used)
     before, after = seen(library), seen(patched)
-    assert after[3] == before[3]  # its own data, also what it writes to
+    assert after[3] == before[3]  # the host's own data, including data that it writes to
     stays = used == USED
     if mode == "compact":
-        assert after[:2] == [0, 0]  # regions of other devices keep a header that says that they are empty
+        assert after[:2] == [0, 0]  # regions for other devices keep a header that marks them as empty
         assert after[2] == (before[2] if stays else 0)
         assert record["size_after"] == patched.stat().st_size < record["size_before"] - (200000 if stays else 300000)
     else:
@@ -87,7 +89,7 @@ def test_memory_is_as_it_was_but_for_zeros(sample, tmp_path):
         old, new = (memory(elf, low, low + size) for elf in (before, after))
         changed = [at for at in range(size) if old[at] != new[at]]
         parts = [s for s in after.iter_sections() if s.name == ".ldata"]
-        table = after.header["e_phoff"] - parts[0]["sh_offset"]  # the program headers found room there
+        table = after.header["e_phoff"] - parts[0]["sh_offset"]  # the program headers were put into that space
         headers = range(table, table + 56 * after.header["e_phnum"])
         assert len(changed) > 200000 and all(new[at] == 0 or at in headers for at in changed)
         assert len(parts) > 2

@@ -1,4 +1,4 @@
-"""Spans: which are accepted and which rejected; and plans for files and spans that make no sense."""
+"""Spans that are accepted or rejected, and plans for files and spans that make no sense."""
 
 import os
 import random
@@ -87,7 +87,7 @@ def test_parts_of_what_is_not_packed(fatbin, elements):
     assert len(out) == fatbin.source.size - (elements[1].end - elements[1].offset) + MARK
 
 
-BAD_SPANS = {  # given the file's size and its elements a, b, ..., of which the fourth ends its region
+BAD_SPANS = {  # functions of the file's size and its elements a, b, ...; the fourth is the last of its region
     "empty": lambda size, a, *rest: [(a.payload, a.payload)],
     "backwards": lambda size, a, *rest: [(a.end, a.payload)],
     "beyond the file": lambda size, *all_: [(all_[-1].payload, size + 1)],
@@ -131,7 +131,7 @@ def test_what_is_dead_may_be_named_again(fatbin, elements):
     doomed = find_doomed(filled, [(e.payload, e.end), (elements[1].offset, elements[1].end)])
     assert len(doomed.kept) == len(elements) - 2
     out = rendered(filled, plan_in_place(filled, doomed, "fill", 9))
-    assert out[e.offset : e.end] == filled.source.pread(e.offset, e.end - e.offset)  # as it was
+    assert out[e.offset : e.end] == filled.source.pread(e.offset, e.end - e.offset)  # unchanged
 
 
 @settings(max_examples=examples(400), suppress_health_check=list(HealthCheck))
@@ -200,7 +200,9 @@ def test_mutants_of_real_files(sample, name, tmp_path):
 
 
 def test_pointers_that_never_end(sample):
-    """Packed relocations go back, or each covers all memory: the library gets holes, and soon."""
+    """Packed relocations go backwards, or each covers all memory: the library gets holes, and planning doesn't take
+    long.
+    """
     data = bytearray(sample("relr").read_bytes())
     tables = load(bytes(data)).elf
     (section,) = tables.named(".relr.dyn")
@@ -251,7 +253,7 @@ def test_hostile_spans(sample, name, tmp_path):
 
 @pytest.mark.full
 def test_a_library_of_tiny_elements(tmp_path):
-    """It has more elements than any real library; every other one is cut out."""
+    """The library has more elements than any real one; every other one is cut."""
     path = tmp_path / "tiny.fatbin"
     body = forge.element(bytes(8), kind=9) * 60_000
     path.write_bytes(forge.region(body))
@@ -264,7 +266,9 @@ def test_a_library_of_tiny_elements(tmp_path):
 
 
 def test_mutants_through_the_pipeline(sample, tmp_path):
-    """A few mutants run as for a user: one process each, a documented exit status, no traceback, no files left."""
+    """A few mutants are run as a user would: one process each, a documented exit status, no
+    traceback, no files left.
+    """
     rng = random.Random(7)
     data = sample("zstd").read_bytes()
     names = tmp_path / "names"

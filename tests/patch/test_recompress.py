@@ -1,4 +1,6 @@
-"""gpt-patch --recompress: smaller, and the same code for everybody who unpacks it: us, cuobjdump, the host."""
+"""gpt-patch --recompress: output is smaller, and contains the same code for everything that unpacks it: us, cuobjdump,
+the host code.
+"""
 
 import re
 import struct
@@ -56,7 +58,7 @@ def test_nothing_but_the_codec_changes(sample, name, tmp_path):
         new = extract(patched).kind("element")
         assert {e["codec"] for e in new} <= {"zstd", name}
         assert "zstd" in {e["codec"] for e in new}
-        assert not any(e.dead for e in elements_of(patched)[1])  # nothing is lost, so nothing says so
+        assert not any(e.dead for e in elements_of(patched)[1])  # nothing is lost, so no element is marked
     if name not in ("arm", "relocatable"):
         assert checks.call(patched, 3)[-1] == "42 two"
     rows = done.kind("recompressed")
@@ -75,7 +77,7 @@ def elements_of(path):
 
 
 def test_with_cutting(sample, tmp_path):
-    """The elements are the same as without, and smaller; lost kernels are marked."""
+    """The elements are the same as without --recompress, but smaller; lost kernels are marked."""
     library = sample("lz4")
     stream = located(library, "_Z3onePf\n")
     cut = patch(stream, "-o", tmp_path / "cut")
@@ -133,7 +135,7 @@ def test_verbose_gives_each_element_a_row(sample, tmp_path):
 
 
 def test_zstd_sizes_count_no_compression(sample, tmp_path):
-    """The cut has the same size once zstd packs both, whether or not zstd packed the code before."""
+    """The cut code has the same size with zstd, whether or not it was compressed with zstd before."""
     sizes = {}
     for name in ("none", "lz4", "zstd"):
         record = patch(located(sample(name), "_Z3onePf\n"), "--zstd-sizes", "-o", tmp_path / name)
@@ -187,7 +189,7 @@ def test_hostile_elements(case, tmp_path):
 
 
 def test_a_corrupt_library_is_not_written(sample, tmp_path):
-    """After extraction, an element's first bytes, or all of them, were broken."""
+    """An element's first bytes, or all of its bytes, were damaged after extraction."""
     path = forged(tmp_path, 8, fatbin.FLAG_LZ4 | 0x11, b"\xff" * 4096, 4096, 100_000)
     found = extract(path)
     done = run("gpt-patch", "--recompress", "-o", tmp_path / "out", data=found.out)
@@ -211,7 +213,7 @@ def test_unknown_kinds_and_empty_elements_stay(tmp_path):
     st.sampled_from([1, 3, 19, 22]),
 )
 def test_any_bytes_come_back(parts, level):
-    """With any codec, unpacking gives the same bytes, sizes are right, and no element grows."""
+    """Whatever the codec, unpacking gives the same bytes, sizes are right, and no element grows."""
     import tempfile
 
     import lz4.block

@@ -1,4 +1,6 @@
-"""Kernels cut out of cubins that stay, zeroed for the most part: cuobjdump, nvdisasm and pyelftools read them."""
+"""Kernels removed from cubins that stay, mostly by zeroing their code: cuobjdump, nvdisasm and pyelftools can read the
+result.
+"""
 
 import io
 from pathlib import Path
@@ -84,7 +86,7 @@ def test_unused_kernels_become_zeros(library, mode, tmp_path):
         tmp_path / "whole" / library.name).kind("element"))  # fmt: skip
     assert record["gpu_after"] == sum(e["header_size"] + e["payload_size"] for e in extract(patched).kind("element"))
 
-    # Once more: there is nothing left to be cut.
+    # Again: nothing is left to cut.
     again = run("gpt-patch", "-n", "--in-place", "--mode", "hole", "--kernels", "zero",
                 data=located(patched, "\n".join(USED), "--granularity", "kernel"))  # fmt: skip
     assert [r["mode"] for r in again.kind("patched")] == ["copy"]
@@ -178,7 +180,7 @@ def test_what_stays_whole_says_why(tmp_path):
     assert (trimmed["kernels"], trimmed["code"], trimmed["size_after"]) == (0, 0, trimmed["size_before"])
     assert done.kind("patched")[0]["mode"] == "compact"
 
-    # Nothing was cut of it, so that no tally says so.
+    # Nothing was cut from it, so no tally mentions it.
     located_tallies, tallies = (
         {r["reason"]: r for r in found if r["kind"] == "tally"} for found in (made, done.records)
     )
@@ -209,7 +211,7 @@ def test_a_bare_cubin(sample, tmp_path):
 
 
 def trace(path, library, *lookups):
-    """Return the trace of a process that used kernel `direct`, and looked into the module that holds it."""
+    """Return the trace of a process that used the kernel `direct`, and enumerated the module that contains it."""
     region = extract(library).kind("element")[-3]["region"]
     made = [
         wire.header("gpt-hook", []),

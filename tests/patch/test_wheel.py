@@ -29,7 +29,9 @@ def record_of(members):
 
 @pytest.fixture
 def wheel(sample, tmp_path):
-    """Return a wheel with two libraries, one of them stored, a text named with a comma, and a library for the CPU."""
+    """Return a wheel with two libraries, one of them stored uncompressed, a text file with a comma in its name, and a
+    library for the CPU.
+    """
     members = {
         "pkg/__init__.py": b"",
         "pkg/lib/libone.so": sample("zstd").read_bytes(),
@@ -82,7 +84,7 @@ def test_a_wheel_is_slimmed(wheel, tmp_path):
                 data = new.read(name)
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
                 assert rows[name] == [f"sha256={digest}", str(len(data))]
-    # Its libraries are the same as gpt-patch's output outside of wheels.
+    # Its libraries are the same as in gpt-patch's output without a wheel.
     alone = tmp_path / "pkg" / "lib" / "libone.so"
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out) as new:
         old.extract("pkg/lib/libone.so", tmp_path)
@@ -132,7 +134,7 @@ def located_in(wheel, folder):
 
 
 def raw_of(path):
-    """Return each member's packed bytes, and its directory entry without the offset."""
+    """Return each member's compressed bytes, and its directory entry without the offset."""
     data = path.read_bytes()
     with zipfile.ZipFile(path) as file:
         infos = sorted(file.infolist(), key=lambda info: info.header_offset)
@@ -145,7 +147,7 @@ def raw_of(path):
 
 
 class Unseekable(io.RawIOBase):
-    """A pipe: zipfile puts sizes after the members then."""
+    """A pipe: in that case, zipfile puts sizes after the members."""
 
     def __init__(self, file):
         self._file = file
@@ -158,7 +160,9 @@ class Unseekable(io.RawIOBase):
 
 
 def test_what_is_not_cut_stays_as_it_is(sample, tmp_path):
-    """Folders, modes, dates, comments, extra fields, names, methods, data descriptors, others' RECORDs don't change."""
+    """Folders, modes, dates, comments, extra fields, names, methods, data descriptors, and other RECORD files don't
+    change.
+    """
     path, nested = tmp_path / "pkg-1-py3-none-any.whl", "pkg/_vendor/other-1.dist-info/RECORD"
     record = (
         b'pkg/a.so,sha256=x,1\r\n"pkg/q,""1.txt",sha256=y,2\r\n,,\r\n./pkg/b.so,md5=z,3\r\n\r\npkg-1.dist-info/RECORD,,'
@@ -186,7 +190,7 @@ def test_what_is_not_cut_stays_as_it_is(sample, tmp_path):
     cut = {"pkg/a.so", "./pkg/b.so", "/pkg/c.so", "pkg-1.dist-info/RECORD"}
     assert {name for name in old if old[name] != new[name]} == cut
     for name in cut:
-        assert old[name][1][1:-2] == new[name][1][1:-2]  # but flags and checksum
+        assert old[name][1][1:-2] == new[name][1][1:-2]  # all except flags and checksum
     with zipfile.ZipFile(out) as file:
         assert (file.testzip(), file.comment) == (None, b"of the file")
         lines = file.read("pkg-1.dist-info/RECORD").split(b"\n")
@@ -204,7 +208,7 @@ def test_a_wheel_of_which_nothing_goes(wheel, tmp_path):
 
 
 def test_a_large_record(wheel, tmp_path):
-    """It used to be read completely, and twice."""
+    """RECORD used to be read completely, and twice."""
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("other-1.dist-info/RECORD", b"\n" * (64 << 20))
     done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path), measured=True)
@@ -226,7 +230,7 @@ def test_a_record_of_short_lines(wheel, tmp_path):
 
 
 def test_a_library_that_record_does_not_list(wheel, tmp_path):
-    """RECORD may spell the path in another way. The digest that an installer checks is the old library's."""
+    """RECORD may spell the path in another way. The digest that an installer checks would then be the old library's."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tmp_path / "odd-1-py3-none-any.whl", "w") as odd:
         for info in old.infolist():
             data = old.read(info)
@@ -290,7 +294,7 @@ def test_what_was_killed_leaves_nothing_for_long(wheel, tmp_path):
     assert not left.exists()
     (held,) = (tmp_path / "out").iterdir()
     (tmp_path / "out" / ".gpt-wheel.theirs").mkdir(mode=0o755)
-    precious = tmp_path / "out" / ".gpt-wheel.renamed"  # by somebody who may write to the folder
+    precious = tmp_path / "out" / ".gpt-wheel.renamed"  # renamed by somebody who may write to the folder
     precious.mkdir(mode=0o700)
     (precious / "thesis").touch()
     (precious / "below").mkdir()
@@ -305,7 +309,7 @@ def test_what_was_killed_leaves_nothing_for_long(wheel, tmp_path):
 
 @pytest.mark.parametrize("blocks", [8, 64])
 def test_a_full_disk(wheel, tmp_path, blocks):
-    """The disk is too full for the unpacked library, and for the wheel."""
+    """The disk is too full for the unpacked library, or for the wheel."""
     with zipfile.ZipFile(wheel, "a") as file:
         file.writestr("large", bytes(100_000))
     (tmp_path / "stream").write_bytes(located_in(wheel, tmp_path))
@@ -350,7 +354,7 @@ METADATA = b"Metadata-Version: 2.1\nName: pkg\nVersion: 1.0+cu128 \n\nVersion: 3
 
 @pytest.fixture
 def versioned(sample, tmp_path):
-    """Return a wheel with the version in every place that may have it, and in some that look like it."""
+    """Return a wheel with the version in every place that may have it, and in some places that merely look like it."""
     members = {
         "pkg/lib/libone.so": sample("zstd").read_bytes(),
         "pkg/pkg-1.0.dist-info/RECORD": b"of another package\n",
@@ -428,7 +432,7 @@ def archs_in(wheel):
 
 
 def test_a_wheel_is_written_for_each_arch(wheel, tmp_path):
-    """It's named after the arch, even if there's only one, and a second cut doesn't repeat the name."""
+    """The wheel is named after the arch, even if there's only one; a second cut doesn't repeat the name."""
     archs = ("7.5", "90a,sm_75", "sm_75,90,75f", "90", "sm_90", "90a", "sm_90f,9.0")
     done, _ = split(wheel, tmp_path / "out", *(f"--arch={arch}" for arch in archs))
     assert done.status == 0, done.err
@@ -502,7 +506,7 @@ def test_a_label_stands_once(version, label, new):
 
 
 def damage(wheel, name):
-    """Change a byte in a member's packed data, not its checksum."""
+    """Change a byte in a member's compressed data, but not its checksum."""
     data = bytearray(wheel.read_bytes())
     with zipfile.ZipFile(wheel) as file:
         info = file.getinfo(name)
@@ -514,12 +518,12 @@ def damage(wheel, name):
 @pytest.mark.parametrize("name", ["pkg/lib/libplain.so", "pkg/a,b.txt", "pkg/stored.txt", "pkg-1.dist-info/WHEEL"])
 @pytest.mark.parametrize("options", [("--label", "x"), ()])
 def test_a_damaged_member(wheel, tmp_path, name, options):
-    """pip refuses the wheel. Copied into a new one, the member would seem to be damaged by gpt-patch."""
+    """pip refuses the wheel. If the member were copied into a new wheel, gpt-patch would seem to have damaged it."""
     with zipfile.ZipFile(wheel, "a") as file:
         file.writestr("pkg/stored.txt", b"text" * 9)
     located = located_in(wheel, tmp_path)
     damage(wheel, name)
-    os.utime(wheel)  # gpt-extract reads no more of such a member than its first bytes
+    os.utime(wheel)  # gpt-extract only reads the first bytes of such a member
     done = run("gpt-patch", "-o", tmp_path / "out", *options, data=located)
     assert (done.status, f"{wheel.name}/{name}: zip: " in done.err) == (3, True), done.err
     assert list((tmp_path / "out").iterdir()) == []
@@ -547,7 +551,9 @@ NOT_CUT = (
 
 @pytest.mark.parametrize("options", [(), ("--recompress",), ("--label", "sm60", "--recompress"), ("--zstd-sizes",)])
 def test_an_arch_that_is_not_there_writes_nothing(wheel, tmp_path, options):
-    """A copy of a wheel isn't called sm60, and a library isn't replaced just because it would take less space."""
+    """If nothing is cut, the wheel isn't copied under a name for sm_60, and a library isn't replaced just to make it
+    smaller.
+    """
     located = run("gpt-locate", "--arch", "sm_60", data=extract("-r", wheel).out)
     assert located.status == 1
     done = run("gpt-patch", *options, "-o", tmp_path / "out", data=located.out)
@@ -589,7 +595,9 @@ def pip(*args):
 
 @pytest.mark.full
 def test_pip_takes_labelled_wheels(wheel, tmp_path):
-    """Installed one at a time, the second replaces the first; a requirement of the public version accepts either."""
+    """If the wheels are installed one after the other, the second replaces the first; a requirement of the public
+    version accepts either.
+    """
     site = tmp_path / "site"
     for arch in ("sm_75", "sm_90"):
         label = arch.replace("_", "")

@@ -1,4 +1,4 @@
-"""Writing libraries: completely or not at all; originals are kept, and names defended."""
+"""Libraries are written completely or not at all; originals are kept, and other users' links don't matter."""
 
 import io
 import os
@@ -29,7 +29,7 @@ BACKUP = ".gpt-orig"
 
 @pytest.fixture
 def library(sample, tmp_path):
-    """Return a copy to play with, in a folder of its own."""
+    """Return a copy to modify, in its own folder."""
     (tmp_path / "lib").mkdir()
     return Path(shutil.copy(sample("balance"), tmp_path / "lib" / "libbalance.so"))
 
@@ -81,7 +81,7 @@ def test_a_second_time_keeps_the_first_original(library):
 
 
 def test_once_is_once(library):
-    """This holds even if a backup was made and nothing was replaced: then both are one file."""
+    """--once also works if a backup was made and nothing was replaced: in that case, both are one file."""
     os.link(library, library.with_name(library.name + BACKUP))
     patch(located(library, USED, "--keep", "many"), "--in-place", "--once")
     between = contents(library.parent)
@@ -108,7 +108,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("kind", first(*PLANTED))
 def test_what_is_no_file_is_no_backup(library, kind):
-    """Otherwise the original would be lost, or restored as something else."""
+    """If it were used as a backup, the original would be lost, or restored as something else."""
     shutil.copy(library, library.with_name("other.so"))
     before, made = library.read_bytes(), located(library, USED)
     PLANTED[kind](library.with_name(library.name + BACKUP))
@@ -151,7 +151,7 @@ def test_a_file_that_is_replaced_meanwhile(library):
 
 
 def test_nothing_is_replaced_in_another_folder_that_takes_its_place(library, tmp_path):
-    """The owner of a folder above the library may exchange it for another, and back, while root writes."""
+    """The owner of a folder above the library may swap it for another one and back while root writes."""
     (other := tmp_path / "other").mkdir()
     (other / library.name).write_text("root's")
     with open(library, "rb") as file:
@@ -167,7 +167,7 @@ def test_nothing_is_replaced_in_another_folder_that_takes_its_place(library, tmp
 
 
 def test_a_link_that_takes_the_place_of_a_folder_is_not_followed(library, tmp_path):
-    """From before the file is opened until after the end: then the file is another's, with the same contents."""
+    """The swap happens before the file is opened and is undone at the end; the other file has the same contents."""
     plan = Plan("compact", [Copy(0, 8)], [], [], {})
     lib = library.parent.rename(tmp_path / "moved")
     library.parent.symlink_to(lib)
@@ -195,7 +195,7 @@ def test_a_link_stays_a_link(library, tmp_path):
     assert run("gpt-patch", "--restore", link).status == 0
     assert os.readlink(link) == "lib/libbalance.so"
     assert library.read_bytes() == before
-    record = patch(located(link, USED), "-o", tmp_path / "out")  # elsewhere the name of the link counts
+    record = patch(located(link, USED), "-o", tmp_path / "out")  # with an output folder, the name of the link counts
     assert record["output"] == str(tmp_path / "out" / "link.so")
     assert not (tmp_path / "out" / "link.so").is_symlink()
 
@@ -259,7 +259,7 @@ def test_two_libraries_of_one_name_are_refused(library, sample, tmp_path):
     assert done.status == 1
     assert f"'{library}' of this stream already has the name '{tmp_path}/out/{library.name}': --parents" in done.err
     assert [record["library"] for record in done.kind("patched")] == [str(library)]
-    assert contents(tmp_path / "out") == {library.name: library.read_bytes()}  # no span: a copy
+    assert contents(tmp_path / "out") == {library.name: library.read_bytes()}  # no spans, so it's a copy
     done = run("gpt-patch", "--in-place", data=extract(library, library).out)
     assert done.status == 1
 
@@ -268,7 +268,7 @@ def test_an_existing_output_is_replaced(library, tmp_path):
     (tmp_path / "out").mkdir()
     old = tmp_path / "out" / library.name
     old.write_bytes(b"old")
-    with open(old, "rb") as file:  # processes that have it open go on reading the old one
+    with open(old, "rb") as file:  # processes that have it open keep reading the old one
         patch(located(library, USED), "-o", tmp_path / "out")
         assert file.read() == b"old"
     assert old.stat().st_size > 3
@@ -305,7 +305,7 @@ def test_what_is_in_no_file_cannot_be_patched(sample, tmp_path):
 
 
 def test_a_full_disk(library, tmp_path):
-    """A file size limit replaces the full disk: there is no room for the output."""
+    """A file size limit simulates a full disk: there's no space for the output."""
     made = located(library, USED)
     (tmp_path / "stream").write_bytes(made)
     before = sorted(tmp_path.rglob("*"))
@@ -327,13 +327,13 @@ def test_a_full_file_system(library, tmp_path):
     try:
         failure(run("gpt-patch", "-o", disk, "--mode", "fill", data=located(library, USED)), "No space left on device")
         assert list(disk.iterdir()) == []
-        assert patch(located(library, USED), "-o", disk)["mode"] == "compact"  # this one has room
+        assert patch(located(library, USED), "-o", disk)["mode"] == "compact"  # this mode has enough space
     finally:
         subprocess.run(["umount", disk], check=True)
 
 
 def test_a_library_that_cannot_be_replaced(library):
-    """The library is immutable, for example. The message has its own name, and the file is unchanged."""
+    """An example is an immutable library. The message names the library, which is unchanged."""
     if subprocess.run(["chattr", "+i", library], capture_output=True, check=False).returncode:
         pytest.skip("only root makes files immutable, where the file system knows it")
     before = contents(library.parent)
@@ -362,7 +362,7 @@ def writes_below(pid, folder):
 
 
 def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
-    """On such a file system the part has a name from the start, which must not be left behind."""
+    """On a file system without O_TMPFILE, the partial file has a name from the start, and must not be left behind."""
     monkeypatch.setattr("gpt.base.outputs._open_nameless", lambda folder, mode: None)
     out = tmp_path / "out" / library.name
     out.parent.mkdir()
@@ -378,7 +378,7 @@ def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
 
 
 def test_patching_that_ended_before_the_new_file_took_its_name(library):
-    """In that case the original has both names, which renaming leaves alone."""
+    """In that case, the original has both names, and renaming doesn't change that."""
     before = contents(library.parent)
     os.link(library, library.with_name(library.name + BACKUP))
     assert run("gpt-patch", "--restore", library).status == 0
@@ -389,10 +389,10 @@ def test_patching_that_ended_before_the_new_file_took_its_name(library):
     "number", first(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL), ids=lambda n: n.name
 )
 def test_a_signal_in_the_middle(sample, number, tmp_path):
-    """Nothing is left over, not even after SIGKILL, and the old output is unchanged."""
+    """Nothing is left over, even after SIGKILL, and the old output is unchanged."""
     library = sample("large")
     data = kept(extract(library).out)
-    for _ in range(50):  # on a busy machine it may be done between two looks
+    for _ in range(50):  # on a busy machine it may be done between two checks
         (tmp_path / library.name).write_bytes(b"old")
         command = ["gpt-patch", "-o", tmp_path]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:

@@ -1,4 +1,4 @@
-"""Snippets that the verifier allows, and the registers that they use."""
+"""Snippets that the verifier accepts, and the registers that they use."""
 
 REGISTERS = ".reg .b64 %a, %b; .reg .b32 %x, %y; .reg .f32 %f; .reg .pred %p, %q; .reg .b16 %h;\n"
 ALLOWED = [

@@ -1,6 +1,6 @@
-"""Snippets turned into a kernel, and simulated: the reference for the verifier and for Python probes.
+"""Turn snippets into a kernel, and simulate them: the reference for tests of the verifier and of Python probes.
 
-`kernel_of` is not a weaver: helpers become registers of their types, SAVE stores to a parameter's address.
+`kernel_of` isn't a weaver: helpers become registers of their types, and SAVE stores to the address in a parameter.
 """
 
 import operator
@@ -10,7 +10,9 @@ from gpt.ptx.tree import Instruction, Label, Name, Number, Prefixed
 
 
 def kernel_of(file, operand_type="b32"):
-    """Return a PTX module whose one kernel runs every snippet of a file. OUT and IN1 are of `operand_type`."""
+    """Return a PTX module with one kernel that runs every snippet of a file. OUT and IN1 have the
+    type `operand_type`.
+    """
     lines = [f".reg .{register.type} {register.name};" for register in file.registers]
     used = {
         name
@@ -61,7 +63,9 @@ BINARY = {
 
 
 def run(snippet, registers, helpers=None):
-    """Run a snippet of integers without branches, which changes `registers`; return the records that it saves."""
+    """Simulate a snippet with integers and without branches, which changes `registers`; return the records that it
+    saves.
+    """
     values = {**(helpers or {}), **registers}
     saved = []
 

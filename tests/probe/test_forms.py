@@ -20,7 +20,7 @@ VERSIONS = [(6, 2), (6, 5), (7, 0), (7, 1), (7, 2), (7, 6), (7, 7), (7, 8), (8, 
 
 
 def written(name, count):
-    """Return a form with registers that it takes."""
+    """Return a form with registers that it accepts."""
     types = types_of(parse_instruction(f"{name} {', '.join('x' * count)};"))
     found = []
     for number, type_ in enumerate(types):
@@ -43,7 +43,7 @@ LINES |= {special(name): _since(*SPECIAL.get(name, "0 0").split()) for name in T
 
 
 def refused(version, target, folder):
-    """Return the lines that ptxas refuses in a module of this version and target."""
+    """Return the lines that ptxas rejects in a module of this version and target."""
     head = HEAD.format(*version, target) + DECLARED
     (folder / "k.ptx").write_text(head + "\n".join(LINES) + "\nL:\n}\n")
     command = [cuda.tool("ptxas"), f"-arch=sm_{max(target, 75)}", folder / "k.ptx", "-o", folder / "k.cubin"]

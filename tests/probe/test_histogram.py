@@ -1,4 +1,6 @@
-"""Bins of a histogram are found without a division: by a product that has to be right for every value."""
+"""A histogram's bins are found without division: a multiplication is used, whose result must be
+right for every value.
+"""
 
 import random
 
@@ -27,7 +29,7 @@ def steps_of(bits):
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_quotients_are_exact(bits):
-    """A quotient grows with the number, so it's right for all numbers if it is where the true one changes."""
+    """A quotient grows with the number, so it's right for all numbers if it's right where the true quotient changes."""
     most = (1 << bits) - 1 if bits == 32 else (1 << 63) - 1
     inexact = 0
     for step in steps_of(bits):

@@ -39,7 +39,7 @@ def bound(text):
         ("ret;", None, []),
         ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%a, %b}, {%c, %d}, {%e}, %f;",
          "{%a, %b}", ["{%c, %d}", "%e", "%f"]),
-        ("@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];", "%r1", ["[%rd1+0]"]),  # as Triton has it
+        ("@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];", "%r1", ["[%rd1+0]"]),  # as Triton writes it
         ("st.global.b32 [%rd1], {%r1};", None, ["%r1"]),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The verifier: what a snippet may do, and one line for each thing that it may not."""
+"""The verifier: what a snippet may do, and one line for each forbidden thing."""
 
 import pytest
 from hypothesis import given, settings
@@ -99,7 +99,7 @@ def test_what_computes_is_allowed(snippet):
         ("setp.lt.and.u32 %p, %x, 3;", "has 3 operands"),
         ("setp.eq %p, %x, 1;", "'setp.eq %p, %x, 1;' lacks a type"),
         ("SAVE.u64 {%a};", "saves without a datamodel"),
-        # Nameless state of the program: its carry, and that all its lanes branch together
+        # Nameless state of the program: its carry flag, and that all its lanes branch together.
         ("add.cc.u32 %x, %x, 1;", "'add.cc.u32' is not allowed in a probe"),
         ("addc.u32 %x, %x, 1;", "'addc' is not allowed in a probe"),
         ("mad.lo.cc.u32 %x, %x, 1, %y;", "'mad.lo.cc.u32' is not allowed in a probe"),
@@ -127,7 +127,7 @@ def test_what_computes_is_allowed(snippet):
         ("cvt.f32.u32 %f, %x;", "'cvt.f32.u32' is not allowed in a probe"),
         ("mov.u32 %x, 5/0;", "'5 / 0' divides by 0 or by something that isn't a number"),
         ("mov.u32 %x, 5%(3-3);", "'5 % (3-3)' divides by"),
-        ("mov.s64 %a, (-9223372036854775807-1)/-1;", "divides by"),  # ptxas dies of it
+        ("mov.s64 %a, (-9223372036854775807-1)/-1;", "divides by"),  # ptxas crashes on this
         ("mov.f32 %f, 1.0/0.0;", "divides by"),
         ("mov.f32 %f, 1e999;", "'1e999' is not a number of 64 bits"),
         ("mov.f32 %f, 1e-320;", "'1e-320' is not a number of 64 bits"),

@@ -1,4 +1,4 @@
-// What test_a_child_forked_amid_work_is_refused_and_ends of tests/runtime/test_sim_streams.py runs.
+// Run by test_a_child_forked_amid_work_is_refused_and_ends in tests/runtime/test_sim_streams.py.
 
 #include "gates.h"
 
@@ -13,7 +13,7 @@ static void refused(void) {
     IS(3, D(cuMemAlloc_v2)(&memory, (size_t)4));
     IS(3, D(cuCtxSynchronize)());
 }
-static void *allocate(void *count) { // has the driver's lock most of the time
+static void *allocate(void *count) { // holds the driver's lock most of the time
     void *context;
     uint64_t memory;
     OK(cuDevicePrimaryCtxRetain(&context, 0));
@@ -27,7 +27,7 @@ static void *allocate(void *count) { // has the driver's lock most of the time
 static void fork_there(void *child) {
     if ((*(int *)child = fork()))
         return;
-    refused(); // and the child ends, as a thread of the driver's returns
+    refused(); // then the child ends, because the driver's thread returns
 }
 int main(void) {
     begin();
@@ -64,5 +64,5 @@ int main(void) {
     assert(waitpid(child, &status, 0) == child && !status);
     count = 0;
     pthread_join(thread, 0);
-    OK(D(cuLaunchHostFunc)(stream, gate, (void *)2)); // pending as the process ends
+    OK(D(cuLaunchHostFunc)(stream, gate, (void *)2)); // still pending when the process ends
 }

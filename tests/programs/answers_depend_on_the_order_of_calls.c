@@ -29,7 +29,7 @@ int main(void) {
     OK(D(cuDeviceGetDefaultMemPool)(&pool, 0));
     OK(D(cuMemAlloc_v2)(&plain, (size_t)64));
 
-    // Freed while it is used, in another stream, and before it is used
+    // Memory is freed while in use, in another stream, and before it's used.
     OK(D(cuGraphCreate)(&graph, 0));
     alloc_node(graph, &own, 64);
     exec = instance(graph, 0);
@@ -60,14 +60,14 @@ int main(void) {
             OK(D(cuMemAllocAsync)(&m, (size_t)64, s));
         close_stream(s, 0);
         OK(D(cuMemFreeAsync)(m, s));
-        are_refused(m, t); // it has not been freed
+        are_refused(m, t); // the memory hasn't been freed
         OK(D(cuMemPoolGetAttribute)(pool, 7, used));
         assert(!used[0]);
         open_stream(0);
         OK(D(cuStreamSynchronize)(s));
     }
 
-    // Memory freed in a stream can be allocated again, but not before that.
+    // Memory freed in a stream can be allocated again, but not earlier.
     OK(D(cuMemFree_v2)(plain));
     for (int i = 0; i < 3; i++) {
         OK(D(cuMemAllocAsync)(&all, (size_t)900 * MIB, s));
@@ -77,7 +77,7 @@ int main(void) {
     IS(2, D(cuMemAllocAsync)(&m, (size_t)900 * MIB, s));
     OK(D(cuMemFree_v2)(all));
 
-    // Nodes of a graph see the memory that's there when it's launched
+    // Nodes of a graph see the memory that exists when the graph is launched.
     OK(D(cuMemAllocAsync)(&pool_memory, (size_t)64, s));
     OK(D(cuGraphCreate)(&graph, 0));
     CUDA_MEMSET_NODE_PARAMS_v2 params = {pool_memory, 0, 7, 1, 64, 1, context};
@@ -90,7 +90,7 @@ int main(void) {
     open_stream(0);
     OK(D(cuStreamSynchronize)(t));
     close_stream(s, 0);
-    OK(D(cuGraphLaunch)(exec, t)); // its memory is gone
+    OK(D(cuGraphLaunch)(exec, t)); // its memory no longer exists
     IS(700, D(cuStreamSynchronize)(t));
     open_stream(0);
 }

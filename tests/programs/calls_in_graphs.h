@@ -1,4 +1,4 @@
-// Nodes of graphs that call the host, and what they called.
+// Graph nodes that call host functions, and a record of the calls.
 
 #pragma once
 

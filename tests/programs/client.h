@@ -1,4 +1,4 @@
-// What most C clients begin with: the functions that they use, found by dlsym, and a context.
+// The beginning of most C clients: the functions that they use, found by dlsym, and a context.
 
 #pragma once
 
@@ -42,7 +42,7 @@ static inline void find_driver(void) {
     GET(cuModuleLoadData), GET(cuModuleGetFunction), GET(cuLaunchKernel);
 }
 
-// Begins the trace without initializing the driver: children that are forked now can still use it.
+// Starts the trace without initializing the driver, so that children that are forked now can still use it.
 static inline void begin_trace(void) {
     int version;
     find_driver();

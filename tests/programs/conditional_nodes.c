@@ -1,4 +1,4 @@
-// What test_conditional_nodes of tests/runtime/test_sim_graphs.py runs.
+// Run by test_conditional_nodes in tests/runtime/test_sim_graphs.py.
 
 #include "calls_in_graphs.h"
 #include "marks.h"
@@ -26,9 +26,9 @@ int main(void) {
         for (long j = 0; j < cases[i].size; j++)
             add_mark(params.conditional.phGraph_out[j], 10 * i + j);
     }
-    IS(1, D(cuGraphClone)(&exec, graph)); // as CUDA has it
+    IS(1, D(cuGraphClone)(&exec, graph)); // as in CUDA
     OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
-    IS(801, D(cuGraphInstantiateWithFlags)(&other, graph, 0ull)); // one at a time
+    IS(801, D(cuGraphInstantiateWithFlags)(&other, graph, 0ull)); // only one executable graph at a time
     OK(D(cuGraphLaunch)(exec, (void *)0));
     expect_marks("0 21 32 ");
     OK(D(cuGraphDestroy)(graph));

@@ -1,4 +1,4 @@
-// What test_each_launch_allocates of tests/runtime/test_sim_graph_memory.py runs.
+// Run by test_each_launch_allocates in tests/runtime/test_sim_graph_memory.py.
 
 #include "graph_memory.h"
 
@@ -13,16 +13,17 @@ int main(void) {
     CUDA_MEMSET_NODE_PARAMS_v2 params = {m, 0, 7, 4, 64, 1, context};
     OK(D(cuGraphAddMemsetNode)(&set, graph, &node, (size_t)1, &params, context));
     params.dst = m + 252;
-    IS(1, D(cuGraphAddMemsetNode)(&set, graph, &node, (size_t)1, &params, context)); // beyond its end
+    // Beyond the memory's end.
+    IS(1, D(cuGraphAddMemsetNode)(&set, graph, &node, (size_t)1, &params, context));
     exec = instance(graph, 0);
-    IS(1, D(cuMemcpyDtoH_v2)(&value, m, (size_t)4)); // not yet there
+    IS(1, D(cuMemcpyDtoH_v2)(&value, m, (size_t)4)); // not allocated yet
     IS(1, D(cuMemsetD8Async)(m, 0, (size_t)4, s));
     IS(1, D(cuPointerGetAttribute)(&value, 2, m));
     IS(500, D(cuMemGetAddressRange_v2)((void *)0, (void *)0, m));
     IS(1, D(cuMemFreeAsync)(m, s));
     is_attribute(0, 0);
     OK(D(cuGraphLaunch)(exec, s));
-    OK(D(cuMemcpyDtoDAsync_v2)(m + 8, m, (size_t)8, s)); // after it, in the stream
+    OK(D(cuMemcpyDtoDAsync_v2)(m + 8, m, (size_t)8, s)); // after the launch, in the stream
     IS(1, D(cuGraphLaunch)(exec, s));                    // without a free
     OK(D(cuStreamSynchronize)(s));
     for (int i = 0; i < 4; i++)
@@ -37,7 +38,7 @@ int main(void) {
     OK(D(cuMemFree_v2)(m));
     IS(1, D(cuMemFree_v2)(m));
     IS(1, D(cuMemcpyDtoH_v2)(&value, m, (size_t)4));
-    is_attribute(0, 32 * MIB); // the device keeps it
+    is_attribute(0, 32 * MIB); // the device keeps the memory
     OK(D(cuDeviceGraphMemTrim)(0));
     is_attribute(0, 0);
     is_attribute(1, 32 * MIB);
@@ -48,7 +49,7 @@ int main(void) {
     OK(D(cuDeviceSetGraphMemAttribute)(0, 3, &value));
     is_attribute(3, 0);
 
-    // Another graph frees it, if it is there.
+    // Another graph frees the memory, if it exists.
     OK(D(cuGraphCreate)(&other, 0));
     OK(D(cuGraphAddMemFreeNode)(&node, other, (void *)0, (size_t)0, m));
     frees = instance(other, 0);

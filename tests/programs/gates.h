@@ -1,4 +1,4 @@
-// A stream that waits until it is opened, so that work behind it stays pending as long as a test wants.
+// A stream that waits until it's opened, so that later work in it stays pending as long as a test needs.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 #include <sched.h>
 #include <stdatomic.h>
-static atomic_int gates[8]; // closed, reached, open
+static atomic_int gates[8]; // states: closed, reached, open
 enum { CLOSED, REACHED, OPEN };
 static void gate(void *number) {
     int closed = CLOSED;

@@ -1,7 +1,7 @@
-// Each form of a launch once, for tests/runtime/test_launch_forms.py: `launch_forms PTX`.
+// Each form of a launch, once, for tests/runtime/test_launch_forms.py: `launch_forms PTX`.
 //
-// LINKED, HANDLE or ADDRESS says how it gets the driver's functions: from its linker, dlsym, or
-// cuGetProcAddress. Prints how many kernels it launched itself, and how many ran in graphs.
+// LINKED, HANDLE or ADDRESS says how it gets the driver's functions: from the linker, from dlsym, or from
+// cuGetProcAddress. It prints how many kernels it launched directly, and how many ran in graphs.
 
 #include "sim.h"
 
@@ -27,7 +27,7 @@
     X(cuMemcpyDtoH_v2)                                                                                       \
     X(cuCtxSynchronize)
 
-// client.h has dlsym's cuLaunchKernel under its name.
+// client.h declares a variable with the name of cuLaunchKernel, found by dlsym.
 #define GOT(name) got_##name
 #ifdef LINKED
 #define DECLARE(name) extern int GOT(name)() __asm__(#name);

@@ -1,4 +1,4 @@
-// The body of a condition isn't a call of the host: it sets a byte.
+// The body of a condition isn't a host call: it sets a byte.
 
 #pragma once
 

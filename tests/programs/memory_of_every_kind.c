@@ -1,4 +1,4 @@
-// What test_memory_of_every_kind of tests/runtime/test_sim_memory.py runs.
+// Run by test_memory_of_every_kind in tests/runtime/test_sim_memory.py.
 
 #include "sim.h"
 
@@ -31,7 +31,7 @@ static void pools(void) {
     IS(2, D(cuMemAllocFromPoolAsync)(&b, (size_t)97, other, stream));
     OK(D(cuDeviceSetMemPool)(0, other));
     OK(D(cuMemAllocAsync)(&b, (size_t)96, stream));
-    OK(D(cuMemPoolDestroy)(other)); // its memory stays, the default one is current again
+    OK(D(cuMemPoolDestroy)(other)); // its memory stays; the default pool is current again
     OK(D(cuMemsetD8_v2)(a, 1, (size_t)4000));
     OK(D(cuCtxSynchronize)());
     OK(D(cuDeviceGetMemPool)(&other, 0));
@@ -56,17 +56,17 @@ static void mappings(void) {
     IS(1, D(cuMemCreate)(&memory, (size_t)100, &props, 0ull));
     OK(D(cuMemCreate)(&memory, (size_t)PAGE, &props, 0ull));
     OK(D(cuMemMap)(start, (size_t)PAGE, (size_t)0, memory, 0ull));
-    OK(D(cuMemMap)(start + PAGE, (size_t)PAGE, (size_t)0, memory, 0ull)); // twice the same
+    OK(D(cuMemMap)(start + PAGE, (size_t)PAGE, (size_t)0, memory, 0ull)); // the same memory twice
     IS(1, D(cuMemMap)(start, (size_t)PAGE, (size_t)0, memory, 0ull));
-    IS(1, D(cuMemsetD8_v2)(start, 1, (size_t)1)); // nobody may access it yet
+    IS(1, D(cuMemsetD8_v2)(start, 1, (size_t)1)); // no access has been granted yet
     OK(D(cuMemSetAccess)(start, (size_t)2 * PAGE, &access, (size_t)1));
     OK(D(cuMemGetAccess)(&flags, &here, start));
     assert(flags == 3);
-    OK(D(cuMemRelease)(memory)); // it is there as long as it is mapped
+    OK(D(cuMemRelease)(memory)); // the memory exists as long as it's mapped
     OK(D(cuMemcpyHtoD_v2)(start + 4, "hello", (size_t)6));
     OK(D(cuMemcpyDtoH_v2)(back, start + PAGE + 4, (size_t)6));
     assert(!strcmp(back, "hello"));
-    OK(D(cuMemsetD8_v2)(start, 7, (size_t)2 * PAGE)); // over both
+    OK(D(cuMemsetD8_v2)(start, 7, (size_t)2 * PAGE)); // across both mappings
     IS(1, D(cuMemsetD8_v2)(start, 7, (size_t)2 * PAGE + 1));
     OK(D(cuMemRetainAllocationHandle)(&again, (void *)start));
     OK(D(cuMemGetAllocationPropertiesFromHandle)(&got, again));
@@ -101,7 +101,7 @@ static void pointers(void) {
     assert(type == 2 && ordinal == 0 && is_managed && size == 100);
     OK(D(cuPointerGetAttributes)(4, attributes, values, (uint64_t)host + 99));
     assert(type == 1 && ordinal == 0 && !is_managed && size == 100);
-    OK(D(cuPointerGetAttributes)(4, attributes, values, (uint64_t)&type)); // not the driver's
+    OK(D(cuPointerGetAttributes)(4, attributes, values, (uint64_t)&type)); // not an address of the driver
     assert(type == 0 && ordinal == -2 && !is_managed && size == 0);
     IS(1, D(cuPointerGetAttribute)(&type, 2, (uint64_t)&type));
     OK(D(cuPointerGetAttribute)(&start, 11, device + 7));

@@ -1,4 +1,4 @@
-// What clients of the simulated device begin with: any function by its symbol.
+// The beginning of clients of the simulated device: any function by its symbol.
 
 #pragma once
 

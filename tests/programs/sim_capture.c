@@ -1,4 +1,4 @@
-// What test_capture of tests/runtime/test_sim_graphs.py runs.
+// Run by test_capture in tests/runtime/test_sim_graphs.py.
 
 #include "calls_in_graphs.h"
 
@@ -35,7 +35,7 @@ int main(void) {
     OK(D(cuStreamWaitEvent)(a, back, 0));
     OK(D(cuLaunchHostFunc)(a, call, 3l));
     IS(903, D(cuStreamEndCapture)(b, &graph) ? 903 : 0);
-    IS(901, D(cuStreamEndCapture)(a, &graph)); // that made it invalid
+    IS(901, D(cuStreamEndCapture)(a, &graph)); // the call above invalidated the capture
     assert(!graph && !called);
 
     for (int joined = 0; joined < 2; joined++) {
@@ -56,7 +56,7 @@ int main(void) {
     OK(D(cuGraphLaunch)(exec, a));
     OK(D(cuStreamSynchronize)(a));
     expect("1 2 3 ");
-    IS(1, D(cuEventQuery)(event)); // it was recorded in a capture that has ended
+    IS(1, D(cuEventQuery)(event)); // the event was recorded in a capture that has ended
 
     // What a thread may not do meanwhile
     OK(D(cuStreamBeginCapture_v2)(a, 0));

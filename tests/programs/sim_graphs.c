@@ -1,4 +1,4 @@
-// What test_graphs of tests/runtime/test_sim_graphs.py runs.
+// Run by test_graphs in tests/runtime/test_sim_graphs.py.
 
 #include "calls_in_graphs.h"
 
@@ -16,7 +16,7 @@ int main(void) {
     expect("3 1 2 ");
     OK(D(cuGraphGetNodes)(graph, (void *)0, &count));
     assert(count == 3);
-    OK(D(cuGraphAddDependencies)(graph, &nodes[1], &nodes[2], (size_t)1)); // a circle
+    OK(D(cuGraphAddDependencies)(graph, &nodes[1], &nodes[2], (size_t)1)); // a cycle
     IS(1, D(cuGraphInstantiateWithFlags)(&found, graph, 0ull));
     OK(D(cuGraphRemoveDependencies)(graph, &nodes[1], &nodes[2], (size_t)1));
 
@@ -30,7 +30,7 @@ int main(void) {
     OK(D(cuGraphLaunch)(exec, (void *)0));
     expect("3 1 2 ");
 
-    // An executable graph takes over the clone's operations, not another form.
+    // An executable graph can take over the clone's operations, but not another topology.
     int result;
     OK(D(cuGraphExecUpdate)(exec, clone, &found, &result));
     OK(D(cuGraphLaunch)(exec, (void *)0));
@@ -39,11 +39,11 @@ int main(void) {
     IS(910, D(cuGraphExecUpdate)(exec, graph, &found, &result));
     assert(result == CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
     params.userData = (void *)9;
-    OK(D(cuGraphExecHostNodeSetParams)(exec, nodes[0], &params)); // the node that it was made from
+    OK(D(cuGraphExecHostNodeSetParams)(exec, nodes[0], &params)); // the node from which it was made
     OK(D(cuGraphLaunch)(exec, (void *)0));
     expect("3 9 5 ");
 
-    // A graph inside another is a copy, and is destroyed with it.
+    // A graph inside another one is a copy, and is destroyed with it.
     OK(D(cuGraphCreate)(&outer, 0));
     OK(D(cuGraphAddChildGraphNode)(&child, outer, (void *)0, (size_t)0, clone));
     OK(D(cuGraphChildGraphNodeGetGraph)(child, &inner));

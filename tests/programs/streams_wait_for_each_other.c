@@ -1,4 +1,4 @@
-// What test_streams_wait_for_each_other of tests/runtime/test_sim_streams.py runs.
+// Run by test_streams_wait_for_each_other in tests/runtime/test_sim_streams.py.
 
 #include "gates.h"
 
@@ -12,9 +12,9 @@ int main(void) {
     OK(D(cuStreamCreate)(&free_one, CU_STREAM_NON_BLOCKING));
     OK(D(cuEventCreate)(&event, 0));
 
-    close_stream(blocking, 0); // the legacy stream waits for it, others do not
+    close_stream(blocking, 0); // only the legacy stream waits for it
     OK(D(cuLaunchHostFunc)(legacy, step, (void *)2));
-    OK(D(cuLaunchHostFunc)(own, step, (void *)3)); // waits for the legacy one
+    OK(D(cuLaunchHostFunc)(own, step, (void *)3)); // waits for the legacy stream
     OK(D(cuLaunchHostFunc)(free_one, step, (void *)1));
     OK(D(cuStreamSynchronize)(free_one));
     assert(steps == 1 && order[0] == 1);
@@ -33,7 +33,7 @@ int main(void) {
     OK(D(cuCtxSynchronize)());
     assert(steps == 5);
 
-    // An event is what it was last recorded with, when it is waited for.
+    // A wait for an event refers to the event's last recording at that time.
     close_stream(free_one, 0);
     OK(D(cuEventRecord)(event, free_one));
     OK(D(cuStreamWaitEvent)(own, event, 0));
@@ -54,12 +54,12 @@ int main(void) {
     OK(D(cuStreamQuery)(blocking));
     void *graph;
     OK(D(cuStreamBeginCapture_v2)(blocking, 2));
-    IS(906, D(cuStreamIsCapturing)(legacy, &status)); // a question does not harm
+    IS(906, D(cuStreamIsCapturing)(legacy, &status)); // a query does no harm
     IS(906, D(cuStreamGetCaptureInfo_v2)(NULL, &status, NULL, NULL, NULL, NULL));
     OK(D(cuStreamIsCapturing)(free_one, &status));
     assert(status == 0);
     OK(D(cuStreamIsCapturing)(blocking, &status));
     assert(status == 1);
-    IS(906, D(cuLaunchHostFunc)(legacy, step, (void *)2)); // would wait for captured work
+    IS(906, D(cuLaunchHostFunc)(legacy, step, (void *)2)); // it would wait for captured work
     IS(901, D(cuStreamEndCapture)(blocking, &graph));
 }

@@ -1,4 +1,4 @@
-// What test_the_limit_of_memory of tests/runtime/test_sim_graph_memory.py runs.
+// Run by test_the_limit_of_memory in tests/runtime/test_sim_graph_memory.py.
 
 #include "graph_memory.h"
 
@@ -59,7 +59,7 @@ int main(void) {
     for (int i = 0; i < 2 * ALL; i++)
         OK(D(cuMemFreeHost)((void *)got[i]));
 
-    // Memory that is mapped counts once, until both its handle and its mapping are gone.
+    // Mapped memory counts once, until both its handle and its mapping are released.
     OK(D(cuMemAddressReserve)(&m, size, (size_t)0, 0ull, 0ull));
     OK(D(cuMemCreate)(&other, size, &props, 0ull));
     OK(D(cuMemMap)(m, size, (size_t)0, other, 0ull));
@@ -68,7 +68,7 @@ int main(void) {
     OK(D(cuMemUnmap)(m, size));
     assert(left() == 1024);
 
-    // Graphs share what they need one after the other; it is taken when the first is launched.
+    // Graphs reuse the same memory one after the other; it's allocated when the first one is launched.
     OK(D(cuGraphCreate)(&graph, 0));
     void *node = alloc_node(graph, &m, 20 * size), *freed;
     OK(D(cuGraphAddMemFreeNode)(&freed, graph, &node, (size_t)1, m));

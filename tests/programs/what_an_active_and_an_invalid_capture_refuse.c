@@ -1,4 +1,4 @@
-// What test_what_an_active_and_an_invalid_capture_refuse of tests/runtime/test_sim_graphs.py runs.
+// Run by test_what_an_active_and_an_invalid_capture_refuse in tests/runtime/test_sim_graphs.py.
 
 #include "calls_in_graphs.h"
 
@@ -65,7 +65,7 @@ int main(void) {
     ENDS(1, 2, cuLaunchKernel(f, 0, 1, 1, 1, 1, 1, 0, s, 0, 0));
     ENDS(1, 2, cuLaunchKernel(f, 1, 1, 1, 2048, 1, 1, 0, s, 0, 0));
     ENDS(0, 1, cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, t, 0, 0));
-    ENDS(0, 1, D(cuMemcpyDtoH_v2)(host, m, (size_t)4)); // the legacy stream does not wait for this one
+    ENDS(0, 1, D(cuMemcpyDtoH_v2)(host, m, (size_t)4)); // the legacy stream doesn't wait for this stream
     ENDS(0, 1, D(cuMemcpyDtoD_v2)(m, m + 64, (size_t)4));
     ENDS(0, 1, D(cuMemsetD8_v2)(m, 0, (size_t)4));
     ENDS(0, 1, D(cuMemGetInfo_v2)(&size, &size));
@@ -104,7 +104,7 @@ int main(void) {
     OK(D(cuStreamGetCaptureInfo)(s, &number, &id));
     assert(number == 2);
     OK(D(cuMemcpyDtoH_v2)(host, m, (size_t)4));
-    IS(903, D(cuStreamEndCapture)(t, &made) == 401 ? 903 : 0); // t has not joined it
+    IS(903, D(cuStreamEndCapture)(t, &made) == 401 ? 903 : 0); // t hasn't joined the capture
     made = s;
     IS(901, D(cuStreamEndCapture)(s, &made));
     assert(!made);

@@ -1,4 +1,4 @@
-// What test_what_graphs_keep_and_allocate of tests/runtime/test_sim_memory.py runs.
+// Run by test_what_graphs_keep_and_allocate in tests/runtime/test_sim_memory.py.
 
 #include "sim.h"
 
@@ -16,11 +16,11 @@ int main(void) {
     OK(D(cuUserObjectCreate)(&first, &one, destroy, 1, 1));
     OK(D(cuUserObjectCreate)(&second, &ten, destroy, 3, 1));
     OK(D(cuGraphCreate)(&graph, 0));
-    OK(D(cuGraphRetainUserObject)(graph, first, 1, 1)); // the program's own
+    OK(D(cuGraphRetainUserObject)(graph, first, 1, 1)); // the program's own reference
     OK(D(cuGraphRetainUserObject)(graph, second, 2, 0));
     IS(1, D(cuGraphReleaseUserObject)(graph, second, 3));
     OK(D(cuGraphReleaseUserObject)(graph, second, 1));
-    OK(D(cuUserObjectRelease)(second, 3)); // the graph has one
+    OK(D(cuUserObjectRelease)(second, 3)); // the graph has a reference
     OK(D(cuGraphClone)(&clone, graph));
     OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
     OK(D(cuGraphDestroy)(graph));
@@ -52,7 +52,7 @@ int main(void) {
     assert(got[0] == 1);
     OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
     OK(D(cuStreamCreate)(&stream, 1));
-    for (int i = 0; i < 3; i++) // memory is there each time
+    for (int i = 0; i < 3; i++) // the memory exists each time
         OK(D(cuGraphLaunch)(exec, stream));
     OK(D(cuStreamSynchronize)(stream));
 }

@@ -1,4 +1,4 @@
-// What test_what_is_captured of tests/runtime/test_sim_graph_memory.py runs.
+// Run by test_what_is_captured in tests/runtime/test_sim_graph_memory.py.
 
 #include "graph_memory.h"
 
@@ -16,7 +16,7 @@ int main(void) {
     OK(D(cuMemAllocAsync)(&m, (size_t)256, s));
     OK(D(cuMemsetD32Async)(m, 5, (size_t)64, s));
     OK(D(cuMemcpyDtoDAsync_v2)(out, m, (size_t)256, s));
-    IS(1, D(cuMemFreeAsync)(pool, s)); // memory of no graph
+    IS(1, D(cuMemFreeAsync)(pool, s)); // this memory belongs to no graph
     IS(1, D(cuMemFreeAsync)(m + 4, s));
     OK(D(cuMemFreeAsync)(m, s));
     IS(1, D(cuMemFreeAsync)(m, s));
@@ -39,10 +39,10 @@ int main(void) {
         IS(1, D(cuMemFree_v2)(m));
     }
     OK(D(cuMemFreeAsync)(pool, t));
-    IS(1, D(cuMemFreeAsync)(pool, t)); // it has been freed
+    IS(1, D(cuMemFreeAsync)(pool, t)); // it has already been freed
     OK(D(cuStreamSynchronize)(t));
     OK(D(cuStreamBeginCapture_v2)(s, 0));
     OK(D(cuMemAllocAsync)(&second, (size_t)256, s));
-    IS(900, D(cuMemFreeAsync)(second, t)); // only a launch allocates it
+    IS(900, D(cuMemFreeAsync)(second, t)); // only a launch allocates this memory
     IS(901, D(cuStreamEndCapture)(s, &graph));
 }

@@ -1,4 +1,4 @@
-// What test_what_is_destroyed_while_it_has_work of tests/runtime/test_sim_streams.py runs.
+// Run by test_what_is_destroyed_while_it_has_work in tests/runtime/test_sim_streams.py.
 
 #include "gates.h"
 
@@ -33,7 +33,7 @@ int main(void) {
     OK(D(cuLaunchHostFunc)(stream, count, (void *)0));
     OK(D(cuEventCreate)(&event, 0));
     OK(D(cuEventRecord)(event, stream));
-    OK(D(cuStreamDestroy_v2)(stream)); // at once; its work is still done
+    OK(D(cuStreamDestroy_v2)(stream)); // returns at once; the stream's work is still done
     OK(D(cuStreamCreate)(&again, 1));
     assert(again == stream);
     OK(D(cuStreamQuery)(again));
@@ -48,7 +48,7 @@ int main(void) {
     OK(cuModuleLoadData(&module, PTX));
     behind(unload, again);
 
-    // An executable graph that is launched runs as it was then.
+    // A launched executable graph runs as it was when launched.
     CUDA_HOST_NODE_PARAMS params = {count, 0};
     OK(D(cuGraphCreate)(&graph, 0));
     OK(D(cuGraphAddHostNode)(&stream, graph, (void *)0, (size_t)0, &params));
@@ -63,8 +63,7 @@ int main(void) {
     OK(D(cuStreamSynchronize)(again));
     assert(done == before + 2);
 
-    // Memory that is freed in the order of a stream: it may not be used from the call on, whenever that is
-    // done.
+    // Memory freed in stream order: it must not be used from the call on, whenever that is carried out.
     OK(D(cuCtxCreate_v2)(&context, 0, 0));
     OK(D(cuStreamCreate)(&again, 1));
     close_stream(again, 0);

@@ -1,4 +1,4 @@
-// What test_what_may_not_be_done_with_such_a_graph of tests/runtime/test_sim_graph_memory.py runs.
+// Run by test_what_may_not_be_done_with_such_a_graph in tests/runtime/test_sim_graph_memory.py.
 
 #include "graph_memory.h"
 
@@ -30,10 +30,10 @@ int main(void) {
     IS(1, D(cuGraphAddMemAllocNode)(&node, graph, (void *)0, (size_t)0, &params));
     params.bytesize = 1ull << 45;
     IS(2, D(cuGraphAddMemAllocNode)(&node, graph, (void *)0, (size_t)0, &params));
-    params = (CUDA_MEM_ALLOC_NODE_PARAMS){.bytesize = 256}; // where?
+    params = (CUDA_MEM_ALLOC_NODE_PARAMS){.bytesize = 256}; // no location
     IS(1, D(cuGraphAddMemAllocNode)(&node, graph, (void *)0, (size_t)0, &params));
     exec = instance(graph, 0);
-    IS(801, D(cuGraphInstantiateWithFlags)(&clone, graph, 0ull)); // one at a time
+    IS(801, D(cuGraphInstantiateWithFlags)(&clone, graph, 0ull)); // only one executable graph at a time
     IS(801, D(cuGraphInstantiateWithFlags)(&clone, graph, 1ull));
     OK(D(cuGraphExecUpdate_v2)(exec, graph, (void *)0));
     OK(D(cuGraphExecDestroy)(exec));
@@ -43,8 +43,8 @@ int main(void) {
     OK(D(cuGraphAddNode)(&node, outer, (void *)0, (size_t)0, &both));
     both = (CUgraphNodeParams){.type = 11, .free = {both.alloc.dptr}};
     OK(D(cuGraphAddNode)(&empty, outer, &node, (size_t)1, &both));
-    IS(910, D(cuGraphExecUpdate_v2)(exec, outer, (void *)0)); // its memory is another one's
+    IS(910, D(cuGraphExecUpdate_v2)(exec, outer, (void *)0)); // its memory is at another address
     OK(D(cuGraphLaunch)(instance(outer, 0), (void *)0));
-    IS(801, D(cuGraphExecUpdate_v2)(exec, outer, (void *)0)); // it has an executable graph of its own
+    IS(801, D(cuGraphExecUpdate_v2)(exec, outer, (void *)0)); // it has its own executable graph
     OK(D(cuCtxSynchronize)());
 }

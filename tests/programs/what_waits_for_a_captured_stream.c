@@ -1,4 +1,4 @@
-// What test_what_waits_for_a_captured_stream of tests/runtime/test_sim_graphs.py runs.
+// Run by test_what_waits_for_a_captured_stream in tests/runtime/test_sim_graphs.py.
 
 #include "sim.h"
 

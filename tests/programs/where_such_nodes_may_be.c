@@ -1,4 +1,4 @@
-// What test_where_such_nodes_may_be of tests/runtime/test_sim_graph_memory.py runs.
+// Run by test_where_such_nodes_may_be in tests/runtime/test_sim_graph_memory.py.
 
 #include "graph_memory.h"
 
@@ -12,7 +12,7 @@ int main(void) {
     uint64_t m, handle;
     OK(D(cuStreamCreate)(&s, 1));
     OK(D(cuCtxGetCurrent)(&context));
-    // the body of a condition takes one, but no graph with it can be made executable
+    // The body of a condition can contain such a node, but the graph then can't be made executable.
     OK(D(cuGraphCreate)(&graph, 0));
     OK(D(cuGraphConditionalHandleCreate)(&handle, graph, context, 1, 1));
     CUgraphNodeParams condition = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL,
@@ -20,8 +20,8 @@ int main(void) {
     OK(add(graph, &condition));
     alloc_node(condition.conditional.phGraph_out[0], &m, 256);
     IS(1, D(cuGraphInstantiateWithFlags)(&exec, graph, (unsigned long long)0));
-    IS(1, add(graph, &condition)); // a handle has one node
-    // a child graph takes none, but may have some if it is moved
+    IS(1, add(graph, &condition)); // a handle can have only one node
+    // A child graph can't get such nodes, but may have them if it's moved.
     CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = {.allocType = 1, .location = {1, 0}}, .bytesize = 64};
     OK(D(cuGraphCreate)(&graph, 0));
     OK(D(cuGraphCreate)(&child, 0));
@@ -38,14 +38,14 @@ int main(void) {
     OK(D(cuGraphLaunch)(exec, s));
     OK(D(cuMemsetD8_v2)(m, 0, (size_t)256));
     OK(D(cuMemFreeAsync)(m, s));
-    IS(1, D(cuMemsetD8_v2)(m, 0, (size_t)256)); // even if that has not run yet
+    IS(1, D(cuMemsetD8_v2)(m, 0, (size_t)256)); // even if the free hasn't run yet
     IS(1, D(cuMemcpyDtoH_v2)(&handle, m, (size_t)8));
     // flags
     unsigned long long flags;
     OK(D(cuGraphCreate)(&graph, 0));
     node = alloc_node(graph, &m, 256);
-    IS(1, D(cuGraphInstantiateWithFlags)(&exec, graph, 2ull)); // an upload, without its stream
-    IS(1, D(cuGraphInstantiateWithFlags)(&exec, graph, 4ull)); // a launch by the device
+    IS(1, D(cuGraphInstantiateWithFlags)(&exec, graph, 2ull)); // upload, without a stream
+    IS(1, D(cuGraphInstantiateWithFlags)(&exec, graph, 4ull)); // launchable by the device
     IS(1, D(cuGraphInstantiateWithFlags)(&exec, graph, 16ull));
     CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = 2, .hUploadStream = s};
     OK(D(cuGraphInstantiateWithParams)(&exec, graph, &how));

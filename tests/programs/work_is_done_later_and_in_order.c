@@ -1,4 +1,4 @@
-// What test_work_is_done_later_and_in_order of tests/runtime/test_sim_streams.py runs.
+// Run by test_work_is_done_later_and_in_order in tests/runtime/test_sim_streams.py.
 
 #include "gates.h"
 
@@ -22,7 +22,7 @@ int main(void) {
     OK(D(cuMemAlloc_v2)(&memory, (size_t)64));
     OK(D(cuMemHostAlloc)(&pinned, (size_t)64, 0));
     OK(D(cuMemsetD8_v2)(memory, 0, (size_t)64));
-    OK(D(cuCtxSynchronize)()); // or it could come after work in a non-blocking stream
+    OK(D(cuCtxSynchronize)()); // otherwise it could come after work in a non-blocking stream
     OK(D(cuStreamQuery)(stream));
     OK(D(cuEventQuery)(never));
     close_stream(stream, 0);
@@ -33,7 +33,8 @@ int main(void) {
     memset(pinned, 0, 64), strcpy(pinned, "first");
     OK(D(cuMemcpyHtoDAsync_v2)(memory, pageable, (size_t)32, stream));
     OK(D(cuMemcpyHtoDAsync_v2)(memory + 32, pinned, (size_t)32, stream));
-    strcpy(pageable, "second"), strcpy(pinned, "second"); // the one was staged, the other is read later
+    // Pageable memory was staged, pinned memory is read later.
+    strcpy(pageable, "second"), strcpy(pinned, "second");
     OK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
     OK(D(cuLaunchHostFunc)(stream, take_note, (void *)0));
     IS(1, D(cuStreamAddCallback)(stream, back, &stream, 1));
@@ -58,7 +59,7 @@ int main(void) {
     assert(ms >= 0 && ms < 60000);
     close_stream(stream, 0);
     OK(D(cuEventRecord)(event, stream));
-    OK(D(cuEventRecord)(never, 0)); // in another stream: at once
+    OK(D(cuEventRecord)(never, 0)); // in another stream, so it completes at once
     OK(D(cuEventQuery)(never));
     usleep(3000);
     open_stream(0);

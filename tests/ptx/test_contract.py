@@ -1,7 +1,7 @@
 """gpt/ptx/contract.py finds the pairs that ptxas fuses.
 
-Random kernels of products, sums and copies are compiled as they are and with their pairs written as fma. What each
-stores, as an expression over what it loads, must be the same.
+Random kernels of products, sums and copies are compiled unchanged, and with their pairs written as fma. The values that
+each kernel stores, as expressions of the values that it loads, must be the same.
 """
 
 import random
@@ -54,7 +54,7 @@ def module(bodies: list[str]) -> str:
 
 
 def code_of(text: str) -> dict[str, str]:
-    """Return the code that ptxas makes of each kernel."""
+    """Return the code that ptxas generates for each kernel."""
     listing = cuda.disassemble(cuda.assemble(text))
     parts = (part.partition(",") for part in listing.split("\t.section\t.text.")[1:])
     return {name: code for name, _, code in parts}
@@ -121,7 +121,7 @@ def expressions(code: str) -> dict[int, tuple]:
 
 @cache
 def stored(count: int) -> dict[str, dict]:
-    """Return what each kernel stores, by offset: kernels of all types, as they are and contracted."""
+    """Return what each kernel stores, by offset, for kernels of all types, unchanged and contracted."""
     text = HEAD
     for type_ in TYPES:
         plain = module([make(random.Random(seed), type_) for seed in range(count)])
@@ -161,7 +161,7 @@ def with_between(between: str) -> str:
 
 @cache
 def opcodes_between() -> dict[str, list[str]]:
-    """Return the opcodes of each kernel, and of the same with instructions that aren't to be fused."""
+    """Return the opcodes of each kernel, and of the same kernel with instructions that can't be fused."""
     text = module([with_between(between) for between in BETWEEN])
     rounded = text.replace("mul.f32", "mul.rn.f32").replace("add.f32", "add.rn.f32").replace(".entry k", ".entry r")
     return {name: opcodes(code) for name, code in code_of(text + rounded.removeprefix(HEAD)).items()}
@@ -197,7 +197,7 @@ def test_a_product_without_a_register_of_its_own_is_left_alone(result):
 
 
 def test_damaged_text_is_refused_or_read():
-    """The input is hostile: only errors of ours may be raised."""
+    """The input is hostile: only our own errors may be raised."""
     words = ["%f1", ",", ";", "{", "}", "@%p", "mul.f32", "add.f32", "sub.f64", "mov.b32", "bra", "L:", "[", "|", "5"]
     for seed in range(1500):
         rng = random.Random(seed)

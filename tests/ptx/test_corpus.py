@@ -1,4 +1,4 @@
-"""PTX from libraries on PyPI: every module is cut without a gap, is printed token for token, and can be pruned.
+"""PTX from libraries on PyPI: every module is scanned without a gap, printed token for token, and can be pruned.
 
 The libraries come from tests/packages.py; the tests are skipped without them.
 """
@@ -12,8 +12,8 @@ from tests.packages import PACKAGES, fetch
 from tests.ptx.tokens import assert_same_cuts, assert_whole_bodies, tokens
 from tests.stages.tools import extract
 
-PARSED = 3 << 20  # bytes of the modules of a library that are parsed, the small ones first
-KERNELS = 3  # kernels per module that it's pruned to
+PARSED = 3 << 20  # bytes to parse in each library, smallest modules first
+KERNELS = 3  # kernels per module to prune it to
 
 
 @pytest.mark.full

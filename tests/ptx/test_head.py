@@ -14,7 +14,7 @@ KERNEL = "\n.visible .entry k() { ret; }\n"
 UNKNOWN = [
     number for number in (14, 40, 71, 76, 81, 83, 84, 85, 91, 92, 99, 102, 104, 122) if str(number) not in TARGETS
 ]
-ORDER = [  # heads, and whether they are refused
+ORDER = [  # heads, and whether ptxas rejects them
     (".version 8.0\n.target sm_75", False),
     (".version 8.0 .target sm_75 .address_size 64", False),
     ("// one\n/* two */ .version\t8.0 // three\n.target /* four */ sm_75 , /* five */ texmode_unified", False),
@@ -51,7 +51,7 @@ ORDER = [  # heads, and whether they are refused
 
 
 def head(text):
-    """Return the head of a module, or the fault in it."""
+    """Return the head of a module, or the error in it."""
     try:
         return read_head(scan_module(text.encode()))
     except MalformedError as error:
@@ -117,7 +117,7 @@ def test_reasons(text, fault):
 
 @pytest.mark.parametrize("every", [False, full(True)])
 def test_targets_of_versions(refused, every):
-    """Compare the first version with a target and the version before it, or every version."""
+    """Compare the first PTX version that has a target with the version before it, or compare every version."""
     known = [version for version in VERSIONS if not refused(f".version {version}\n.target sm_10{KERNEL}")]
     for target, since in TARGETS.items():
         first = known.index(since) if since in known else len(known)

@@ -1,4 +1,4 @@
-"""The names in a module, for any text; the scanner finds the same."""
+"""The names in a module, for any text; the scanner finds the same ones."""
 
 from itertools import cycle
 from pathlib import Path
@@ -25,10 +25,10 @@ def test_any_text(parts):
     text = b"".join(parts)
     contents = parse_names(text)
     assert all(isinstance(symbol["name"], str) for symbol in contents.kernels + contents.functions)
-    if b"/*" not in text:  # read another way than text that has such comments
+    if b"/*" not in text:  # without block comments, the text is read in a different way
         other = parse_names(text + b"\n/**/")
         assert (other.kernels, other.functions) == (contents.kernels, contents.functions)
-        assert b"#" in text or other.variables == contents.variables  # how many there are is not exact
+        assert b"#" in text or other.variables == contents.variables  # the number of variables isn't exact
 
 
 def test_comments_hide_what_they_hold():
@@ -57,7 +57,7 @@ def test_names_are_those_of_the_scanner():
 
 
 def assert_same(text):
-    """Check that the scanner, if it takes a module, finds the same as the readers of its names alone."""
+    """Check that the scanner, if it accepts a module, finds the same names as the reader of names."""
     contents, head = parse_names(text), find_head(text)
     try:
         module = scan_module(text)
@@ -79,7 +79,7 @@ BLANKS = st.sampled_from([
     b'\n# 3 ".entry no"\n',
 ])  # fmt: skip
 HEAD = [b".version 8.0", b".target", b"sm_90"]
-ITEMS = [  # a blank may become any other, none is in a string
+ITEMS = [  # any blank may be replaced by any other; no blank is in a string
     b".visible .entry k ( .param .u64 p ) { ret; }", b".weak .entry l {  }", b".entry  m() ;",
     b".func f() {}", b".func ( .reg .b32 r ) g () {}", b".extern .func (.param .align 4 .b8 r[4]) h(.param .b64 a) ;",
     b".func .attribute(.unified(1,2)) (.reg .b32 r) i() {}", b".global .u32 x ;",

@@ -126,7 +126,7 @@ def test_tables_that_somebody_else_put_there_do_not_run(tmp_path, monkeypatch):
     head = path.read_bytes()[64:].partition(b"\n")[0]
     for data in (evil, head + b"\n" + evil, path.read_bytes()[:64] + head + b"\n" + evil):
         path.write_bytes(data)
-        (tmp_path / "gpt" / "ptx-tables").write_bytes(data)  # where earlier releases had it
+        (tmp_path / "gpt" / "ptx-tables").write_bytes(data)  # where earlier releases stored the tables
         parse.parser.cache_clear()
         assert one("ret;") == Instruction("ret")
     assert not (tmp_path / "ran").exists()
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(128, 2) all(int *p, S s, __half2 *h, float *f,
 
 
 def check_same_code(arch, before, after):
-    """Check that ptxas makes the same of both, but for the line numbers that it appends to names."""
+    """Check that ptxas generates the same code for both, except for the line numbers that it appends to names."""
     cubins = [cuda.assemble(ptx, arch, "-c") for ptx in (before, after)]
     if cubins[0] != cubins[1]:
         one, two = (re.sub(r"__\d+\b", "", cuda.disassemble(cubin)) for cubin in cubins)
@@ -213,7 +213,7 @@ def test_ptxas_takes_the_shapes():
     check_same_code("sm_90a", SHAPES.read_bytes(), printed)
 
 
-# ptxas, the scanner and the grammar take the same
+# ptxas, the scanner and the grammar accept the same text.
 
 BODY = ".visible .entry k() {{ .reg .pred %p; .reg .b32 %r<3>; .reg .b64 %rd<3>; .reg .f32 %f<3>;\n{} ret; }}"
 TAKEN = [
@@ -245,7 +245,7 @@ REFUSED = [
 
 
 def is_grammatical(text, folder):
-    """Return whether ptxas can parse it, no matter what it means."""
+    """Return whether ptxas can parse the text, whatever it means."""
     (folder / "in.ptx").write_text(text)
     command = [cuda.tool("ptxas"), "-arch=sm_90", "-c", folder / "in.ptx", "-o", folder / "out.cubin"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -294,7 +294,9 @@ OPERATORS = ["+", "-", "*", "/", "%", "|", "&", "^", "<<", ">>", "==", "!=", "<=
 
 
 def named_briefly(strategy):
-    """Return the same strategy with a short repr, which hypothesis prints if a filter fails: nested, it took MBs."""
+    """Return the same strategy with a short repr. hypothesis prints it if a filter fails, and nested ones took
+    megabytes.
+    """
 
     @st.composite
     def inner(draw):
@@ -304,7 +306,9 @@ def named_briefly(strategy):
 
 
 def expressions(operand):
-    """Return expressions. An operand of one has no prefix and isn't an expression, or the tree would differ."""
+    """Return expressions. An operand has no prefix and isn't an expression itself, because that would be a different
+    tree.
+    """
     operand = named_briefly(operand)
     plain = operand.filter(lambda node: not isinstance(node, Expression | tree.Setting))
     base = plain.filter(lambda node: not isinstance(node, Prefixed))
@@ -399,7 +403,9 @@ def test_whole_programs_do_too_and_the_scanner_cuts_them_there(nodes):
 
 
 def pieces(statement):
-    """Return how many statements the scanner sees in a tree's statement: a scope is its braces and its contents."""
+    """Return the number of statements that the scanner sees in a statement of the tree: a scope has its braces and its
+    contents.
+    """
     return 2 + sum(map(pieces, statement.statements)) if isinstance(statement, tree.Scope) else 1
 
 

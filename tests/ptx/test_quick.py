@@ -1,4 +1,4 @@
-"""The fast readers of instructions, declarations and parameters, compared with the grammar."""
+"""The fast parsers of instructions, declarations and parameters, compared with the grammar."""
 
 import pytest
 from hypothesis import given
@@ -58,7 +58,7 @@ def test_a_statement_is_what_the_grammar_says(text):
 
 @pytest.fixture
 def no_grammar(monkeypatch):
-    """Fail if plain text is read by the grammar."""
+    """Fail if plain text is parsed by the grammar."""
     for name in ("parse_statements", "parse_head"):
         monkeypatch.setattr(quick, name, None)
 

@@ -1,4 +1,4 @@
-"""The scanner: its cuts, its errors, and linear time on hostile text."""
+"""The scanner: how it splits text, its errors, and linear time on hostile text."""
 
 import gc
 import time
@@ -146,7 +146,7 @@ def test_time_is_in_proportion_to_size(case):
     def spent(size):
         begin, repeated, end = HOSTILE[case]
         data = (begin + repeated * (size // len(repeated)) + end).encode()
-        gc.disable()  # a collection looks through all that other tests have left
+        gc.disable()  # a collection examines all objects that other tests have left
         started = time.process_time()
         try:
             module = scan.scan_module(data)
@@ -192,7 +192,7 @@ def test_35_megabytes_with_one_kernel_wanted_take_less_than_the_bound():
 
 
 def test_positions_in_any_base():
-    """ptxas reads them so; the rest is a statement of its own."""
+    """ptxas reads such directives this way; the rest is a separate statement."""
     text = ".entry k() { .loc 0x2 010 0xa add.u32 %r1, %r1, 1; .loc 1 5 9, function_name a+4, inlined_at 0x1 3 2 ret; }"
     found = scan.scan_module(text.encode())
     statements = found.statements(found.functions[0])

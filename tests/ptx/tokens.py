@@ -18,7 +18,7 @@ def tokens(text: str) -> list[str]:
 
 
 def assert_same_cuts(module: Module) -> None:
-    """Check that the scanner cuts where the grammar's lexer does: between the tokens above."""
+    """Check that the scanner splits text only between the tokens of the grammar's lexer."""
     matches = [match for match in forms.TOKEN.finditer(module.skeleton) if match.lastgroup]
     found = [(match.start(match.lastgroup), match.end()) for match in matches]
     texts = [module.text[start:end] for start, end in found]

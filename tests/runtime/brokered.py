@@ -30,7 +30,7 @@ def begin_all():
     begin()
     memory = Memory(1)
 """
-# Asks for a kernel of each name on standard input, and writes the notes or faults about it.
+# Asks for a kernel for each name on standard input, and writes the notes or faults about it.
 ASKING = """
 #include "common/broker.h"
 #include <stdio.h>
@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
     }
 }
 """
-# As the compiler, but each compilation waits until there is a file `go`.
+# Like the compiler, but each compilation waits until a file `go` exists.
 SLOW = """#!/bin/sh
 case "$*" in *--version*) ;; *) echo $$ >{0}/begun; while [ ! -e {0}/go ]; do sleep 0.02; done ;; esac
 exec {1} "$@"
@@ -56,7 +56,7 @@ exec {1} "$@"
 
 
 class Run:
-    """Programs under gpt-hook, with a cache of their own."""
+    """Programs under gpt-hook, with their own cache."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class Run:
         names = [*"abcdef", *(f"many{n}" for n in range(8))]
         text = HEAD + "".join(KERNEL.format(name, n) for n, name in enumerate(names))
         self.ptx.write_text(text + "\0")
-        self.image = folder / "code.fatbin"  # what scripts load: PTX in it is not checked as a whole
+        self.image = folder / "code.fatbin"  # scripts load this; PTX in a fatbin isn't checked as a whole
         self.image.write_bytes(cuda.fatbin([("sm_70", "ptx", text.encode())], "none"))
         self.env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(folder / "cache")}
         self.env["LD_LIBRARY_PATH"] = str(hooked.runtime() / "sim")
@@ -96,7 +96,7 @@ class Run:
         return process.returncode, out, err
 
     def alive(self, name: str = "") -> list[int]:
-        """Return the processes of these programs, or the ones with a word in their command line."""
+        """Return the processes of these programs, or those with a word in their command line."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

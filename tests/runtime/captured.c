@@ -1,5 +1,5 @@
-// A program that captures, makes graphs by hand, changes and replays them, and counts what it expects to have
-// run. It prints lines `WHAT NUMBER BYTES`: launches by kernel, copies by direction, memsets.
+// A program that captures, builds graphs by hand, changes and replays them, and counts what it expects to
+// have run. It prints lines `WHAT NUMBER BYTES`: launches by kernel, copies by direction, memsets.
 
 #include "abi/cuda.h"
 #define D(name) ((int (*)())dlsym(driver, #name))
@@ -27,7 +27,7 @@ static void start(int kernel, void *into, struct tally *tally) {
 static void count(struct tally *tally, int what, long bytes) {
     tally->count[what]++, tally->bytes[what] += bytes;
 }
-static void all(void *into, struct tally *tally) { // one of each
+static void all(void *into, struct tally *tally) { // make one call of each kind
     start(ONE, into, tally), start(ONE, into, tally), start(TWO, into, tally);
     OK(D(cuMemcpyHtoDAsync_v2)(p, host, (size_t)400, into));
     count(tally, HTOD, 400);
@@ -72,7 +72,7 @@ static CUDA_MEMCPY3D copy_of(size_t bytes) {
                            .Depth = 1};
 }
 
-static void captured(void) { // in each mode; another stream joins, and a free one goes on
+static void captured(void) { // in each mode; another stream joins, and an independent one continues
     for (int mode = 0; mode < 3; mode++) {
         struct tally inside = {0};
         OK(D(cuStreamBeginCapture_v2)(stream, mode));
@@ -83,7 +83,7 @@ static void captured(void) { // in each mode; another stream joins, and a free o
         OK(D(cuEventRecord)(event, other));
         OK(D(cuStreamWaitEvent)(stream, event, 0));
         void *graph = ended();
-        all(other, &ran); // which is free again
+        all(other, &ran); // this stream is free again
         all(NULL, &ran);
         void *exec = instantiate(graph);
         OK(D(cuCtxSynchronize)());
@@ -96,7 +96,7 @@ static void captured(void) { // in each mode; another stream joins, and a free o
         }
     }
 }
-static void invalidated(void) { // neither captured calls nor refused ones ever run
+static void invalidated(void) { // neither captured nor refused calls ever run
     struct tally none = {0};
     void *graph = NULL;
     OK(D(cuStreamBeginCapture_v2)(stream, 0));
@@ -108,7 +108,7 @@ static void invalidated(void) { // neither captured calls nor refused ones ever 
     all(stream, &ran);
     OK(D(cuStreamSynchronize)(stream));
 }
-static void legacy(void) { // it is no stream that is captured, and its calls run as ever in the relaxed mode
+static void legacy(void) { // the legacy stream is never captured; in relaxed mode, its calls run as usual
     struct tally inside = {0};
     OK(D(cuStreamBeginCapture_v2)(stream, 2));
     all(stream, &inside);
@@ -161,7 +161,7 @@ static void by_hand(void) { // and changed: nodes put out, other kernels, other 
         int result;
         void *node, *from;
     } info;
-    OK(D(cuGraphExecUpdate_v2)(exec, graph, &info)); // as at the beginning
+    OK(D(cuGraphExecUpdate_v2)(exec, graph, &info)); // restores the initial graph
     replay(exec, &before, 5);
 }
 static void conditional(void) { // the body runs as often as the device says: it is not counted here

@@ -1,4 +1,4 @@
-"""Programs in C that tests run under gpt-hook, each the body of a client (hooked.PRELUDE)."""
+"""C programs that tests run under gpt-hook, each the body of a client (hooked.PRELUDE)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ int main(void) {
 """
 
 
-# Loads its image from the heap, which is in no file, in several threads and processes.
+# Loads its image from the heap, so that it's in no file, in several threads and processes.
 LOADS = r"""
 #include <pthread.h>
 #include <sys/wait.h>
@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
 """
 
 
-# What NVTX's own code does: finds the injection, hands it its tables, and calls through them.
+# This does what NVTX's own code does: it finds the injection library, passes its tables to it, and calls through them.
 PLAYED = r"""
 #include <wchar.h>
 #include "abi/nvtx.h"
@@ -127,7 +127,7 @@ int main(void) {
 """
 
 
-# Children are forked before the driver is initialized, as they couldn't use it after that.
+# Children are forked before the driver is initialized, because they couldn't use it after that.
 FORK = r"""
 #include <sys/wait.h>
 int main(int argc, char **argv) {
@@ -149,7 +149,7 @@ int main(int argc, char **argv) {
 """
 
 
-# Checkers turn vfork() into fork(), in whose child the driver refuses the launch.
+# Sanitizers turn vfork() into fork(), and in a forked child the driver refuses the launch.
 VFORK = r"""
 #include <sys/wait.h>
 int main(void) {

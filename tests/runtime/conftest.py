@@ -20,7 +20,7 @@ def twin_folder(tmp_path_factory) -> twins.Folder:
 
 @pytest.fixture(autouse=True)
 def code(request, monkeypatch):
-    """Return the form of a test's kernels: PTX, or with `in_both_forms` in a second run machine code."""
+    """Return the form of a test's kernels: PTX or, for `in_both_forms` in a second run, machine code."""
     form = getattr(request, "param", "ptx")
     if form == "sass":
         folder = request.getfixturevalue("twin_folder")
@@ -33,8 +33,8 @@ def code(request, monkeypatch):
 
 @pytest.fixture(params=[None, full("thread"), full("address,undefined")])
 def play(request, tmp_path, shared):
-    """Build a C client and run it on the simulated device, both with sanitizers or without; return its output. It must
-    exit with 0 and print no errors.
+    """Build a C client and run it on the simulated device, both with or both without sanitizers; return its output. It
+    must exit with 0 and print no errors.
     """
     folder = simulated.sanitized(request.param, shared) if request.param else None
 
@@ -49,8 +49,8 @@ def play(request, tmp_path, shared):
 
 @pytest.fixture
 def play_kernels(tmp_path):
-    """Build kernels in C, run a script on the simulated device, and return what it wrote. It must exit with 0. Without
-    `begin` it initializes the driver itself.
+    """Build kernels in C, run a script on the simulated device, and return the script's output. It must exit with 0.
+    Unless `begin` is set, the script initializes the driver itself.
     """
 
     def build_and_run(kernels, script, begin=True, **env):
@@ -69,7 +69,7 @@ def play_kernels(tmp_path):
 
 @pytest.fixture
 def sim_play(tmp_path):
-    """Run a script with driving.py on the simulated device, with a cache of its own; `command` goes before it."""
+    """Run a script with driving.py on the simulated device, with its own cache; `command` is prepended."""
 
     def run(script, *args, command=(), **env):
         text = f"from ctypes import *\nimport sys\nfrom tests.runtime.driving import *\nbegin()\n{dedent(script)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.runtime import hooked, probing
 
-# A program that launches as often as each line of its input says, and answers.
+# A program that reads numbers, launches that many times for each, and answers.
 SERVER = r"""
 int main(void) {
     char line[64];
@@ -25,7 +25,7 @@ int main(void) {
 }
 """
 
-# One that launches from 8 threads and looks at what each computed, until its input ends.
+# A program that launches from 8 threads and checks the results, until its input ends.
 STRESS = (
     probing.CLIENT
     + r"""
@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
 
 
 class Server:
-    """A program of this kind, under gpt-hook."""
+    """A program that serves commands, under gpt-hook."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ def status(pid: int) -> dict:
 
 
 def periods(trace: hooked.Trace) -> list[tuple[int, int | None]]:
-    """Return the periods in which a trace that began with nothing recorded was recorded."""
+    """Return the periods in which a process was recorded, given a trace that began with recording off."""
     found = [(r["on"], r["at"]) for r in trace.of("recording")]
     found.sort(key=lambda change: change[1])
     assert [on for on, _ in found] == [bool(i % 2) for i in range(len(found))]
@@ -138,7 +138,7 @@ def periods(trace: hooked.Trace) -> list[tuple[int, int | None]]:
 
 
 def environment(pid: int, name: str) -> str:
-    """Return an environment variable with which a process was started."""
+    """Return the value of an environment variable with which a process was started."""
     words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
@@ -154,7 +154,7 @@ def supervisor(folder: str) -> int:
 
 
 def kill_supervisor(pid: int) -> None:
-    """Kill the process that makes kernels for a process's run."""
+    """Kill the process that builds kernels for a process's run."""
     found = supervisor(environment(pid, "GPT_HOOK_BROKER"))
     os.kill(found, signal.SIGKILL)
     while Path(f"/proc/{found}/fd").exists() and list(Path(f"/proc/{found}/fd").iterdir()):
@@ -165,7 +165,7 @@ ALONE = "its run has no supervisor within reach: only kernels that were woven be
 
 
 def order_alone(pid: int, *words: object) -> None:
-    """Ask for probes in a process whose supervisor is gone."""
+    """Request probes in a process whose supervisor has been killed."""
     done = ctl(pid, *words)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"gpt-hook: warning: {pid}: {ALONE}\n")
 
@@ -188,8 +188,9 @@ def toggle(server: Server, turns: int, kills: bool = False) -> dict:
 
 
 def check_graphs(trace: hooked.Trace, state: dict) -> list[str]:
-    """Return the faults in a trace of graphing.STRESS: each recorded replay has three kernels counted, with probes, or
-    without and why."""
+    """Return the faults in a trace of graphing.STRESS: each recorded replay must count three kernels, with probes, or
+    without and with a reason.
+    """
     probed, replays = trace.of("probed"), trace.names["cuGraphLaunch"]
     found = {
         "launches with and without probes": (len(probed) + sum(probing.unprobed(trace).values()), 3 * replays),
@@ -202,7 +203,9 @@ def check_graphs(trace: hooked.Trace, state: dict) -> list[str]:
 
 
 def check(trace: hooked.Trace, state: dict) -> list[str]:
-    """Return the faults in a trace of STRESS: each launch of a period is counted, with probes, or without and why."""
+    """Return the faults in a trace of STRESS: each launch in a period must be counted, with probes, or without and with
+    a reason.
+    """
     launches, probed = trace.launches.get("scale", 0), trace.of("probed")
     found = {
         "launches that were counted": (launches, state["launches"]),

@@ -1,4 +1,4 @@
-"""The driver through ctypes, for scripts that run on the simulated device in a process of their own."""
+"""The driver through ctypes, for scripts that run on the simulated device in a new process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def begin() -> None:
 
 
 def load(image: bytes | str) -> c_void_p:
-    """Load a module from an image, or from the file with that name."""
+    """Load a module from an image, or from a file."""
     module = c_void_p()
     data = Path(image).read_bytes() if isinstance(image, str) else image
     ok(cu.cuModuleLoadData(byref(module), data))

@@ -1,5 +1,5 @@
-// A program that makes each call once, so that every call is the first of its function. WAY says how it finds
-// the functions. It prints the same with the hook and without.
+// A program that makes each call once, so that every call is the first of its function. WAY selects how it
+// finds the functions. Its output is the same with and without the hook.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,8 +26,8 @@ static void *find_address(const char *name) {
     return function;
 }
 
-// A copy of the runtime looks up everything that it needs itself: the same name three times, one of them for
-// a thread's default stream.
+// A copy of the CUDA runtime looks up every function that it needs itself: the same name three times, once
+// for the per-thread default stream.
 static void *find_copy(const char *name) {
     static unsigned times;
     CUresult (*get)(const char *, void **, int, uint64_t, int *) = find_address("cuGetProcAddress");
@@ -38,7 +38,7 @@ static void *find_copy(const char *name) {
     return found[times++ % 3];
 }
 
-// The symbol and the name without its version.
+// The symbol, and its name without the version.
 static void *find(const char *symbol, const char *name) {
     void *found = WAY == HANDLE    ? dlsym(driver, symbol)
                   : WAY == NEXT    ? dlsym(RTLD_NEXT, symbol)
@@ -122,7 +122,7 @@ int main(int argc, char **argv) {
     CALL(cuModuleGetFunction, cuModuleGetFunction, &function, module, "scale");
     CALL(cuMemAlloc_v2, cuMemAlloc, &memory, SIZE);
     CALL(cuMemsetD32_v2, cuMemsetD32, memory, 7, SIZE / 4);
-#ifdef FIRST_LAUNCH // of all that goes into a stream
+#ifdef FIRST_LAUNCH // the first of all calls that put work into a stream
     CALL(cuLaunchKernel, cuLaunchKernel, function, 6, 1, 1, 70, 1, 1, 0, NULL, params, NULL);
 #endif
     CALL(cuStreamCreate, cuStreamCreate, &stream, 0);
@@ -140,8 +140,8 @@ int main(int argc, char **argv) {
     CALL(cuStreamSynchronize, cuStreamSynchronize, stream);
     CALL(cuMemcpyDtoH_v2, cuMemcpyDtoH, items, memory, SIZE);
     printf("%u %u %d\n", items[0], items[1023], calls);
-    // From pinned memory the copy is done when the call returns: it may be in a stream that no other stream
-    // waits for.
+    // Copies from pinned memory must be complete when the call returns: they may be in a stream that no other
+    // stream waits for.
     CALL(cuMemHostRegister_v2, cuMemHostRegister, items, SIZE, 0);
     CALL(cuMemcpyHtoD_v2, cuMemcpyHtoD, memory, items, SIZE);
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks,
@@ -158,7 +158,7 @@ int main(int argc, char **argv) {
     CALL(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, &exec, graph, (uint64_t)0);
     CALL(cuGraphLaunch, cuGraphLaunch, exec, stream);
     CALL(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync, items, memory, SIZE, stream);
-    CALL(cuCtxSynchronize, cuCtxSynchronize, context); // which the newest one takes
+    CALL(cuCtxSynchronize, cuCtxSynchronize, context); // the newest version takes a context
     CALL(cuModuleGetGlobal_v2, cuModuleGetGlobal, &total, &size, module, "total");
     CALL(cuMemcpyDtoH_v2, cuMemcpyDtoH, &sum, total, size);
     printf("%u %u %u\n", items[0], items[1023], sum);

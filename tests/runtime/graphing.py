@@ -7,7 +7,7 @@ from collections import Counter
 from gpt.stream.reasons import parse
 from tests.runtime.probing import CLIENT, COUNT, PTX, buffers, build, good, unprobed
 
-# A scenario is a function of the client; `launched` expects the results of this many kernels.
+# A scenario is a function of the client; `launched` checks the results of this many kernels.
 GRAPHS = (
     CLIENT
     + r"""
@@ -71,7 +71,8 @@ int main(int argc, char **argv) {
 }
 """
 
-# Two streams with executable graphs of three kernels, which come and go; it prints how often it launched them.
+# Two streams with executable graphs of three kernels, which are made and destroyed; it prints how often it launched
+# them.
 STRESS = (
     "#include <poll.h>\n"
     + GRAPHS
@@ -131,9 +132,9 @@ int main(int argc, char **argv) {
 """
 )
 
-CAPTURED = ("captured", "joined", "legacy")  # which stream it launches into, beside captures
-# One thread launches, and captures a moment later; another waits all the while for a stream in which nothing is, after
-# which the launches' buffers are collected.
+CAPTURED = ("captured", "joined", "legacy")  # the stream that it launches into, next to captures
+# One thread launches, and starts a capture a moment later. Another one keeps waiting for an idle stream, after which
+# the buffers of launches are collected.
 CAPTURES = (
     GRAPHS
     + r"""
@@ -187,7 +188,7 @@ int main(int argc, char **argv) {
 
 
 def compile_scenarios(folder, scenarios, helpers=""):
-    """Return the program that runs the scenario that its second argument names."""
+    """Return the program; its second argument names the scenario to run."""
     functions = "".join(f"static void run_{name}(void) {{ {body} }}\n" for name, (body, *_) in scenarios.items())
     rows = ", ".join(f'{{"{name}", run_{name}}}' for name in scenarios)
     table = f"static const struct {{ const char *name; void (*run)(void); }} scenarios[] = {{{rows}}};\n"
@@ -196,9 +197,9 @@ def compile_scenarios(folder, scenarios, helpers=""):
 
 
 def check_scenario(folder, program, name, launches, reasons, idle=()):
-    """Run it with probes: this many launches have them, each with all its bytes; the others have these reasons.
+    """Run it with probes: this many launches must have probes and complete data; the others must have these reasons.
 
-    `idle` are how often nodes were launched that did not run.
+    `idle` is the number of launches of nodes that didn't run.
     """
     trace = good(folder, program, "-p", "gmem_bytes", arguments=(PTX, name))
     replayed = trace.of("probed")

@@ -45,7 +45,8 @@ def compile_c(out: Path, source: str | Path, *flags: str | Path, prelude: bool =
     if isinstance(source, str):
         file.write_text((PRELUDE if prelude else "") + source)
     words = [*BASE, file, "-o", out, *flags, "-ldl", "-lpthread"]
-    if any(out.anchor in str(flag) and str(ROOT) not in str(flag) for flag in flags):  # a file that may change
+    # The flag names a file that may change.
+    if any(out.anchor in str(flag) and str(ROOT) not in str(flag) for flag in flags):
         cuda.c_compiler(*words)
         return out
 
@@ -54,7 +55,7 @@ def compile_c(out: Path, source: str | Path, *flags: str | Path, prelude: bool =
         return out.read_bytes()
 
     made = cuda.keep((file.read_bytes(), out.name, flags, os.environ.get("CC")), build)
-    out.unlink(missing_ok=True)  # a process may run it
+    out.unlink(missing_ok=True)  # a process may be running the old file
     out.write_bytes(made)
     out.chmod(0o755)
     return out
@@ -75,7 +76,7 @@ def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> 
 def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compiler: str = "cc") -> Path:
     """Build libgpthook.so from its sources, with additional sources, linker options, or compiler flags.
 
-    Objects are kept: a build with other files than the last compiles those only.
+    Objects are cached: only files that changed since the last build are compiled.
     """
     source = ROOT / "runtime"
     files = [*source.glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]"), *(file for file in more if isinstance(file, Path))]
@@ -91,7 +92,7 @@ def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compil
 
 
 def build_launcher(folder: Path, *flags: str) -> Path:
-    """Build gpt-hook from its sources with more flags, such as those for sanitizers, which must be installed."""
+    """Build gpt-hook from its sources with additional flags, such as those for sanitizers, which must be installed."""
     source = ROOT / "runtime"
     files = [file for part in ("launcher", "follow", "common") for file in source.glob(f"{part}/*.c")]
     base = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-w", *INCLUDE, '-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"']
@@ -102,11 +103,11 @@ def build_launcher(folder: Path, *flags: str) -> Path:
     return folder / "gpt-hook"
 
 
-machine_code: twins.Folder | None = None  # where programs run as machine code; set by the fixture `code`
+machine_code: twins.Folder | None = None  # set by the fixture `code` if kernels run as machine code
 
 
 def command(*args: str | Path, quiet: bool = True) -> list[str]:
-    """Return the command line of gpt-hook; a `quiet` run leaves standard error to the program."""
+    """Return the command line of gpt-hook; in a `quiet` run, standard error belongs to the program."""
     more = ["--quiet"] if quiet and args[:1] == ("run",) else []
     if machine_code:
         args = tuple(map(machine_code.replace, args))
@@ -123,7 +124,7 @@ def run(
 
 
 def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
-    """Wait at most a minute for something that another process does, as the machine may be busy."""
+    """Wait for at most a minute for something that another process does, because the machine may be busy."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -131,7 +132,9 @@ def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
 
 
 def kill_once(process: subprocess.Popen, holds: Callable[[], Any]) -> None:
-    """Kill a process once a condition holds. It's stopped during the check, as it writes faster than we read."""
+    """Kill a process once a condition holds. The process is stopped during the check, because it writes faster than we
+    read.
+    """
 
     def holds_now() -> bool:
         process.send_signal(signal.SIGSTOP)

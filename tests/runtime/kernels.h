@@ -1,4 +1,4 @@
-// What kernels in C begin with: they are objects as `gpt-asm --arch host` makes them.
+// The beginning of kernels in C: objects in the form that `gpt-asm --arch host` produces.
 
 #include "host/abi.h"
 #include <string.h>
@@ -28,7 +28,7 @@ static inline void *global(T, uint32_t site, uint64_t address, uint64_t size) {
     return (void *)address;
 }
 
-// The lanes that meet all get the sum of their words.
+// All lanes that meet get the sum of their words.
 static void sum(void *const data[HOST_WARP], uint32_t mask) {
     uint32_t total = 0;
     for (uint32_t rest = mask; rest; rest &= rest - 1)

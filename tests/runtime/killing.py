@@ -15,8 +15,8 @@ from tests.runtime.probing import CLIENT, PTX, kept
 KINDS = "paced", "bursts", "streams", "graph"
 LATE = 200_000_000  # ns
 
-# Nothing waits for the GPU. After its launches, a stream writes their number to host memory, and a second thread notes
-# when the number arrives.
+# The launching threads don't wait for the GPU. After its launches, each stream writes their number to host memory, and
+# a second thread records when the number arrives.
 ENDLESS = (
     "#include <fcntl.h>\n#include <pthread.h>\n#include <sys/mman.h>\n"
     + CLIENT
@@ -73,7 +73,9 @@ int main(int argc, char **argv) {
 
 
 def kill_one(folder, program, kind, seconds, device="sim", probe="gmem_bytes"):
-    """Kill a run after some seconds; return when, the times of the launches that had ended, and the trace."""
+    """Kill a run after some seconds; return the time of the kill, the times of launches that had
+    ended, and the trace.
+    """
     out, notes = folder / "t.mp", folder / "notes"
     notes.write_bytes(bytes(8 << 17))
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}

@@ -10,7 +10,7 @@ static struct {
     unsigned before, after, failed;
 } calls;
 
-// Called in place of cuLaunchKernel: prints its arguments, including the ones on the stack.
+// This is called in place of cuLaunchKernel. It prints its arguments, including those on the stack.
 static CUresult replacement(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                             unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
     printf("%p %u %u %u %u %u %u %u %p %p %p\n", function, gx, gy, gz, bx, by, bz, shared, stream,

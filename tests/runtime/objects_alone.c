@@ -45,11 +45,12 @@ int main(void) {
     assert(hook_function_with_id(9) == 0x120 && !hook_function_with_id(8));
     assert(hook_object_set_id(kernel, 3) == 3 && hook_object_set_id(kernel, 4) == 3);
 
-    // It may be looked up again, in more than one way; but another name is another function.
+    // It may be looked up again in several ways; but another name means another function.
     assert(add(OBJECT_KERNEL, 0x110, 0x100, "alpha").generation == kernel.generation);
     assert(add(OBJECT_KERNEL, 0x110, 0x100, NULL).generation == kernel.generation);
     struct reference function = hook_object_find(0x120);
-    add(OBJECT_KERNEL, 0x118, 0x100, "delta"); // the handle of a function in a context that is gone unseen
+    // The handle of a function whose context was destroyed without our notice.
+    add(OBJECT_KERNEL, 0x118, 0x100, "delta");
     hook_object_add(
         &(struct object_facts){.kind = OBJECT_FUNCTION, .handle = 0x120, .parent = 0x118, .id = 10});
     assert(!hook_is_alive(function) && hook_object_look(0x120, &view) && view.id == 10);
@@ -60,7 +61,7 @@ int main(void) {
     assert(add(OBJECT_KERNEL, 0x110, 0x100, "gamma").generation != kernel.generation);
     assert(!hook_is_alive(kernel) && !hook_is_alive(function) && !hook_object_find(0x120).current);
 
-    // Properties are exchanged, not collected, and end with their object.
+    // Properties are replaced, not accumulated, and end with their object.
     hook_object_set(0x110, &(struct property){PROPERTY_ATTRIBUTE, 8, -1, 1000});
     hook_object_set(0x110, &(struct property){PROPERTY_ATTRIBUTE, 8, 0, 3000});
     hook_object_set(0x110, &(struct property){PROPERTY_ATTRIBUTE, 8, -1, 2000});
@@ -73,14 +74,14 @@ int main(void) {
     assert(!*properties(0x110) && !*properties(0x100) && !hook_object_find(0x110).current);
     assert(!hook_watched->objects.count);
 
-    // What another thread made while a call ended the one before stays.
+    // If a call ends an object and another thread makes a new one meanwhile, the new one stays.
     add(OBJECT_MODULE, 0x100, 0, NULL);
     hook_object_gone(0x100, before);
     assert(hook_object_find(0x100).current);
     hook_object_gone(0x100, hook_object_generation());
     assert(!hook_object_find(0x100).current);
 
-    // A context takes its own objects with it, and leaves the rest.
+    // When a context ends, only its own objects end with it.
     add(OBJECT_CONTEXT, 0x1, 0, NULL);
     hook_object_add(&(struct object_facts){.kind = OBJECT_MODULE, .handle = 0x200, .context = 0x1});
     add(OBJECT_LIBRARY, 0x300, 0, NULL), add(OBJECT_KERNEL, 0x310, 0x300, "beta");
@@ -93,7 +94,7 @@ int main(void) {
     assert(hook_watched->objects.count == 2 && hook_object_find(0x310).current &&
            !hook_object_find(0x320).current);
 
-    // Memory is used again, including memory of long names.
+    // Memory is reused, including memory of long names.
     char *name = malloc(100000);
     memset(name, 'x', 99999), name[99999] = '\0';
     char *slab = hook_watched->objects.slab;

@@ -1,4 +1,4 @@
-// runtime/hook/probe/pack.c as a library: packing.py.
+// runtime/hook/probe/pack.c as a library, for packing.py.
 
 #include <dlfcn.h>
 #include <string.h>
@@ -11,7 +11,8 @@ __attribute__((visibility("default"))) void setup(void) {
     hook_zstd_setup(&(struct linker){dlopen, dlclose, dlsym});
 }
 
-// Return 0 for bytes that aren't worth packing; or the size in `out`, with 0 (zstd), 1 (columns) or 2 (both).
+// Return 0 for bytes that aren't worth packing, or the size of the data in `out`; the codec is 0 (zstd), 1
+// (columns) or 2 (both).
 __attribute__((visibility("default"))) uint64_t pack(const void *data, uint64_t size, uint64_t row,
                                                      bool quick, void *out, int *how) {
     struct packing packed;

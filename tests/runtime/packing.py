@@ -39,12 +39,12 @@ def library(*flags: str) -> ctypes.CDLL:
 
 
 def pack(data: np.ndarray, row: int, *, quick: bool) -> int:
-    """Pack contiguous bytes, and return the size; 0 if they aren't worth it."""
+    """Pack contiguous bytes, and return the size, or 0 if they aren't worth packing."""
     size: int = library().pack(data.ctypes.data, data.nbytes, row, quick, _OUT.ctypes.data, _HOW)
     return size
 
 
 def packed(data: bytes, row: int, *, quick: bool) -> tuple[str, bytes] | None:
-    """Return the codec and the bytes, or None if they aren't worth it."""
+    """Return the codec and the packed bytes, or None if they aren't worth packing."""
     size = pack(np.frombuffer(data, np.uint8), row, quick=quick)
     return (CODECS[_HOW.value], _OUT[:size].tobytes()) if size else None

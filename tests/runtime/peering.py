@@ -1,6 +1,6 @@
-"""Talk to the supervisor byte by byte, like an honest or hostile process.
+"""Talk to the supervisor byte by byte, as an honest or a hostile process.
 
-Scripts of tests run it under gpt-hook, from sandboxes too: it imports nothing of ours.
+Tests' scripts run under gpt-hook and use this, also in sandboxes, so it imports none of our code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def connect(path: str = "") -> socket.socket:
     client.settimeout(20)
     if path:
         client.connect(path)
-    else:  # its name may be longer than an address
+    else:  # the name may be too long for a socket address
         place = os.open(folder, os.O_PATH)
         client.connect(f"/proc/self/fd/{place}/socket")
         os.close(place)
@@ -49,7 +49,7 @@ def send(client: socket.socket, which: int, digest: str = "", text: str = "", ar
 
 
 def receive(client: socket.socket) -> tuple[int, str]:
-    """Return the status and the fault; (-1, "") if the supervisor only closed the connection."""
+    """Return the status and the fault, or (-1, "") if the supervisor only closed the connection."""
     try:
         data, rights, *_ = client.recvmsg(4096, 64)
     except ConnectionResetError:

@@ -23,15 +23,15 @@ from tests import cuda
 from tests.runtime import hooked, simulated
 from tests.tiers import full
 
-# Runs a test with kernels in PTX, and with the same kernels in machine code; twins.py says how that runs. Most of the
-# latter are left to `make test-full`.
+# Run a test with kernels in PTX, and again with the same kernels in machine code; twins.py explains how the latter run.
+# Most runs of the latter are left to `make test-full`.
 in_both_forms = pytest.mark.parametrize("code", ["ptx", full("sass")], indirect=True)
 in_both_forms_at_once = pytest.mark.parametrize("code", ["ptx", "sass"], indirect=True)
 
 PTX = Path(__file__).with_name("probing.ptx")
 BLOCKS, THREADS, COUNT = 6, 70, 400  # 3 warps a block, the last one of 6 threads
 
-# A program that launches `scale` in one form after the other, and checks what it did.
+# A program that launches `scale` in several forms, and checks the results.
 CLIENT = r"""
 static char text[1 << 16];
 static void *module, *function;
@@ -113,9 +113,9 @@ def build(folder, source):
 
 @cache
 def kept():
-    """Return the cache of all tests but pipeline tests: each kernel is made once, for all workers and sessions.
+    """Return the cache of all tests except pipeline tests: each kernel is built once, for all workers and sessions.
 
-    Every version of our code has its own, and not only of the code that the keys of the cache name.
+    Each version of our code has its own cache, because tests depend on more code than the cache keys cover.
     """
     digest = hashlib.sha256()
     for file in sorted([*hooked.ROOT.glob("gpt/**/*.py"), *hooked.ROOT.glob("runtime/**/*.[chS]")]):
@@ -132,7 +132,7 @@ def kept():
 
 @cache
 def by_warp():
-    """Return a file with gmem_bytes, but a 48-byte record per warp: larger buffers."""
+    """Return a file with gmem_bytes, changed to 48-byte records per warp, for larger buffers."""
     path = Path(kept(), "gmem_bytes.toml")
     text = find_probe("gmem_bytes").read_text().replace("counts = false\n", "")
     part = path.with_suffix(f".{os.getpid()}")  # other workers read the file
@@ -160,14 +160,14 @@ def good(folder, program, *options, **more):
 
 
 def without_refusals(errors):
-    """Remove what the simulated device prints about launches that the program expects to fail."""
+    """Remove the simulated device's messages about launches that the program expects to fail."""
     return REFUSED.sub("", errors)
 
 
 def buffers(trace, name):
     """Return a map's buffers by launch number: counts and slots of its units."""
     maps = [r for r in trace.of("map") if r["name"] == name]
-    found, fields = maps[0], maps[0]["fields"]  # each kernel that was loaded has its own: they are alike
+    found, fields = maps[0], maps[0]["fields"]  # each loaded kernel has its own map; they're all alike
     slot = np.dtype({
         "names": [f["name"] for f in fields], "formats": [f"<{f['type'][0]}{int(f['type'][1:]) // 8}" for f in fields],
         "offsets": [f["offset"] for f in fields], "itemsize": found["stride"],
@@ -208,7 +208,7 @@ def unprobed(trace):
 
 
 def saved(path, name):
-    """Return what the launches of a trace saved to a map, as analyses read it, by launch number."""
+    """Return the data that the launches of a trace saved to a map, as analyses read it, by launch number."""
     found = Probes(path.parent)
     with open(path, "rb") as file:
         for record in wire.read_records(file, str(path)):

@@ -12,12 +12,12 @@ static char names[MOST][64], word[8][64];
 static char image[1 << 20];
 static int numbers[16];
 static volatile int called;
-static _Atomic unsigned *flag; // in host memory
+static _Atomic unsigned *flag; // a flag in host memory
 
 static unsigned items[COUNT];
-static FILE *out; // apart from what kernels print
+static FILE *out; // for output other than what kernels print
 
-// What a kernel takes, as pointers and as a block.
+// The parameters of a kernel, as pointers and as a block.
 struct arguments {
     void *params[8];
     char block[32768];
@@ -189,7 +189,7 @@ static int describe(int function) {
     return status;
 }
 
-// Of a module, a library, or the module of a library.
+// Find the function in a module, in a library, or in the module of a library.
 static int find(int module, const char *how, const char *name, CUdeviceptr *address, size_t *size) {
     void *of = modules[module];
     if (!strcmp(how, "library"))
@@ -254,7 +254,7 @@ static int make_buffer(int which) {
     for (unsigned i = 0; i < COUNT; i++)
         items[i] = i * 2654435761u + which;
     status = status ? status : D(cuMemcpyHtoD_v2)(buffers[which], items, sizeof(items));
-    return status ? status : D(cuStreamSynchronize)(NULL); // a copy may come later than its call returns
+    return status ? status : D(cuStreamSynchronize)(NULL); // a copy may complete after its call returns
 }
 
 static int wait_for_host(int stream) { // the flag is written by the host later
@@ -305,7 +305,7 @@ static int follow(const char *what, const int *a) {
     FOR(buffer) return make_buffer(a[0]);
     FOR(free) return D(cuMemFree_v2)(buffers[a[0]]);
     FOR(stream) return D(cuStreamCreateWithPriority)(&streams[a[0]], a[1], a[2]);
-    FOR(named) return streams[a[0]] = (void *)(intptr_t)a[1], 0; // the default ones
+    FOR(named) return streams[a[0]] = (void *)(intptr_t)a[1], 0; // the default streams
     FOR(endstream) return D(cuStreamDestroy_v2)(streams[a[0]]);
     FOR(wait) return D(cuStreamSynchronize)(streams[a[0]]);
     FOR(query) return D(cuStreamQuery)(streams[a[0]]), 0;

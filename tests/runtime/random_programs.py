@@ -1,7 +1,7 @@
-"""Random programs: scripts for random_program.c, which are deterministic, and their launches.
+"""Random programs: deterministic scripts for random_program.c, and the launches in them.
 
-A buffer is used in one stream. Variables that kernels read are written when nothing runs. So the order in which streams
-work makes no difference.
+Each buffer is used in one stream only, and variables that kernels read are written while nothing runs, so the order in
+which streams work makes no difference.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import random
 import sys
 from dataclasses import dataclass, field, replace
 
-# Bytes of global memory that a thread with an item reads and writes; without: they depend on the items.
+# Bytes of global memory that each thread with an item reads and writes. Kernels that aren't listed depend on their
+# items.
 BYTES = {
     "nothing": (4, 4), "scale": (4, 4), "mix": (4, 4), "words_4080": (4, 4), "words_4000": (4, 4), "shape": (4, 4),
     "words_32000": (4, 4), "words_32748": (4, 4), "turn": (4, 4), "large": (4, 4), "call": None, "local": (4, 4),
@@ -24,7 +25,7 @@ COUNT, MOST = 4096, 64
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch in the order of the script's lines; what it reads and writes, if known."""
+    """A launch, in the order of the script's lines, and the bytes that it reads and writes, if known."""
 
     line: int
     name: str
@@ -32,7 +33,7 @@ class Launch:
     block: tuple[int, int, int]
     moved: tuple[int, int] | None
     captured: bool = False  # it is in a graph
-    replayed: int | None = None  # with that: the line that captured it
+    replayed: int | None = None  # for a replay: the line that captured it
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Program:
             return
         self.contexts.remove(self.here)
         for module in self.here.modules:
-            if module.library:  # it outlives the context
+            if module.library:  # a library outlives the context
                 self.say("unload", module.number, 1)
         self.say("destroy", self.here.number)
         self.here = self.contexts[0]
@@ -209,7 +210,7 @@ class Program:
         self.say("called")
 
     def capture(self) -> None:
-        """Capture kernels in a graph, and launch it some times."""
+        """Capture kernels in a graph, and launch it several times."""
         stream = self.pick([number for number in self.here.streams if number not in self.default] or [None])
         if stream is None:
             return
@@ -226,7 +227,7 @@ class Program:
         self.say("endgraph", 0)
 
     def hold(self) -> None:
-        """Let a stream wait for the host, which goes on with others."""
+        """Make a stream wait for the host, which continues with other streams."""
         stream = self.pick([number for number in self.here.streams if number not in self.default] or [None])
         if stream is None:
             return
@@ -314,7 +315,7 @@ class Program:
         self.say("describe", self.pick(self.pick(self.here.modules).functions))
 
     def attribute(self) -> None:
-        """Ask for attributes of functions and kernels, right and wrong ones."""
+        """Query attributes of functions and kernels, valid and invalid ones."""
         module = self.pick(self.here.modules)
         function = self.pick(module.functions)
         values = {8: [60000, 100, 0, 200000, -1], 9: [50, 101, -1], 10: [1], 0: [5], 99: [1]}

@@ -30,7 +30,7 @@ def build(out: Path, source: str | Path, *flags: str | Path) -> Path:
 
 
 def compile_cuda(folder: Path, *words: str | Path) -> Path:
-    """Build a program from sources with flags, linked with our library as others are with NVIDIA's."""
+    """Build a program from sources, linked with our library as others are with NVIDIA's."""
     program = folder / "program"
     command = ["-cudart", "shared", "-arch=sm_80", f"-L{hooked.runtime() / 'sim'}", *words]
 
@@ -57,7 +57,7 @@ def compile_kernels(out: Path, source: str) -> Path:
 
 def sanitized(sanitizers: str, shared: Path) -> Path:
     """Return the folder of a simulated device built with these sanitizers."""
-    # Kernels run on stacks of their own; sanitizers needn't know what's on them.
+    # Kernels run on stacks of their own, which sanitizers needn't know about.
     name, param = {
         "thread": ("tsan", "tsan-instrument-func-entry-exit=0"),
         "address,undefined": ("asan", "asan-stack=0"),
@@ -70,7 +70,7 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             folder.mkdir()
-            quiet = folder / "quiet.c"  # asan's own would warn of stacks that it does not know
+            quiet = folder / "quiet.c"  # asan's own function would warn about unknown stacks
             quiet.write_text("void __asan_handle_no_return(void) {}\n")
             flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic"]
             flags += [
@@ -86,7 +86,7 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
 
 
 def ask(code: str, **env: str) -> tuple[list, str]:
-    """Run Python with `cu`, the simulated driver, initialized, and `c`, ctypes; return its answer and messages."""
+    """Run Python with `cu` (the simulated driver, initialized) and `c` (ctypes); return its answer and messages."""
     begin = "import ctypes as c, json, re, sys; cu = c.CDLL(sys.argv[1]); cu.cuInit(0); answers = []"
     script = f"{begin}; answer = answers.append\n{textwrap.dedent(code)}\nprint(json.dumps(answers))"
     line = [sys.executable, "-", DRIVER, FUNCTIONS]

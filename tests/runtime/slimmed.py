@@ -8,7 +8,7 @@ FILL, MATMUL = "_Z14setScalarItemsPffi", "_Z12matrixMulGPUPKfS0_Pfi"
 
 
 def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kernels="drop", arch="sm_90"):
-    """Return the library with one kernel, or what a trace used."""
+    """Return the library with one kernel, or with the kernels that a trace used."""
     used = used or folder.parent / "nothing.txt"
     if used.suffix == ".txt":
         used.touch()
@@ -25,7 +25,7 @@ def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kern
 
 
 def two_kernels(folder, name="libtwo.so", together=False):
-    """Return a library with two kernels, each in an element of its own of one region, or both in one."""
+    """Return a library with two kernels, either in two elements of one region, or both in one element."""
     code = [f'extern "C" __global__ void {kernel}(int *p) {{ *p = 1; }}' for kernel in ("one", "two")]
     sources = ["".join(code)] if together else code
     elements = [("sm_90", "cubin", cuda.nvrtc_compile(source, "sm_90")) for source in sources]

@@ -1,5 +1,5 @@
-// Built into libgpthook.so, with --wrap=hook_find_probe_calls: a driver whose answer whether a stream is
-// captured takes a while to come back, except to the thread that runs main.
+// Built into libgpthook.so with --wrap=hook_find_probe_calls: the answer whether a stream is captured takes a
+// while to return, except in the thread that runs main.
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Built into libgpthook.so, with --wrap=hook_pack: packing takes so long that the writer is behind at once.
+// Built into libgpthook.so with --wrap=hook_pack: packing takes so long that the writer lags behind at once.
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// Preloaded: one allocation of a library fails, the STARVE_NUMBER-th that a library named like STARVE_LIBRARY
-// makes. With STARVE_SAY it says at the end how many there were.
+// Preloaded: makes one allocation fail, number STARVE_NUMBER of those made by a library named like
+// STARVE_LIBRARY. With STARVE_SAY, it prints the number of allocations at the end.
 
 #define _GNU_SOURCE
 #include <errno.h>

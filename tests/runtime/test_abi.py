@@ -22,9 +22,9 @@ BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that
 
 
 def declared() -> dict[str, int]:
-    """Return every function that cuda.h declares in any mode, with the words of its arguments on the stack.
+    """Return every function that cuda.h declares in any mode, with the number of words of its arguments on the stack.
 
-    STACK_WORDS stands for one with arguments in vector registers.
+    STACK_WORDS stands for functions with arguments in vector registers.
     """
     found: dict[str, int] = {}
     for version in ((), ("-D__CUDA_API_VERSION_INTERNAL",)):
@@ -54,8 +54,8 @@ Row = tuple[str, str, int, str, int]  # name, suffix, since, suffix of the varia
 def functions() -> tuple[list[Row], list[Row]]:
     """Return the rows of driver.h, sorted: first for cuda.h, then for the other headers.
 
-    The versions of CUDA are those in the names of the types of cuda*Typedefs.h. The variants of a function are
-    numbered in the order of the versions that they came with.
+    CUDA versions come from the names of the types in cuda*Typedefs.h. A function's variants are numbered in the order
+    of the versions that introduced them.
     """
     since = defaultdict(set)
     for header in cuda.headers().glob("cuda*Typedefs.h"):
@@ -75,7 +75,7 @@ def functions() -> tuple[list[Row], list[Row]]:
 
 
 def listed() -> tuple[list[Row], list[Row]]:
-    """Return the rows as driver.h has them."""
+    """Return the rows in the form that driver.h has."""
     parts = DRIVER.read_text().split("#ifdef DRIVER_ALL")
     found: list[list[Row]] = []
     for part in parts:
@@ -91,7 +91,7 @@ def test_every_function_of_the_headers_is_listed():
     for ours, real in zip(listed(), functions(), strict=True):
         assert len(real) > 30
         assert [row for row in ours if row[2] <= int(version[1])] == real
-        assert ours == sorted(ours)  # the hook searches them by halves
+        assert ours == sorted(ours)  # the hook uses a binary search
     assert len(listed()[0]) > 550
 
 
@@ -104,12 +104,12 @@ def test_words_agree_with_every_symbol_of_cuda_h():
 
 
 def test_no_other_file_lists_the_functions():
-    """A second list would become outdated. Other files name only the functions that they handle."""
+    """A second list would become outdated. Other files only name functions that they handle."""
     rows = [row for part in listed() for row in part]
     symbols = [name + suffix + end for name, suffix, _, thread, _ in rows for end in {"", thread}]
     assert len(symbols) == len(set(symbols)) > 700
     for file in (ROOT / "runtime").rglob("*.[chS]"):
-        if file != DRIVER and file.name != "renamed.h":  # which is made of it
+        if file != DRIVER and file.name != "renamed.h":  # renamed.h is generated from it
             named = re.findall(r"^\s*[A-Z]+\((cu[A-Z]\w+)[,)].*\)$", file.read_text(), re.M)
             assert len(set(named) & set(symbols)) < 100, file
     table = (ROOT / "runtime" / "hook" / "entry" / "table.h").read_text().split("} types[]")[0]

@@ -1,4 +1,6 @@
-"""Support for another processor is another folder of runtime/arch: `none`, in C alone, is built and tested."""
+"""Support for another processor is another folder of runtime/arch. `none`, which is plain C, is
+built and tested here.
+"""
 
 import os
 import re
@@ -15,7 +17,8 @@ X86 = re.compile(
     r"%[re]?[abcd]x\b|%rsp|rdtsc|cpuid|immintrin|x86|R_X86|\bxaddq|mxcsr|\.symver|__builtin_ia32", re.IGNORECASE
 )
 
-# Calls before cuInit, a host function that may not call, ten arguments, barriers between lanes, a child of vfork.
+# Calls before cuInit, a host function that mustn't call the driver, ten arguments, barriers between lanes, a vfork
+# child.
 CLIENT = r"""
 #include "sim.h"
 #include <sys/wait.h>
@@ -102,7 +105,7 @@ def test_everything_else_compiles_for_another_processor(tmp_path):
 
 
 def test_no_other_file_names_the_processor():
-    """The exception is host code of its own, guarded by what the compiler says the processor can do."""
+    """The exception is host code with processor-specific parts, guarded by the compiler's macros for that processor."""
     named = {
         str(path.relative_to(RUNTIME))
         for path in RUNTIME.rglob("*.[chS]")

@@ -1,4 +1,4 @@
-"""Requests through gpt-hook's supervisor don't change the program, and leave nothing behind."""
+"""Requests through gpt-hook's supervisor don't affect the program, and leave nothing behind."""
 
 import os
 import re
@@ -23,7 +23,9 @@ def run(tmp_path):
 
 
 def test_one_pipeline_answers_and_the_program_notices_nothing(run):
-    """It ignores SIGCHLD, waits for any child, and has threads and a child that closes everything and outlives it."""
+    """The program ignores SIGCHLD, waits for any child, and has threads and a child that closes everything and outlives
+    it.
+    """
     script = """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if not os.fork():
@@ -61,7 +63,7 @@ def test_one_pipeline_answers_and_the_program_notices_nothing(run):
     assert process.stdout.readline() == "(0, 0)\n", process.stderr.read()
     assert process.wait() == 0
     most = min(8, len(os.sched_getaffinity(0)))
-    assert 1 <= len(run.alive("gpt-asm\0--arch")) <= most  # one for the first kernel, and more while that was busy
+    assert 1 <= len(run.alive("gpt-asm\0--arch")) <= most  # one for the first kernel, and more while that one was busy
     (broker,) = run.alive("gpt-broker")
     held = {os.readlink(file) for file in Path(f"/proc/{broker}/fd").iterdir()}
     assert all(
@@ -69,7 +71,7 @@ def test_one_pipeline_answers_and_the_program_notices_nothing(run):
     ), held
     pipes = {os.readlink(f"/proc/{os.getpid()}/fd/{pipe.fileno()}") for pipe in (process.stdin, process.stderr)}
     assert not held & pipes and os.readlink(f"/proc/{broker}/cwd") == "/"
-    time.sleep(0.5)  # by now it has looked for remaining processes
+    time.sleep(0.5)  # by now it has scanned for remaining processes
     assert not done.exists()
     process.stdin.close()
     hooked.wait_until(done.exists)
@@ -124,7 +126,7 @@ def test_a_pipeline_that_is_late_or_idle_is_ended(run, tmp_path, late, flags):
     sys.stdin.read()
     """
     env = {"GPT_RUNTIME": str(hooked.runtime()), "ASAN_OPTIONS": "detect_leaks=0"}
-    if late:  # on a busy machine, even what the module declares takes a second to find out: have it cached
+    if late:  # on a busy machine, even finding the module's declarations takes a second, so have them cached
         env["CC"] = str(run.folder / "slow")
         assert run("begin_all()\nload(sys.argv[1])", CC=env["CC"]) == (0, "", "")
     process = run.start(script, hook=hooked.build_launcher(tmp_path, *times, *flags), options=("-o", "-"), **env)

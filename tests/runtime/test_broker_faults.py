@@ -46,7 +46,7 @@ def ask(process: subprocess.Popen, name: str) -> str:
 def test_a_worker_that_is_killed_is_replaced(run):
     process = run.start('begin_all(), run("a", 0), run("b", 1)', CC=str(run.folder / "slow"))
     compiler, (broker,) = run.compiler(), run.alive("gpt-broker")
-    run.kill("gpt-asm\0--arch")  # what it leaves behind stays with the broker
+    run.kill("gpt-asm\0--arch")  # its remaining processes become the broker's
     hooked.wait_until(lambda: f"PPid:\t{broker}\n" in Path(f"/proc/{compiler}/status").read_text())
     (run.folder / "go").touch()
     assert process.communicate(timeout=120) == ("", "")
@@ -71,7 +71,7 @@ def test_without_its_supervisor_it_helps_itself(run):
 
 @pytest.mark.full
 def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
-    """It gets no more requests. One whose answer merely takes long isn't given up."""
+    """A stopped supervisor gets no more requests. One that merely takes long isn't given up."""
     process = run.start("", program=asking)
     ask(process, "a")
     (broker,) = run.alive("gpt-broker")
@@ -96,7 +96,7 @@ def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
 
 @pytest.mark.full
 def test_a_program_that_is_killed_leaves_nothing(run):
-    """The compiler, which would never end, is killed too."""
+    """The compiler, which would never end, is killed, too."""
     process = run.start('begin_all(), run("a", 0)', CC=str(run.folder / "slow"))
     run.compiler()
     assert len(run.alive()) > 5
@@ -185,16 +185,17 @@ def test_an_image_that_is_too_large_is_refused(run):
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("away", ["os.setuid(65534)", "assert not CDLL(None).unshare(0x40000000)  # CLONE_NEWNET"])
 def test_out_of_its_reach_a_program_helps_itself(run, away):
-    """It does so as well as another user could: the tools may be out of its reach, too."""
+    """It runs stages of its own as well as it can: the tools may be inaccessible, too."""
     script = """
     begin_all()
     module = load(sys.argv[1])
     """
-    assert run(script)[0] == 0  # from here on it asks for code only
+    assert run(script)[0] == 0  # from here on, it only asks for code
     process = run.start(
         dedent(script) + f"{away}\nprint(launch(function(module, 'a'), 1, 1, memory), flush=True)\nsys.stdin.read()"
     )
     assert process.stdout.readline() in ("0\n", "221\n" if "setuid" in away else "0\n")
-    hooked.wait_until(lambda: not run.alive("gpt-asm"), 30)  # the broker was not asked: it keeps them for longer
+    # It wasn't asked through the broker, which would keep them for longer.
+    hooked.wait_until(lambda: not run.alive("gpt-asm"), 30)
     _, err = process.communicate()
     assert process.returncode == 0 and "supervisor of gpt-hook" not in err

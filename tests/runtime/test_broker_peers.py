@@ -86,7 +86,7 @@ def test_an_architecture_is_one_word(tmp_path, arch):
 
 
 def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
-    """It's opened neither by a path in a request nor from a descriptor that the client can't read."""
+    """The image is opened neither by a path in a request, nor from a descriptor that the client can't read."""
     secret = tmp_path / "secret.ptx"
     secret.write_text(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo() { ret; }\n")
     os.mkfifo(tmp_path / "fifo")
@@ -110,7 +110,9 @@ def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
 @needs_namespaces
 @pytest.mark.parametrize("options", [(), ("--control",)])
 def test_a_child_in_a_jail_reaches_nothing(tmp_path, options):
-    """With an empty root directory and a user namespace, it reaches nothing by name or through descriptors."""
+    """In an empty root directory and its own user namespace, a process can reach nothing by name or through
+    descriptors.
+    """
     found = say(tmp_path, f"""
         def by_name():
             jail(USER | MOUNT)
@@ -179,9 +181,9 @@ def test_a_child_that_sees_another_system_is_refused(tmp_path, enters, who):
     assert found == [refusal(who)]
 
 
-@pytest.mark.parametrize("confined", ["prctl(38, 1, 0, 0, 0)"])  # PR_SET_NO_NEW_PRIVS, without which no Landlock
+@pytest.mark.parametrize("confined", ["prctl(38, 1, 0, 0, 0)"])  # PR_SET_NO_NEW_PRIVS, which Landlock requires
 def test_a_confined_child_passes_no_pipeline(tmp_path, confined):
-    """It may ask for code, as a program that confines itself does."""
+    """A confined process may ask for code, as a program that confines itself does."""
     found = say(tmp_path, f"""
         def attack():
             libc.{confined}
@@ -195,7 +197,7 @@ def test_a_confined_child_passes_no_pipeline(tmp_path, confined):
 @needs_namespaces
 @pytest.mark.parametrize("enters", ["", "unshare(USER)"])
 def test_a_sandboxed_child_gives_no_orders(tmp_path, enters):
-    """It reaches the socket of gpt-hook ctl, which has an abstract name."""
+    """A sandboxed process can reach the socket of gpt-hook ctl, which has an abstract name."""
     found = say(tmp_path, f"""
         driver = ctypes.CDLL("libcuda.so.1")
         assert driver.cuInit(0) == 0
@@ -214,7 +216,7 @@ def test_a_sandboxed_child_gives_no_orders(tmp_path, enters):
 
 
 def test_connections_that_ask_nothing_hold_nobody_up(tmp_path):
-    """A sandboxed child could take all places of the supervisor, which then answered nobody else."""
+    """A sandboxed child could once occupy all places of the supervisor, which then answered no one else."""
     found = say(tmp_path, """
         import resource
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -226,7 +228,7 @@ def test_connections_that_ask_nothing_hold_nobody_up(tmp_path):
 
 
 def test_descriptors_that_close_slowly_hold_nobody_up(tmp_path):
-    """Closing a socket with SO_LINGER waits until its data is read, and this peer never reads."""
+    """Closing a socket with SO_LINGER waits until its data is read, and this peer never reads it."""
     found = say(tmp_path, """
         import socket, time
         from contextlib import suppress
@@ -289,13 +291,13 @@ ENTERS = (
     ],
 )
 def test_a_program_that_is_refused_runs_on(tmp_path, enter, reason):
-    """Its kernels have no probes, and the last line says why."""
+    """The program's kernels have no probes, and the last line gives the reason."""
     program = probing.build(tmp_path, ENTERS.replace("ENTER", enter))
     line = hooked.command(
         "run", "-o", tmp_path / "t.mp", "--device", "sim", "-p", "gmem_bytes", "--", program, probing.PTX, quiet=False
     )
     if "DUMPABLE" in enter and os.geteuid() == 0:
-        line = ["setpriv", "--bounding-set", "-sys_ptrace", *line]  # else root sees all
+        line = ["setpriv", "--bounding-set", "-sys_ptrace", *line]  # otherwise root can see everything
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "GPT_SIM_RUN": "all"}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -341,11 +343,11 @@ while block := os.read(0, 65536):
 
 
 def test_a_pipeline_that_answers_only_the_sync(tmp_path):
-    """It made nothing, although there is a supervisor."""
+    """The pipeline makes no kernel, even though a supervisor runs it."""
     (tmp_path / "only.py").write_text(ONLY_SYNCS)
     program = probing.build(tmp_path, ENTERS.replace("ENTER", ""))
     line = f"{sys.executable} {tmp_path}/only.py"
-    for _ in range(2):  # an empty answer is not kept
+    for _ in range(2):  # an empty answer isn't cached
         _, trace = probing.probed(tmp_path, program, "--jit", line)
         assert probing.unprobed(trace) == {"the pipeline returned no kernel for it": 3}
         (tmp_path / "t.mp").unlink()
@@ -366,7 +368,7 @@ def test_the_folder_goes_with_the_supervisor(tmp_path):
 
 
 def test_what_a_killed_supervisor_left_is_removed(tmp_path):
-    """The next run removes it, but nothing that's in use or made by others."""
+    """The next run removes such a folder, but no folder that's in use or belongs to others."""
 
     def start(name: str) -> tuple[subprocess.Popen, Path]:
         line = hooked.command("run", "-f", "-o", tmp_path / name, "--device", "sim", "--", "sleep", "1000")
@@ -483,7 +485,7 @@ sys.stdin.read()
 @needs_namespaces
 @pytest.mark.parametrize("enters", ["", "unshare(USER | MOUNT)", "libc.prctl(38, 1, 0, 0, 0)"])
 def test_a_sandboxed_child_does_not_answer_for_the_supervisor(connects, answering, enters):
-    """The child has the same user and may write to the folder, and puts a socket of its own there."""
+    """The child has the same user and may write to the folder, so it puts its own socket there."""
     line = [sys.executable, "-c", SQUATS.format(enters), str(answering / "socket")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(line, cwd=hooked.ROOT, text=True, **pipes) as squatter:
@@ -505,7 +507,7 @@ def test_the_supervisor_is_the_process_that_clients_look_at(tmp_path):
 
 @pytest.mark.parametrize("ends", ["", "_exit(0)", "OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))"])
 def test_a_child_is_answered_whatever_became_of_the_command(tmp_path, ends):
-    """The child was forked before either process used the driver, and ends the command in the end."""
+    """The child was forked before either process used the driver, and it ends the command at the end."""
     body = """
         int main(int argc, char **argv) {
             int parent = getpid(), ends[2];
@@ -543,7 +545,7 @@ def test_a_child_is_answered_whatever_became_of_the_command(tmp_path, ends):
 
 @as_root
 def test_root_names_probes_for_another_users_program(tmp_path_factory):
-    """They go over a socket in a folder that isn't root's."""
+    """Pipelines are passed over a socket in a folder that doesn't belong to root."""
     place = Path(subprocess.check_output(["mktemp", "-d", "/tmp/gpt-other.XXXXXX"], text=True).strip())
     place.chmod(0o777)
     subprocess.run(["cp", "-r", hooked.runtime(), place / "runtime"], check=True)
@@ -581,7 +583,7 @@ def test_ctl_in_a_sandbox_is_told_so(tmp_path):
 
 
 def test_pipelines_serve_after_ctl_has_ended(tmp_path):
-    """They serve each program of a run, and again after others were named."""
+    """They serve each program of a run, and again after other probes were named."""
     mark = tmp_path / "runs"
     program = simulated.build(tmp_path / "client", probing.CLIENT + """
         int main(int argc, char **argv) {

@@ -19,7 +19,9 @@ FAULTS = tomllib.loads((FOLDER / "faults.toml").read_text())
 
 
 def build(folder, *flags, probe=PROBE):
-    """Build the program with the files under test interleaved. Objects are kept: a fault changes one or two."""
+    """Build the program with the files under test interleaved. Objects are cached, because a fault changes only one or
+    two.
+    """
     under_test = ("-DUNDER_TEST", "-include", FOLDER / "schedule.h", "-DGPT_CHECKED")
     tested = (*(probe / name for name in POOL), PROBE.parent / "write/reasons.c")
     objects = []
@@ -72,14 +74,14 @@ def test_schedules_that_found_a_fault(program):
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS)
 def test_schedules_find_a_fault_that_is_put_back(tmp_path, fault):
-    """If the program or the hook changes, a seed gives another schedule, and a new seed is needed."""
+    """If the program or the hook changes, a seed gives another schedule, and a new seed must be found."""
     program = build_with(tmp_path, FAULTS[fault])
     command = [program, str(FAULTS[fault]["seed"]), "1"]
     assert subprocess.run(command, capture_output=True, check=False).returncode, "not with this seed"
 
 
 def test_random_schedules(program):
-    """The schedules differ in each run of the tests; the message of a failure has the seed."""
+    """Each run of the tests uses other schedules; the message of a failure includes the seed."""
     first = int.from_bytes(os.urandom(4))
     assert run(program, first, 400).startswith("400 schedules: ")
 
@@ -91,7 +93,7 @@ def test_many_random_schedules(program):
 
 @pytest.mark.full
 def test_thread_sanitizer_finds_nothing(tmp_path):
-    """The same programs run as system threads."""
+    """The same programs, run with system threads."""
     program = build(tmp_path, "-fsanitize=thread", "-DREAL_THREADS")
     for seed in range(300):
         done = subprocess.run([program, str(seed)], capture_output=True, text=True, timeout=120, check=False)

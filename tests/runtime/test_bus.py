@@ -1,4 +1,4 @@
-"""A trace that's truncated while it's written, and the resulting signal in the program."""
+"""A trace that's truncated while it's being written, and the resulting signal in the program."""
 
 import signal
 
@@ -11,7 +11,7 @@ from tests.runtime.hooked import Trace
 
 @pytest.mark.parametrize("sizes", [[0], [700000], [0, 1 << 30]], ids=["empty", "shorter", "long again"])
 def test_truncating_a_trace_harms_nobody(tmp_path, sizes):
-    """If another thread adds a chunk at that moment, the file has its length again, and no signal is sent."""
+    """If another thread adds a chunk at that moment, the file has its length back, and no signal is sent."""
     cuts = "".join(f'assert(!truncate("{tmp_path}/t.mp", {size}));' for size in sizes)
     source = LOOP.replace(
         "begin();", f'begin(); void *g = kernel("bar"); for (int i = 0; i < 50000; i++) launch(g); {cuts}'
@@ -23,7 +23,7 @@ def test_truncating_a_trace_harms_nobody(tmp_path, sizes):
 
 
 def test_what_is_not_recorded_any_more_asks_the_kernel_for_nothing(tmp_path):
-    """A filter ends a program that changes its signal mask, as every slow path through the hook does."""
+    """A filter kills a program that changes its signal mask, which every slow path through the hook does."""
     source = LOOP.replace(
         "begin();",
         f"""begin();

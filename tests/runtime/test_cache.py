@@ -1,4 +1,6 @@
-"""Test the caches of the hook and of the simulated device, as a user meets them; tests/test_cache.py has the rules."""
+"""The caches of the hook and of the simulated device, from a user's point of view;
+tests/test_cache.py tests the rules.
+"""
 
 import os
 import shutil
@@ -25,7 +27,7 @@ def test_a_folder_that_another_user_planted_is_not_used_and_said_once(name, tmp_
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     (home := tmp_path / "home").mkdir()
-    for number in range(6):  # more than the limit, and older than any result
+    for number in range(6):  # more data than the limit, and older than any result
         with open(home / f"thesis{number}.dat", "wb") as file:
             file.truncate(60_000_000)
         os.utime(home / f"thesis{number}.dat", (1e9, 1e9))
@@ -51,7 +53,7 @@ def test_an_answer_that_was_moved_to_another_key_is_not_used(tmp_path):
     assert said == ""
     check_bytes(trace, 1)
     codes = sorted((tmp_path / "gmem_bytes" / "gpt" / "sim").iterdir(), key=lambda path: path.stat().st_size)
-    for one, two in pairwise(codes):  # as a sync tool that mixes them up
+    for one, two in pairwise(codes):  # like a sync tool that mixes them up
         shutil.copy(two, one)
     said, trace = run(tmp_path, tmp_path / "gmem_bytes", "-p", "gmem_bytes")
     assert said == ""

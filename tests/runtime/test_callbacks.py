@@ -202,7 +202,7 @@ def test_a_program_that_is_killed(tmp_path, program):
 
 @pytest.mark.full
 def test_keys_that_interrupt(tmp_path, program):
-    """The first key ends the program, callbacks run on, and the second key ends them."""
+    """The first key ends the program while callbacks continue, and the second key ends them."""
     probe(tmp_path, f"#!/bin/sh\necho $$ >>'{tmp_path}/pids'\nsleep 100\n")
     line, keys = command(tmp_path, program, "waits")
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0, **keys) as process:
@@ -233,7 +233,7 @@ def test_a_callback_that_hangs_does_not_hold_the_program(tmp_path, program):
 
 @pytest.mark.full
 def test_a_callback_that_kills_what_runs_it(tmp_path, program):
-    """A message says so, and the folder with the launches is still removed."""
+    """A message reports that gpt-dump was killed, and the folder with the launches is still removed."""
     probe(tmp_path, "#!/bin/sh\nkill -9 $PPID\n")
     done = run(tmp_path, program)
     assert (done.returncode, done.stdout) == (0, "done\n")

@@ -1,4 +1,4 @@
-"""Calls, captures and launches of graphs, read with gpt-stream(5) alone and by every analysis."""
+"""Calls, captures and launches of graphs, read according to gpt-stream(5) alone, and by every analysis."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(tmp_path, program, *scenarios, calls="all", more=()):
 
 
 def recompute(trace):
-    """Return what ran, read with gpt-stream(5) alone: counts and bytes by kernel and op."""
+    """Return the work that ran, read according to gpt-stream(5) alone: counts and bytes by kernel and op."""
     counts, sizes = Counter(trace.launches), Counter()
     names = {r["id"]: r["name"] for r in trace.of("function")}
     for call in trace.calls:
@@ -96,7 +96,7 @@ def test_captured_calls_are_listed_as_captured(tmp_path, program):
     trace = hooked.Trace(path)
     captured = [call for call in trace.calls if call["type"] == "capture"]
     assert all(call["result"] == 0 for call in captured)
-    # three graphs that are launched, two that are not, and an event that makes another stream join in the three
+    # Three graphs that are launched, two that aren't, and an event through which another stream joins, in the three.
     assert Counter(call["name"] for call in captured) == {
         "cuLaunchKernel": 5 * 3 + 3, "cuMemcpyHtoDAsync": 5, "cuMemcpyDtoDAsync": 5, "cuMemcpyDtoHAsync": 5,
         "cuMemsetD32Async": 5, "cuMemsetD2D8Async": 5, "cuEventRecord": 6, "cuStreamWaitEvent": 6,
@@ -109,7 +109,7 @@ def test_captured_calls_are_listed_as_captured(tmp_path, program):
     assert "cuLaunchKernel (captured)" in analyze("timeline", "--format", "chrome", path)
     events = [json.loads(line) for line in analyze("events", "--json", path).splitlines()]
     assert sum(event["type"] == "capture" for event in events) == len(captured)
-    # a thread's calls chosen: launches are counted from its calls, and no captured one counts
+    # If one thread's calls are selected, launches are counted from its calls, and no captured call counts.
     thread = trace.calls[0]["thread"]
     narrow = [json.loads(line) for line in analyze("summary", "--json", "--tid", thread, path).splitlines()]
     found = {r["name"]: r["launches"] for r in narrow if r["kind"] == "row" and r["answer"] == "kernels"}
@@ -201,8 +201,8 @@ def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
     launches = [api(3, "cuGraphLaunch", "graph", "launch"), call(3, 300, object=5, stream=7),
                 call(3, 400, object=6, stream=7)]  # fmt: skip
     old = " ".join(made(tmp_path, {}, *CALLS, graph, *launches).stdout.split())
-    assert "not in this trace: copies and all else but kernels in 1 launch of graphs" in old
-    assert "not in this trace: all that 1 launch of graphs ran, as the graphs were made before recording began" in old
+    assert "not in this trace: everything except kernels in 1 launch of graphs" in old
+    assert "not in this trace: the work in 1 launch of graphs that were made before recording began" in old
     graph |= {"operations": [], "device": 1}
     new = " ".join(made(tmp_path, {"captures": 1}, *CALLS, graph, *launches[:2]).stdout.split())
     assert "not counted: launches by kernels of 1 graph that kernels can launch" in new
@@ -210,7 +210,7 @@ def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
 
 
 def test_one_number_of_calls_everywhere(tmp_path, program):
-    """gpt-hook's last line, the table of processes and the questions agree, with calls that are only counted."""
+    """gpt-hook's last line, the table of processes and the questions agree, also for calls that are only counted."""
     source = r"""
 int main(void) {
     begin();

@@ -56,7 +56,7 @@ def test_a_fork_takes_little_room(tmp_path, calls, count):
 
 @pytest.mark.soak
 def test_a_fork_takes_little_time(tmp_path):
-    """It takes at most 2 ms more than without the hook; both are measured interleaved."""
+    """The start takes at most 2 ms more than without the hook; both are measured interleaved."""
     program = hooked.compile_c(tmp_path / "client", MANY_FORKS)
     env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
     over = []
@@ -140,7 +140,7 @@ def test_queries_of_threads_that_live_are_counted(tmp_path, ending):
     program = hooked.compile_c(tmp_path / "client", source, "-includesignal.h")
     hooked.run(tmp_path / "t.mp", program, options=())
     trace = Trace(tmp_path / "t.mp")
-    (api,) = {r["id"] for r in trace.of("api") if r["name"] == "cuDriverGetVersion"}  # threads may tell it twice
+    (api,) = {r["id"] for r in trace.of("api") if r["name"] == "cuDriverGetVersion"}  # two threads may each write it
     counted = [row for record in trace.of("counts") for row in hooked.rows(record) if row["api"] == api]
     assert [row["count"] for row in counted] == [100000] * 4 and all(row["first"] for row in counted)
 
@@ -195,7 +195,7 @@ def test_the_next_chunk_is_made_before_a_launch_needs_it(tmp_path):
     program = hooked.compile_c(tmp_path / "client", SPARE, "-rdynamic")
     done = hooked.run(tmp_path / "t.mp", program)
     assert done.returncode == 0, done.stderr
-    assert 1 <= int(done.stdout) <= 5  # the small ones, and the counts' chunk
+    assert 1 <= int(done.stdout) <= 5  # the small chunks, and the chunk of counts
     assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 100000
 
 
@@ -208,7 +208,7 @@ def test_a_trace_is_its_owners(tmp_path):
     assert (tmp_path / "t.mp").stat().st_mode & 0o777 == 0o600
 
 
-# Things that a program may do between its first calls and calls that need more of the file.
+# Actions of a program between its first calls and calls that need more of the file.
 LATER = {
     "closefrom": "closefrom(3);",
     "own file": 'for (int i = 3; i < 1100; i++) dup2(open("/dev/null", O_RDWR), i);',

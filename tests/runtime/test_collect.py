@@ -1,4 +1,4 @@
-"""gpt-hook -p: buffers of any size are written to files and streams as the kernel left them."""
+"""gpt-hook -p: buffers of any size are written to files and streams exactly as the kernel left them."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ before = ".reg .u64 %mixed; mul.lo.u64 %mixed, ADDR, 0x9E3779B97F4A7C15; SAVE [s
 ARRAY, LOG = STORES.format(how="cap = 2"), STORES.format(how='cap = "dynamic"')
 THREADS = 160
 
-# Launches of as many blocks as the arguments after the module say.
+# Makes launches with as many blocks as the arguments after the module say.
 WIDE = (
     CLIENT
     + r"""
@@ -60,7 +60,7 @@ def live(folder, program, *options, arguments):
 
 
 def check_stores(folder, blocks):
-    """Check that each thread below COUNT saved where it stored, the others nothing."""
+    """Check that each thread below COUNT saved what it stored, and that other threads saved nothing."""
     found = saved(folder / "t.mp", "stores")
     assert [units.counts.shape for _, units in sorted(found.items())] == [(n, THREADS) for n in blocks]
     for units in found.values():
@@ -72,7 +72,7 @@ def check_stores(folder, blocks):
 
 
 def held(trace):
-    """Return for each buffer record: bytes in it, bytes in the file."""
+    """Return, for each buffer record, the bytes in the record and the bytes in the file."""
     return [(len(r.get("data", b"")), r.get("packed", 0 if "path" in r else None)) for r in trace.of("buffer")]
 
 
@@ -155,7 +155,7 @@ def test_without_zstd_buffers_are_columns(tmp_path, wide, broken):
 
 @pytest.mark.full
 def test_the_programs_own_zstd_is_its_own(tmp_path):
-    """A library that it opens gets the newer zstd next to it, and sees no function of ours."""
+    """If the program opens a library that needs a newer zstd, it gets that one, and sees none of our functions."""
     folder = tmp_path / "lib"
     library(folder, "int ZSTD_newer(void) { return 42; } int ZSTD_isError(void) { return 1; }")
     user = "int ZSTD_newer(void); int use(void) { return ZSTD_newer(); }"
@@ -197,7 +197,7 @@ def test_the_programs_own_zstd_is_its_own(tmp_path):
 
 @pytest.mark.full
 def test_a_program_that_has_zstd_in_itself(tmp_path):
-    """Its functions of these names are visible to all libraries, but buffers aren't packed with them."""
+    """The program's functions with these names are visible to all libraries, but aren't used to pack buffers."""
     names = ("ZSTD_isError", "ZSTD_createCCtx", "ZSTD_compressBound", "ZSTD_compress", "HUF_isError", "FSE_isError")
     own = "".join(f"void {name}(void) {{ abort(); }}\n" for name in names)
     program = simulated.build(tmp_path / "client", own + WIDE, "-rdynamic")
@@ -205,7 +205,7 @@ def test_a_program_that_has_zstd_in_itself(tmp_path):
     assert [r.get("codec") for r in trace.of("buffer")] == ["columns+zstd"]
 
 
-# No two threads save the same: repeated values would shrink. (Clocks of two blocks may be equal.)
+# No two threads save the same data: repeated values would be compressed. (Clocks of two blocks may be equal.)
 NOISE = '''
 [map.noise]
 level = "thread"

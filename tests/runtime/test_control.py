@@ -52,7 +52,7 @@ def test_periods_of_a_run(tmp_path, program):
     assert trace.names["cuLaunchKernel"] == 57
     starts = [call["start"] for call in trace.calls]
     assert [sum(begin <= start <= end for start in starts) for begin, end in periods(trace)] == [50, 7]
-    assert trace.functions == ["foo"]  # earlier lookups are known
+    assert trace.functions == ["foo"]  # earlier look-ups are known
     assert {"module", "library", "device", "api"} <= trace.kinds.keys()
 
 
@@ -261,7 +261,7 @@ def test_a_forked_child_goes_on_as_its_parent_was(tmp_path):
     assert not any(child.launches for child in children)
     results = [[(call["name"], call["result"]) for call in child.calls] for child in children]
     assert results == [[("cuLaunchKernel", 3)] * 4]  # the first child had nothing to record
-    assert not children[0].of("recording")  # the second was forked while its parent recorded
+    assert not children[0].of("recording")  # the second child was forked while its parent recorded
 
 
 def test_processes_that_cannot_be_asked(tmp_path, program):
@@ -416,7 +416,9 @@ except OSError:
 
 @pytest.mark.parametrize("other", first("0", "1"))
 def test_peers_that_say_nothing_hold_nobody_up(tmp_path, program, other):
-    """Any process can connect to an abstract name. Each such connection used up the 5 s in which a command may come."""
+    """Any process can connect to an abstract name. Each such connection once blocked the socket for the 5 s in which a
+    command may arrive.
+    """
     if other == "1" and os.geteuid():
         pytest.skip("needs root")
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
@@ -440,7 +442,9 @@ sys.stdin.read()
 
 @pytest.mark.full
 def test_an_order_that_was_not_answered_is_not_followed_later(tmp_path, program):
-    """A stopped process doesn't answer. Continued, it doesn't do what gpt-hook ctl gave up on."""
+    """A stopped process doesn't answer. When it continues, it doesn't carry out commands that
+    gpt-hook ctl gave up on.
+    """
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     server.process.send_signal(signal.SIGSTOP)
     done = ctl(server.pid, "enable")

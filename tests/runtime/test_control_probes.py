@@ -52,7 +52,7 @@ def serve(folder, program, *options):
 
 
 def launch_until(server, key, count):
-    """Launch again and again until the state has this number under a key."""
+    """Keep launching until the state has this number under a key."""
     end = time.monotonic() + 60
     while (state := status(server.pid))[key] < count:
         assert time.monotonic() < end, state
@@ -66,7 +66,7 @@ def test_probes_that_a_run_began_with_wait_for_enable(tmp_path, program):
     state = status(server.pid)
     assert (state["probes"], state["pending"], state["probed"], state["without_probes"]) == ("gmem_bytes", 1, 0, 0)
     order(server.pid, "enable")
-    server.launch(0)  # a wait, in which its kernel is asked for
+    server.launch(0)  # a wait, during which its kernel is requested
     state = launch_until(server, "with_probes", 1)
     assert (state["pending"], state["probed"], state["refused"]) == (0, 1, 0)
     server.launch(6)
@@ -114,14 +114,15 @@ def test_other_probes_and_kernels(tmp_path, program):
     server.launch(5)
     order(server.pid, "probe", "gmem_bytes", "-k", "other:scale")
     server.launch(5)
-    assert status(server.pid)["with_probes"] == 0  # it is off
+    assert status(server.pid)["with_probes"] == 0  # recording is off
     order(server.pid, "enable")
     first = launch_until(server, "with_probes", 3)["with_probes"]
     order(server.pid, "probe", "block_sched", "--filter", "other")
     state = status(server.pid)
     assert (state["probes"], state["kernels"], state["filter"]) == ("block_sched", "", "other")
     launch_until(server, "with_probes", first + 4)
-    done = ctl(server.pid, "probe", "gmem_bytes", "-k", "other", "--filter", "x")  # no kernel that was looked up
+    # No kernel of this name was looked up.
+    done = ctl(server.pid, "probe", "gmem_bytes", "-k", "other", "--filter", "x")
     fact = "no kernel is chosen so far by -k other --filter x; it looked up: scale"
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"gpt-hook: warning: {server.pid}: {fact}\n"
@@ -164,7 +165,7 @@ def test_what_was_replaced_is_unloaded(tmp_path, program):
 
 
 def test_what_a_graph_launches_stays_loaded(tmp_path):
-    """A graph made before other probes were named runs as before until it's destroyed."""
+    """A graph made before other probes were named runs unchanged until it's destroyed."""
     body = (
         graphing.GRAPHS
         + r"""
@@ -204,7 +205,7 @@ int main(int argc, char **argv) {
     server.launch(3)
     assert loaded(server.pid) > before
     server.launch(-1)
-    hooked.wait_until(lambda: server.launch(3) or loaded(server.pid) == before)  # once what it saved is written
+    hooked.wait_until(lambda: server.launch(3) or loaded(server.pid) == before)  # once its data is written
     server.end()
 
 
@@ -233,11 +234,15 @@ int main(int argc, char **argv) {
 
 
 def test_graphs_that_were_made_before_probes_were_named(tmp_path):
-    """Each replay while recording is on is counted: with probes, or without and why, if they apply to its kernels."""
+    """Each replay while recording is on is counted: with probes, or, if they apply to its kernels, without and with a
+    reason.
+    """
     server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled")
 
     def counts(written=0):
-        """Return launches with probes and without. The former count once their data is written; wait for it."""
+        """Return launches with and without probes. The former count only when their data has been written; wait for
+        that.
+        """
         hooked.wait_until(lambda: status(server.pid)["with_probes"] >= written)
         state = status(server.pid)
         return state["with_probes"], state["without_probes"]
@@ -274,7 +279,7 @@ def test_launches_that_are_captured_before_there_is_any_probe(tmp_path):
     server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled", "-p", "gmem_bytes")
     order(server.pid, "enable")
     server.launch(0)
-    assert status(server.pid)["without_probes"] == 2  # in the graph's launch
+    assert status(server.pid)["without_probes"] == 2  # both are in the graph's launch
     assert probing.unprobed(server.end()) == {"it was not looked up by name, or is still being compiled": 2}
 
 
@@ -316,7 +321,7 @@ def test_wrong_words(words, status, fault):
 
 
 def test_a_child_that_was_forked_after_code_was_loaded(tmp_path):
-    """It can't use the driver, as on a GPU, so nothing in it can be probed, and ctl says so."""
+    """The child can't use the driver, as on a GPU, so nothing in it can be probed, and ctl says so."""
     source = SERVER.replace(
         "    while (puts",
         """    if (fork()) {
@@ -359,12 +364,12 @@ def test_graphs_that_come_and_go_while_it_is_toggled(tmp_path, turns, kills):
 
 
 def test_the_supervisor_is_killed(tmp_path, program):
-    """Probes named after that aren't made; the reason is counted."""
+    """Probes named after that aren't built; launches are counted with the reason."""
     server = serve(tmp_path, program, "--disabled")
     order(server.pid, "enable")
     server.launch(1)
     kill_supervisor(server.pid)
-    order_alone(server.pid, "probe", "sync_wait", "gmem_bytes", "block_sched")  # which no cache has
+    order_alone(server.pid, "probe", "sync_wait", "gmem_bytes", "block_sched")  # this combination isn't cached
     server.launch(0)
     launch_until(server, "refused", 1)
     server.launch(3)

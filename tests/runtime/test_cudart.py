@@ -103,7 +103,7 @@ def test_the_default_stream_of_the_thread(tmp_path):
     assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr
 
 
-# Separate compilation: what one file declares another one defines, and both have a kernel of the same name.
+# Separate compilation: one file declares what another one defines, and both have a kernel of the same name.
 RELOCATABLE = (
     """
 extern __device__ int table[2];

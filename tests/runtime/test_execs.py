@@ -10,7 +10,7 @@ from tests.runtime.following import launches, private_folder, read, segments  # 
 from tests.runtime.hooked import Trace
 from tests.tiers import soak
 
-# Counts down; `n` programs in all, of which the last launches `bar`.
+# Counts down; runs `n` programs in all, and the last one launches `bar`.
 EXECS = r"""
 int main(int argc, char **argv) {
     char left[20];
@@ -48,7 +48,7 @@ def test_into_files(tmp_path, program, count):
 @pytest.mark.parametrize("output", ["-", "|cat"])
 def test_into_a_live_stream(program, output, count):
     line = hooked.command("run", "-o", output, "--device", "sim", "--", program, str(count))
-    done = subprocess.run(line, capture_output=True, timeout=300, check=False)  # the stream ends, and its helper
+    done = subprocess.run(line, capture_output=True, timeout=300, check=False)  # the stream and its helper have ended
     assert (done.returncode, done.stderr) == (0, b"")
     found = segments(read(done.stdout))
     assert [segment[0]["argv"][1] for segment in found] == [str(number) for number in range(count, 0, -1)]

@@ -1,4 +1,6 @@
-"""The first call of each function, by every way to the driver in every mode, returns the same as without the hook."""
+"""The first call of each function, for each way to get the driver's functions and each mode, returns the same as
+without the hook.
+"""
 
 import os
 import subprocess
@@ -25,7 +27,7 @@ MODES = {
 }
 WAYS = ("LINKED", "HANDLE", "NEXT", "DEFAULT", "ADDRESS", "COPIES", "plugin", "deep plugin")
 
-# What a plugin is linked to comes with it: nothing of it is in the scope of the program.
+# The plugin's own dependencies come with it: none of them is in the program's scope.
 LOADER = r"""
 int main(int argc, char **argv) {
     void *handle = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL FLAGS);
@@ -36,7 +38,7 @@ int main(int argc, char **argv) {
 
 
 def build(folder, way, *flags):
-    """Return the command that plays the client in this way."""
+    """Return the command that runs the client in this way."""
     include = (f"-I{hooked.ROOT}/runtime", "-w", *flags)
     source = SOURCE.read_text()
     if way.endswith("plugin"):
@@ -67,7 +69,9 @@ def built(tmp_path_factory):
 
 
 def told(text, mode):
-    """Return the parts that must be equal: a kernel that runs twice, as with --benchmark, leaves other numbers."""
+    """Return the parts of the output that must be equal: a kernel that runs twice, as with --benchmark, leaves other
+    numbers.
+    """
     return [line for line in text.splitlines() if mode != "benchmark" or line.startswith("cu")]
 
 
@@ -86,7 +90,7 @@ def test_first_calls(tmp_path, built, way, mode, first):
     assert (done.returncode, done.stderr) == (0, "")
     assert told(done.stdout, mode) == told(bare.stdout, mode)
     trace = Trace(tmp_path / "t.mp")
-    assert trace.launches == {"scale": 3}  # without the captured one
+    assert trace.launches == {"scale": 3}  # without the captured launch
     if mode in ("probe", "benchmark"):
         left = probing.unprobed(trace)
         assert len(trace.of("probed")) + sum(left.values()) == 4 and len(left) <= (mode == "benchmark"), left

@@ -1,7 +1,8 @@
-"""The floors of runtime/hook, its folders: entry uses probe, probe uses watch, watch uses write, never upwards.
+"""The layers of runtime/hook are its folders: entry uses probe, probe uses watch, watch uses write, never the other
+way.
 
 Within a folder, no two files use each other, directly or through other files. Weak references don't count, because a
-file is complete without them. The hook refers weakly to its stubs, which some processors lack.
+file works without them. The hook refers weakly to its stubs, which some processors lack.
 """
 
 import re
@@ -12,7 +13,7 @@ import pytest
 from tests.runtime import hooked
 
 RUNTIME = hooked.ROOT / "runtime"
-FLOORS = ["write", "watch", "probe", "entry"]  # from the ground up
+FLOORS = ["write", "watch", "probe", "entry"]  # from bottom to top
 FILES = {path.stem: path for path in sorted((RUNTIME / "hook").glob("**/*.c"))}
 
 
@@ -96,7 +97,7 @@ def find_circles(found):
 def test_no_two_files_of_a_folder_need_each_other(folder, tmp_path):
     files = files_of(folder)
     for path in files:
-        versions = () if folder.startswith("hook/") else VERSIONS  # objects of the hook are kept without
+        versions = () if folder.startswith("hook/") else VERSIONS  # objects of the hook are cached without versions
         hooked.compile_object(tmp_path / f"{path.stem}.o", path, *versions)
     found = find_circles(symbols(tmp_path, [path.stem for path in files]))
     assert not found
@@ -107,7 +108,7 @@ DEFINITION = re.compile(r"^(?!static\b|extern\b|typedef\b)[a-zA-Z_][^;={}()#]*?\
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_two_files_of_a_folder_seem_to_need_each_other(folder):
-    """The text gives the same result without a compiler, but misses uses in macros."""
+    """Scanning the text gives the same result without a compiler, but misses uses in macros."""
     found = {}
     headers = "".join(path.read_text() for path in (RUNTIME / folder).glob("*.h"))
     weak = {*re.findall(r"(\w+)[\[(]", "".join(re.findall(r"^(?:extern )?IF_STUBS .*", headers, re.M)))}

@@ -27,7 +27,7 @@ def fetch(folder, version):
 
 
 def start(linker, libraries, trace, *args):
-    """Run a program by another dynamic linker: gpt-hook itself would be run by this machine's."""
+    """Run a program with another dynamic linker, because gpt-hook would use this machine's."""
     line = [linker, "--preload", hooked.runtime() / "libgpthook.so"]
     line += ["--library-path", f"{hooked.runtime() / 'sim'}:{libraries}", *args]
     env = os.environ | {"GPT_HOOK_OUTPUT": str(trace), "GPT_HOOK_CALLS": "all"}

@@ -1,4 +1,4 @@
-"""--gpu-time: when kernels ran, on the clock of the calls, and nothing after the driver is gone."""
+"""--gpu-time records when kernels ran, on the clock of the calls, and nothing after the driver has shut down."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_everything_that_ran_is_timed(tmp_path, calls):
         assert names.count(name) == 4 * 5000
     functions = {r["id"]: r["name"] for r in trace.of("function")}
     assert {functions.get(row["function"]) for row in found} == {"foo", None}
-    for row in found:  # the simulated device does it at once; its clock is CLOCK_MONOTONIC
+    for row in found:  # the simulated device runs work at once; its clock is CLOCK_MONOTONIC
         assert row["duration"] < 10**9 and row["device"] == 0 and abs(row["begin"] - row["call"]) < 10**9
     if calls == "all":
         made = {(call["thread"], call["start"]) for call in trace.calls if call["result"] == 0}
@@ -41,7 +41,7 @@ def test_off_unless_asked_for(tmp_path):
 
 
 def test_a_child_has_times_of_its_own(tmp_path):
-    # It's forked before the driver is initialized, as it couldn't use it after that.
+    # The child is forked before the driver is initialized, because it couldn't use the driver after that.
     source = WORK.replace("int main(void) {\n", "int main(void) {\n    int child = fork();\n")
     source = source.replace("#include <pthread.h>", "#include <pthread.h>\n#include <sys/wait.h>")
     source = source.replace("    work(function);\n", "    if (child)\n        work(function), wait(0);\n")
@@ -72,7 +72,7 @@ def test_a_context_that_somebody_still_retains_keeps_its_times(tmp_path):
     assert len(times(hooked.Trace(tmp_path / "t.mp"))) == 4000
 
 
-# A driver without locks: the program may leave a real one in the middle of a call, and harm it.
+# A driver without locks: the program may leave a call of a real driver midway, which would break that.
 DRIVER = r"""
 #include <signal.h>
 #define API __attribute__((visibility("default"))) int
@@ -97,7 +97,7 @@ API cuModuleGetFunction(void **function, void *module, const char *name) {
 API cuLaunchKernel(void *function, unsigned x) { return x == 7 ? raise(SIGALRM) : 0; }
 """
 
-# A timer's handler leaves whatever it interrupts by siglongjmp: calls, and our work around them.
+# A timer's handler leaves whatever it interrupts with siglongjmp: calls, and the hook's work around them.
 LEFT = r"""
 #include <setjmp.h>
 #include <signal.h>

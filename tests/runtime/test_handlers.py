@@ -67,7 +67,7 @@ def test_another_function_and_other_arguments(tmp_path, library, calls):
     printed, trace = run(tmp_path, library, "change", calls)
     assert printed[0] == "0xf00 1 2 3 4 77 6 4096 0x1 0xa00 (nil)"
     assert printed[1:-1:2] == ["result 0"] * 5 and printed[-1] == "before 6 after 6 failed 0"
-    assert trace.launches == {"foo": 6}  # what the program launched
+    assert trace.launches == {"foo": 6}  # the launches that the program made
     for call in [call for call in trace.calls if call["type"] == "kernel"][:5]:
         assert [call[f"block_{c}"] for c in "xyz"] == [4, 5, 6] and call["shared"] == 7
 

@@ -80,8 +80,8 @@ def test_export_tables_are_left_alone(tmp_path):
     hooked.traced(tmp_path, source)
 
 
-# Another thread holds a lock of the dynamic linker and waits for calls of the driver. The library's constructor runs
-# under one, the callback of dl_iterate_phdr under another one.
+# Another thread holds a lock of the dynamic linker while it waits for calls of the driver. A library's constructor runs
+# under one lock, and the callback of dl_iterate_phdr under another.
 HOLDER = r"""
 #include <sched.h>
 extern _Atomic int held, done;
@@ -142,7 +142,7 @@ def test_calls_while_another_thread_holds_a_lock_of_the_linker(tmp_path, lock, e
     assert any(r["path"].endswith("libcuda.so.1") for r in trace.of("library"))
 
 
-# A library that shares a GPU among programs: it has a dlsym of its own, which gives out functions of its own.
+# A library that shares a GPU among programs: it defines its own dlsym, which returns its own functions.
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -202,7 +202,7 @@ def test_another_library_with_its_own_dlsym(tmp_path, monkeypatch, order):
     assert (names["cuInit"], names["cuDriverGetVersion"], names["cuLaunchKernel"]) == (1, 7, 1)
 
 
-# A library that stands between without a dlsym: it defines a function, and asks the driver by its handle.
+# A library in between that doesn't define dlsym: it defines a function, and looks the driver's up by handle.
 def test_an_interposer_that_asks_the_driver(tmp_path, monkeypatch):
     source = """
     #include <dlfcn.h>
@@ -289,8 +289,8 @@ def test_a_driver_that_is_closed_and_loaded_again_elsewhere(tmp_path, monkeypatc
 
 
 def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
-    # Two libraries in the global scope each define `which`; a third has a scope of its own. dlsym finds its caller by
-    # the return address, so no function here may end in a jump.
+    # Two libraries in the global scope each define `which`; a third one has its own scope. dlsym identifies its caller
+    # by the return address, so no function here may end with a tail call.
     which = 'const char *which(void) {{ return "{}"; }}\n'
     ask = '#include <dlfcn.h>\nconst char *ask(void) { return ((const char *(*)(void))dlsym(RTLD_NEXT, "which"))(); }\n'
     default = """

@@ -9,8 +9,7 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 
-# A driver that asks its kernel module for something. FIONBIO works on any file, what NVIDIA's escapes ask for
-# on none of these.
+# A driver that makes requests to its kernel module. FIONBIO works on any file; NVIDIA's requests work on none of these.
 DRIVER = r"""
 #include <assert.h>
 #include <errno.h>
@@ -100,7 +99,7 @@ def test_escapes_are_children_of_driver_calls(tmp_path, client):
         assert record["thread"] == parent["thread"]
         assert parent["start"] <= record["start"]
         assert record["start"] + record["duration"] <= parent["start"] + parent["duration"]
-    assert found[1]["request"] & 0xFFFF == 0x462A and "command" not in found[1]  # it failed
+    assert found[1]["request"] & 0xFFFF == 0x462A and "command" not in found[1]  # the request failed
 
 
 def test_a_call_that_asks_often_is_the_parent_of_all(tmp_path, client):

@@ -1,4 +1,6 @@
-"""All forms of a launch have probes, however the program got the function: linked, by dlsym, or by cuGetProcAddress."""
+"""All forms of a launch have probes, however the program got the function: linked, with dlsym, or with
+cuGetProcAddress.
+"""
 
 import os
 import subprocess
@@ -15,7 +17,7 @@ DRIVER = hooked.runtime() / "sim" / "libcuda.so.1"
 
 @pytest.mark.parametrize("way", ["LINKED", "HANDLE", "ADDRESS"])
 def test_each_form(tmp_path, way):
-    # -O1 leaves out the unused pointers of sim.h, which have the names that the linker is to find
+    # -O1 drops the unused pointers of sim.h, whose names the linker has to find.
     more = (DRIVER, "-O1") if way == "LINKED" else ()
     program = simulated.build(tmp_path / "forms", PROGRAM, f"-D{way}", "-w", *more)
     done, trace = probing.probed(tmp_path, program, "-p", "gmem_bytes")

@@ -70,7 +70,7 @@ def test_a_file_of_this_folder(tmp_path):
 
 
 def test_the_synopsis_can_be_followed(tmp_path):
-    """All its options are before `--`, and `--` is before the command."""
+    """All of gpt-hook's options come before `--`, and `--` comes before the command."""
     synopsis = gpt_hook("--help").stdout.partition("       gpt-hook ctl")[0]
     assert synopsis.split()[-4:] == ["[--]", "COMMAND", "[ARG", "...]"]
     done = gpt_hook("run", "-o", tmp_path / "t.mp", "--disabled", "--", "true")
@@ -122,7 +122,7 @@ def test_an_existing_file_is_refused(tmp_path):
     assert hooked.run(path, program, options=["-f"]).returncode == 0
     (tmp_path / "t.mp.99").write_bytes(path.read_bytes())
     assert hooked.run(path, program, options=["-f"]).returncode == 0
-    # What another run's processes wrote goes with it, and nothing else.
+    # What other processes of an earlier run wrote is removed with it, and nothing else.
     assert Trace(path).functions == ["foo"] and not (tmp_path / "t.mp.99").exists()
     assert (tmp_path / "t.mp.1234").read_text() == "not ours"
 
@@ -219,7 +219,7 @@ def test_programs_with_a_sanitizer_of_gcc(tmp_path):
 
 
 def test_a_limit_of_memory_that_leaves_no_room(tmp_path):
-    # Between the limit that the program needs by itself and a large enough one.
+    # Limits from the size that the program needs by itself up to a sufficient size.
     script = "for i in $(seq 6 24); do (ulimit -v ${i}000; exec true) && echo $i; done"
     done = hooked.run(tmp_path / "t.mp", "sh", "-c", script)
     fact = "gpt-hook: error: memory: Cannot allocate memory; this process is not watched"
@@ -241,7 +241,7 @@ def test_a_stack_of_64_kib(tmp_path):
     done = run(64, "--stacks", "all", "--replace", tmp_path / "slim")
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
     assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 1
-    done = run(40, "-f", "-p", "gmem_bytes", XDG_CACHE_HOME=str(tmp_path))  # asks Python, which crashes
+    done = run(40, "-f", "-p", "gmem_bytes", XDG_CACHE_HOME=str(tmp_path))  # this starts Python, which crashes
     said = "gpt-hook: error: -p: Python needs a larger stack than 40 KiB (ulimit -s)\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 

@@ -104,7 +104,7 @@ def test_a_function_that_nobody_looked_up_has_a_name(tmp_path, calls):
     trace = hooked.Trace(tmp_path / "t.mp")
     (function,) = trace.of("function")
     assert function["name"] in ("foo", "bar") and function["module"] == trace.of("module")[0]["id"]
-    assert trace.launches == {function["name"]: 5 if calls == "all" else 6}  # a launch that isn't watched may fail
+    assert trace.launches == {function["name"]: 5 if calls == "all" else 6}  # unwatched launches that fail are counted
     assert trace.of("lookup")[0]["what"] == "enumerate"
     launched = [call for call in trace.calls if call["type"] == "kernel"]
     assert [call["function"] for call in launched] == ([function["id"]] * 6 if calls == "all" else [])

@@ -23,7 +23,7 @@ from tests.runtime.following import launches, live, private_folder, read, segmen
 from tests.runtime.hooked import Trace
 from tests.tiers import full
 
-# Launches for each line of input, and says so.
+# Launches for each line of input, and reports it.
 TOLD = r"""
 int main(void) {
     char line[100];
@@ -102,7 +102,7 @@ def test_output_of_the_program_goes_to_standard_error(tmp_path):
 
 def test_records_come_while_the_program_runs(tmp_path):
     program = hooked.compile_c(tmp_path / "client", TOLD)
-    # Into a stage that is there: what it passes on, it passes on at once.
+    # Into one of our stages: it passes records on at once.
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with live("-", program, **pipe) as process:
         records = wire.read_records(process.stdout, "live")
@@ -147,7 +147,7 @@ def test_a_fifo_of_another_user_gets_nothing(tmp_path):
 @pytest.mark.parametrize("options", [[], ["-f"]])
 @pytest.mark.parametrize("target", ["/proc/self/fd/1", "/dev/null", "folder"])
 def test_a_link_to_what_is_no_file_stays(tmp_path, target, options):
-    """With -f, /dev/stdout, a link, was removed from the whole machine if standard output was a file."""
+    """With -f, /dev/stdout, which is a link, was once removed from the whole machine if standard output was a file."""
     (tmp_path / "folder").mkdir()
     link = tmp_path / "stdout"
     link.symlink_to(target)
@@ -186,7 +186,7 @@ def test_a_stage_reads_it(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert "empty: no segment" in done.stderr and "/dev/null" in done.stderr  # it took the trace, and no library
+    assert "empty: no segment" in done.stderr and "/dev/null" in done.stderr  # it read the trace, and found no library
     assert done.stdout.splitlines()[-1] == "0"
 
 
@@ -199,7 +199,7 @@ def test_children(tmp_path):
     assert not any("path" in r for s in found for r in s if r["kind"] == "child")
 
 
-# A parent and three children, of which each launches `foo` so often as its number says, whenever a line comes.
+# A parent and three children. Each launches `foo` as often as its number says, whenever it reads a line.
 TOGETHER = r"""
 int main(void) {
     char line[100];
@@ -239,7 +239,8 @@ def test_processes_that_live_at_once_take_turns(tmp_path):
     records = wire.read_records(process.stdout, "live")
     for rounds in range(1, 4):
         process.stdin.write(b"go\n"), process.stdin.flush()
-        while sorted(counts.values()) != [n * rounds for n in (1, 2, 3, 4)]:  # all of them, while they all live
+        # All counts, while all processes are alive.
+        while sorted(counts.values()) != [n * rounds for n in (1, 2, 3, 4)]:
             found.append(next(records))
             number = turns.add(found[-1])
             if found[-1]["kind"] == "launches":
@@ -252,7 +253,7 @@ def test_processes_that_live_at_once_take_turns(tmp_path):
     assert [segment[-1]["kind"] for segment in made] == ["end"] * 4 and made[0][0]["pid"] == process.pid
     assert sorted(launches(segment)["foo"] for segment in made) == [3, 6, 9, 12]
     expected = {segment[0]["pid"]: launches(segment)["foo"] for segment in made}
-    # The same for readers, of the stream as it is, and of two in one file.
+    # The same for readers, of the stream as it is, and of two streams in one file.
     (tmp_path / "live.mp").write_bytes(b"".join(map(wire.pack, found)) * 2)
     processes = list(iter_processes(wire.read_records(open(tmp_path / "live.mp", "rb"), "x"), RUNS))
     assert len(processes) == 8
@@ -289,7 +290,7 @@ def test_a_daemon_is_waited_for(tmp_path):
     source = DAEMON.replace("GO", str(tmp_path / "go"))
     process = live("-", hooked.compile_c(tmp_path / "client", source), stdout=subprocess.PIPE)
     assert process.wait() == 0
-    (tmp_path / "go").touch()  # it only launches now, and the stream still has it
+    (tmp_path / "go").touch()  # it launches only now, and the stream still gets it
     found = segments(read(process.stdout.read()))
     assert [launches(s) for s in found] == [{}, {"bar": 1}]
 
@@ -327,7 +328,7 @@ def test_a_reader_that_is_killed_is_reported(tmp_path):
 def test_a_slow_reader_does_not_stop_the_program(tmp_path):
     program = hooked.compile_c(tmp_path / "client", LOOP)
     process = live("-", program, "100000", stdout=subprocess.PIPE)
-    assert process.wait(30) == 0  # nobody has read yet
+    assert process.wait(30) == 0  # nothing has been read yet
     assert launches(read(process.stdout.read())) == {"foo": 100000}
 
 
@@ -357,7 +358,7 @@ def test_a_trace_that_is_truncated_meanwhile(tmp_path, private):
     (path,) = private.glob("*/[0-9]*")
     os.truncate(path, 0)
     process.stdin.write(b"100\n"), process.stdin.close()
-    assert all(record["kind"] != "end" for record in records)  # and the folder goes away: see `private`
+    assert all(record["kind"] != "end" for record in records)  # and the folder is removed: see `private`
     assert process.wait() == 7 and b"was truncated; nothing more is recorded" in process.stderr.read()
 
 
@@ -389,7 +390,7 @@ def test_a_helper_that_is_stopped_tidies_up(tmp_path):
             return False
 
     def is_ready(pid):
-        """Return whether it has made its folder, after which it handles the signal."""
+        """Return whether gpt-hook has made its folder; after that, it handles the signal."""
         try:
             (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
         except OSError:
@@ -428,7 +429,7 @@ def find_helper(private):
 
 @pytest.mark.parametrize("output", ["-", "|cat >/dev/null"])
 def test_a_helper_that_is_killed_ends_the_trace(tmp_path, private, output):
-    # A child launches at the same time; files that aren't the run's stay.
+    # A child launches at the same time; files that don't belong to the run stay.
     source = r"""
     int main(void) {
         char go;
@@ -492,13 +493,13 @@ def test_the_next_stream_tidies_up_where_all_were_killed(tmp_path, private):
     assert process.stdout.readline() == b"done\n"
     (trace,) = private.glob("*/[0-9]*")
     helper = find_helper(private)
-    os.kill(helper, signal.SIGSTOP)  # it would tidy up once the others have ended
+    os.kill(helper, signal.SIGSTOP)  # otherwise it would clean up once the others have ended
     for pid in (process.pid, int(trace.name), helper):
         os.kill(pid, signal.SIGKILL)
     process.wait()
     (left,) = private.glob("gpt-hook.*")
     hooked.wait_until(lambda: not os.path.exists(f"/proc/{trace.name}"))
-    names = ["AAAAAA", "BBBBBB", "CCCCCC"]  # with no lock, with a link in its place, a link themselves
+    names = ["AAAAAA", "BBBBBB", "CCCCCC"]  # without a lock, with a link in its place, and a link itself
     kept = [left.with_name(left.name[:-6] + name) for name in names]
     kept[0].mkdir(0o700), kept[1].mkdir(0o700)
     (kept[1] / ".helper").symlink_to(left / ".helper")
@@ -542,7 +543,7 @@ def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_it
 
 
 def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
-    """It counts as a slow reader: the program's data meanwhile waits on disk."""
+    """This counts as a slow reader: the program's data waits on disk meanwhile."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = live(f"|cat >'{tmp_path}/t.mp'", program, **pipes, stdout=subprocess.PIPE)
@@ -557,7 +558,7 @@ def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
 
 
 def test_a_helper_that_is_killed_after_the_program_is_told_of(tmp_path, private):
-    """No message said that the stream had lost its end, as the program had nothing more to write."""
+    """Once, no message said that the stream had lost its end, because the program had nothing more to write."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(b"1\n"), process.stdin.flush()
@@ -575,7 +576,7 @@ def test_a_helper_that_is_killed_after_the_program_is_told_of(tmp_path, private)
 
 @pytest.mark.parametrize("launched", [b"", b"1\n"])
 def test_a_folder_that_is_removed_meanwhile_is_told_of(tmp_path, private, launched):
-    """The stream was complete but empty: a segment that ends without a record."""
+    """Once, the stream was complete but empty: a segment that ends without a record."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if launched:

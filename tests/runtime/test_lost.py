@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 def said(tmp_path, *command, output=None, **more):
-    """Return a run's status and gpt-hook's lines, without its name and the trace's. No note is left."""
+    """Return a run's status and gpt-hook's lines, without the names of gpt-hook and the trace. No note file is left."""
     notes = tmp_path / "notes"
     notes.mkdir(exist_ok=True)
     words = ("run", "-fo", output or tmp_path / "t.mp", "--device", "sim", "--", *command)
@@ -88,7 +88,7 @@ def test_every_function_that_replaces_the_program(tmp_path, folder, function):
 
 @pytest.mark.parametrize("program", ["sh -c 'exit 3'", "env -i sh -c 'exit 3'"])
 def test_a_program_that_is_found_without_a_path(tmp_path, program):
-    """env removes PATH first, and libc then looks in default folders."""
+    """env clears PATH first, and libc then searches default folders."""
     status, lines = said(tmp_path, "sh", "-c", f"exec env -i {program}")
     what = f"nothing was recorded from {program.split()[0]}, which env started without LD_PRELOAD{BEFORE}"
     assert (status, lines) == (3, [f"warning: {NOT_WRITTEN}{what}"])
@@ -135,7 +135,7 @@ def test_programs_that_no_library_enters(tmp_path, folder):
     fact = f"warning: {NOT_WRITTEN}nothing was recorded from {folder}/static, which sh started: a statically linked"
     for script, status in ((f"exec {folder}/static", 5), (f"{folder}/static; exit 3", 3)):
         assert said(tmp_path, "sh", "-c", script) == (status, [f"{fact} program cannot be watched"])
-    # Of a program that starts one as a helper, and uses the driver itself, that is no news.
+    # If a program starts such a helper and uses the driver itself, that isn't worth a message.
     status, (line,) = said(tmp_path, "sh", "-c", f"{folder}/static; {folder}/app 3; exit 4")
     assert status == 4 and " 3 launches, " in line
 
@@ -163,8 +163,8 @@ def test_a_setuid_program(tmp_path, folder):
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root becomes another user by setpriv")
 @pytest.mark.parametrize("folders", ["shared", "closed"])
 def test_a_program_that_another_user_starts(tmp_path, folder, folders):
-    """Another user's note isn't believed, and none can be left in root's folder, so a message comes at once."""
-    copied = Path(tempfile.mkdtemp(dir="/var/tmp"))  # where others may look
+    """Another user's note isn't trusted, and none can be left in root's folder, so a message is printed at once."""
+    copied = Path(tempfile.mkdtemp(dir="/var/tmp"))  # where other users have access
     try:
         copied.chmod(0o755)
         (notes := copied / "notes").mkdir()
@@ -188,7 +188,9 @@ def test_a_program_that_another_user_starts(tmp_path, folder, folders):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has another effective user")
 @pytest.mark.parametrize("call", ["os.setresuid(2001, 0, 0)", "os.setresgid(2001, 0, 0)"])
 def test_rights_that_a_program_is_started_with(tmp_path, folder, call):
-    """The dynamic linker ignores LD_PRELOAD for it, as for a setuid one: gpt-hook ran it without a message."""
+    """The dynamic linker ignores LD_PRELOAD for such a program, as for a setuid one. Once, gpt-hook ran it without a
+    message.
+    """
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--", "true")
     code = f"import os, sys; {call}; os.execv(sys.argv[1], sys.argv[1:])"
     done = subprocess.run([sys.executable, "-c", code, *line], stderr=subprocess.PIPE, text=True, check=False)
@@ -226,7 +228,7 @@ def test_streams(tmp_path, folder, output):
 
 
 def test_names_are_safe(tmp_path, folder):
-    """Anybody can choose a program's name, so it isn't printed to the terminal as it is."""
+    """Anybody can choose a program's name, so it isn't printed to the terminal unescaped."""
     program = tmp_path / "a\x1b[2J\nb"
     shutil.copy("/bin/true", program)
     _, (line,) = said(tmp_path, "env", "-i", program)
@@ -234,7 +236,7 @@ def test_names_are_safe(tmp_path, folder):
 
 
 def test_a_planted_note_is_neither_followed_nor_believed(tmp_path, folder):
-    """Everybody may write to the folder of notes."""
+    """Everybody may write to the folder with the notes."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     script = f'ln -s {victim} "$GPT_HOOK_NOTES.3"; env -i {folder}/app 3; rm "$GPT_HOOK_NOTES.3"; true'

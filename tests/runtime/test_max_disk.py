@@ -1,4 +1,4 @@
-"""gpt-hook run --max-disk: the processes of a run together stay below it, and missing data is reported."""
+"""gpt-hook run --max-disk: all processes of a run together stay below the limit, and missing data is reported."""
 
 import os
 import re
@@ -74,7 +74,8 @@ def written(folder):
     return sum(path.stat().st_size for path in folder.glob("t.mp*"))
 
 
-# Calls are recorded up to seven eighths. Eight threads stop with chunks of 64 KiB that some have only begun to fill.
+# Calls are recorded until seven eighths are used. Eight threads then have chunks of 64 KiB, some of which have only
+# just been started.
 @pytest.mark.parametrize(
     ("threads", "children", "least"), [(1, 0, 7 << 17), (8, 0, (7 << 17) - 8 * (64 << 10)), (2, 4, 7 << 17)]
 )
@@ -101,7 +102,7 @@ def test_a_run_stays_below_it(tmp_path, busy, threads, children, least):
 
 
 def test_traces_that_cannot_begin_are_counted(tmp_path, busy):
-    """Beginning a trace takes 24 KiB, so 1 MiB isn't enough for all."""
+    """Starting a trace takes 24 KiB, so 1 MiB isn't enough for all."""
     done = run(tmp_path, "sh", "-c", f"for i in $(seq 60); do {busy} {PTX} 1 0 0; done")
     traces = [path.stat().st_size for path in tmp_path.glob("t.mp*")]
     assert done.returncode == 0 and len(traces) == 60 and 0 in traces and sum(traces) <= 1 << 20

@@ -1,4 +1,4 @@
-"""GPU code that's missing although it's needed: the hook's message, and the simulated driver's error."""
+"""GPU code that was removed although it's needed: the hook's message, and the simulated driver's error."""
 
 import os
 import shutil
@@ -132,7 +132,7 @@ def test_a_kernel_that_is_not_there(tmp_path):
     (diag,) = Trace(trace).of("diag")
     assert (diag["level"], diag["where"], diag["text"], diag["ref"]) == ("warning", str(patched), fact, "two")
 
-    # Both ways that the message names do keep it.
+    # Both ways that the message names keep the kernel.
     for more in ({"keep": "one|two"}, {"keep": None, "used": trace}):
         shutil.rmtree(tmp_path / "slim")
         slim(library, tmp_path / "slim", **more)
@@ -154,7 +154,9 @@ def test_a_kernel_that_was_dropped(tmp_path):
 
 
 def three_kernels(folder):
-    """Build for sm_90 and sm_80 in one region; the sm_90 has no `three`. All but `one` are pages long."""
+    """Build code for sm_90 and sm_80 in one region; the sm_90 code lacks `three`. All kernels except `one` are pages
+    long.
+    """
     sizes = {"one": 1, "two": 2000, "three": 2000}
     code = {
         name: f'extern "C" __global__ void {name}(volatile int *p) {{ {"*p = 1;" * size} }}'
@@ -184,7 +186,7 @@ def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):
     library = three_kernels(tmp_path)
     program = hooked.compile_c(tmp_path / "client", CLIENT % library)
     patched = slim(library, tmp_path / "slim", *kernels, mode=mode, keep="^one$" if kernels else "^(one|two)$")
-    if kernels:  # the code for sm_80 stays, so only the damage to the cubin for sm_90 gives it away
+    if kernels:  # the code for sm_80 stays, so only the damaged cubin for sm_90 shows that something was cut
         again = slim(library, tmp_path / "again", *kernels, mode=mode, keep="^one$", arch="sm_80,sm_90")
         assert again.read_bytes() != patched.read_bytes()
         patched = again
@@ -197,7 +199,7 @@ def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):
     assert line.startswith(f"gpt-hook: warning: {library}: no code for kernel '{missing}' (cuLibraryGetKernel: ")
     assert cuda.run("cuobjdump", "-lelf", library).count("ELF file") == (2 if kernels else 1)
 
-    # The mark survives being slimmed again, to the same.
+    # The mark survives if the library is slimmed again to the same code.
     again = slim(library, tmp_path / "third", mode="compact", keep=".")
     done = hooked.run(tmp_path / "t.mp", program, "one", missing, options=["-f", "--replace", tmp_path / "third"])
     assert (done.stdout, done.stderr.count("no code for kernel")) == ("0 500 " * 3, 1)
@@ -238,7 +240,7 @@ def test_trying_what_is_not_there_is_quiet(tmp_path):
     program = hooked.compile_c(tmp_path / "client", source)
     done = hooked.run(tmp_path / "t.mp", program)
     assert done.returncode == 0
-    # The last has one element, of a kind that is dead.
+    # The last one has one element, of a dead kind.
     assert done.stderr.count("\n") == 1 and "no code for this device in the fatbin" in done.stderr
 
 
@@ -384,7 +386,7 @@ def run_empty(tmp_path, library, *options, nameless=0):
 @pytest.mark.parametrize("options", [(), ("--calls", "all")])
 def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
     library = two_kernels(tmp_path)
-    assert run_empty(tmp_path, library, *options) == ""  # nothing was cut: the program's own fault
+    assert run_empty(tmp_path, library, *options) == ""  # nothing was cut: it's the program's own fault
     library.with_name(f"{library.name}.gpt-orig").touch()
     fact = "(cuCtxSynchronize: CUDA_ERROR_ILLEGAL_INSTRUCTION 715)"
     keeps = f"to keep it, give gpt-locate --keep 'two' or --used {tmp_path}/t.mp"
@@ -393,7 +395,7 @@ def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
     (diag,) = Trace(tmp_path / "t.mp").of("diag")
     assert diag["ref"] == "two"
     assert Trace(tmp_path / "t.mp").functions == ["one", "two"]
-    # A driver that is asked for the name of a kernel may say no more than of everything else.
+    # A driver that's asked for a kernel's name may answer with the last error, as any call does.
     (line,) = run_empty(tmp_path, library, *options, nameless=715).splitlines()
     assert line.startswith(f"{warning} a kernel of the fatbin at 0x")
 

@@ -1,4 +1,4 @@
-"""GPU code in a trace: loaded, looked up and launched, with arguments; and its use."""
+"""GPU code in a trace: loaded, looked up and launched, with arguments; and what's done with that."""
 
 import functools
 import hashlib
@@ -27,7 +27,7 @@ def test_a_module_in_memory_has_its_digest(tmp_path):
     assert (first["type"], first["size"]) == ("ptx", len(PTX)) and "data" not in first
     if "path" not in first:
         assert first["sha256"] == second["sha256"] == hashlib.sha256(PTX).hexdigest()
-    else:  # the text is a constant of the program
+    else:  # the text is a constant in the program
         data = (tmp_path / "client").read_bytes()
         assert data[first["offset"] :].startswith(PTX)
     assert [f["module"] for f in trace.of("function")] == [first["id"], second["id"]]
@@ -54,7 +54,7 @@ def test_digest(tmp_path, size):
     "claim", ["head->e_shoff = 1ull << 40", "section->sh_size = 1ull << 40", "section->sh_offset = -4096ull"]
 )
 def test_an_image_that_claims_more_than_is_there(tmp_path, claim):
-    """The driver may never read the claimed bytes; the hook doesn't read beyond the existing ones either."""
+    """The driver may never read the claimed bytes; the hook doesn't read past the existing ones, either."""
     source = f"""
     #include <elf.h>
     int main(void) {{
@@ -212,7 +212,7 @@ def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
     monkeypatch.setenv("GPT_SIM_ARCH", "9.0")
     done = hooked.run(tmp_path / "t.mp", folder / "main", "fill")
-    assert "wrong" in done.stderr or "item 0" in done.stderr, done  # kernels do not run yet
+    assert "wrong" in done.stderr or "item 0" in done.stderr, done  # kernels don't run in this mode
     trace = Trace(tmp_path / "t.mp")
     assert trace.functions == ["_Z14setScalarItemsPffi"] and trace.launches == {"_Z14setScalarItemsPffi": 1}
     (module,) = trace.of("module")
@@ -237,7 +237,7 @@ def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
     left = subprocess.run(
         [cuda.tool("cuobjdump"), "-lelf", "-lptx", tmp_path / "slim" / "libdemo.so"], capture_output=True, text=True
     ).stdout
-    assert left.count("PTX file") == 1 and left.count("ELF file") == 0  # what the simulated device takes
+    assert left.count("PTX file") == 1 and left.count("ELF file") == 0  # the simulated device's choice
     assert "patched" in {r["kind"] for r in wire.read_records(io.BytesIO(result.stdout), "patch")}
 
 
@@ -245,7 +245,7 @@ def test_images_are_saved_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trace = hooked.traced(tmp_path, LOADS, options=["--save-modules", "kept"])
     text = PTX + b"\n" * (99999 - len(PTX))
-    (path,) = (tmp_path / "kept").iterdir()  # and nothing hidden
+    (path,) = (tmp_path / "kept").iterdir()  # and no hidden file
     assert path.name == f"{hashlib.sha256(text).hexdigest()}.ptx" and path.read_bytes() == text
     found = trace.of("module")
     for child in trace.of("child"):
@@ -317,7 +317,8 @@ def test_an_image_that_is_larger_than_a_file_may_be(tmp_path):
     """
     program = hooked.compile_c(tmp_path / "client", source)
     limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-    assert hooked.run(tmp_path / "first.mp", program).returncode == 0  # caches the outline: to ask for it takes a file
+    # Caches the outline, since requesting it takes a file.
+    assert hooked.run(tmp_path / "first.mp", program).returncode == 0
     done = hooked.run(tmp_path / "t.mp", program, options=["--save-modules", tmp_path / "saved"], preexec_fn=limit)
     assert done.returncode == 0 and done.stderr.endswith(".ptx: File too large; it is not saved\n")
     assert not list((tmp_path / "saved").iterdir()) and Trace(tmp_path / "t.mp").kinds["module"] == 1

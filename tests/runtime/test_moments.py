@@ -1,12 +1,13 @@
-"""Driver functions called at odd moments: before main, from a signal handler, around a fork, in a thread that is to be
-cancelled or has a small stack."""
+"""Driver functions called at odd moments: before main, from a signal handler, around a fork, and in a thread that's
+being cancelled or has a small stack.
+"""
 
 import pytest
 
 from tests.runtime import hooked
 from tests.runtime.hooked import SHARED, Trace
 
-# Functions of which all is known that a row needs, with what no real one does.
+# The hook knows everything about these functions that a row needs. Here they do what no real function does.
 DRIVER = r"""
 int cuInit(unsigned flags) { return 0; }
 int cuCtxSetCacheConfig(int (*function)(void)) { return function ? function() : 0; }

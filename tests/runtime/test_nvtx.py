@@ -103,7 +103,7 @@ def test_another_tool_is_named_beside_ours(tmp_path):
         assert done.stdout == f"{expected}\n"
 
 
-# A tool that writes down what it is called with. It has no functions for wide text, and none for marks.
+# A tool that records the calls it gets. It has no functions for wide text, and none for marks.
 OTHER = r"""
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@ from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 from tests.runtime.ranges import ABI, told
 
-# What NVTX's own code does: the core, then the extension, whose slots it hands over.
+# This does what NVTX's own code does: the core first, then the extension, whose slots it passes on.
 PLAYED = r"""
 #include <stddef.h>
 #include <sys/mman.h>
@@ -95,7 +95,7 @@ def test_ranges_that_are_popped_with_a_payload_end(tmp_path):
     ]  # fmt: skip
 
 
-# By the message: entries of the schema, fields and values of the payload, as C.
+# Message -> entries of the schema, fields and values of the payload, as C.
 MESSAGES = {
     "pointer": ('{MESSAGE, 75}', "char *a", '"pointer"'),
     "utf8": ('{0, 5}, {MESSAGE, 76}', "int a; char *b", '3, "utf8"'),
@@ -204,7 +204,7 @@ def test_tables_that_are_not_known_stay_as_they_are(tmp_path):
     assert told(played(tmp_path, more)) == [BEGAN]
 
 
-# A tool with functions for some of the extension.
+# A tool with functions for part of the extension.
 OTHER = r"""
 #include <stdio.h>
 #include "abi/nvtx.h"

@@ -1,4 +1,4 @@
-"""Objects with lifetimes: when the driver reuses a handle, it's a new object."""
+"""Objects and their lifetimes: when the driver reuses a handle, it's a new object."""
 
 import subprocess
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.runtime import hooked
 
-# A driver that gives out the lowest handle that is free. An image is text: names of kernels with blanks between them.
+# A driver that returns the lowest free handle. An image is text: names of kernels separated by blanks.
 DRIVER = r"""
 #include <assert.h>
 #include <pthread.h>
@@ -167,7 +167,7 @@ def test_a_handle_that_is_enumerated_after_its_function_is_gone(tmp_path, driver
     trace = run(tmp_path, ENUMERATED, calls)
     assert trace.launches == {"alpha": 200, "gamma": 1000}
     modules = {f["id"]: f["module"] for f in trace.of("function")}
-    assert len(set(modules.values())) == len(modules) == 202  # each of the module that it was in
+    assert len(set(modules.values())) == len(modules) == 202  # each with the module that contained it
     if calls == "all":
         names = {f["id"]: f["name"] for f in trace.of("function")}
         launched = [names[call["function"]] for call in trace.calls if call["type"] == "kernel"]
@@ -288,7 +288,7 @@ def test_threads_that_load_and_unload_at_once(tmp_path, driver, calls):
 
 @pytest.mark.full
 def test_what_is_gone_takes_no_memory(tmp_path, driver):
-    """The trace itself grows and stays mapped, so private memory is measured."""
+    """The trace itself grows and stays mapped, so only private memory is measured."""
     source = r"""
     static long private(void) {
         char line[256];
@@ -341,7 +341,9 @@ def test_many_functions_are_counted_to_the_last(tmp_path, driver):
 
 
 def test_objects_alone(tmp_path):
-    """Queries that probing makes are tested without a driver: images, attributes, parameters, variables, generation."""
+    """Queries that probing makes are tested without a driver: images, attributes, parameters,
+    variables, generations.
+    """
     source = hooked.ROOT / "runtime" / "hook"
     test = hooked.ROOT / "tests" / "runtime" / "objects_alone.c"
     line = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-g", *hooked.INCLUDE, "-Wall", "-Werror"]

@@ -1,4 +1,4 @@
-"""-o '|command': gpt-hook is the parent of the program and the command, and behaves like the program."""
+"""-o '|command': gpt-hook is the parent of the program and of the command, and otherwise behaves like the program."""
 
 import fcntl
 import os
@@ -56,7 +56,8 @@ def test_a_command_that_is_missing_ends_it_before_the_program_starts(tmp_path):
     process = live("| nosuch --x", "touch", tmp_path / "ran", stderr=subprocess.PIPE)
     assert process.communicate()[1] == b"gpt-hook: error: nosuch: command not found\n"
     assert process.returncode == 127 and not (tmp_path / "ran").exists()
-    line = live("|A=1 nosuch; (nosuch) || exit 9", "true", stderr=subprocess.PIPE)  # more than a name: the shell's
+    # More than a name, so the shell runs it.
+    line = live("|A=1 nosuch; (nosuch) || exit 9", "true", stderr=subprocess.PIPE)
     assert b"nosuch" in line.communicate()[1] and line.returncode == 9
 
 
@@ -78,7 +79,7 @@ def test_the_program_has_standard_input_and_no_more_than_that_is_held(tmp_path):
     process = live("|cat >/dev/null; cat", "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate(b"said")
     assert (process.returncode, out, err) == (0, b"said", b"")
-    # Its output ends with it and the command, not with us: the command ends when the file is there.
+    # Its output ends when it and the command do, not when we do: the command ends when the file exists.
     go = tmp_path / "go"
     wait = f"|cat >/dev/null; exec >&- 2>&-; while ! [ -e {go} ]; do sleep 0.01; done"
     process = live(wait, "echo", "said", stdout=subprocess.PIPE)
@@ -88,7 +89,7 @@ def test_the_program_has_standard_input_and_no_more_than_that_is_held(tmp_path):
 
 
 def test_signals_are_passed_on(says):
-    # In a group of its own, which has a parent in the session: SIGTSTP does not stop orphaned groups.
+    # It has its own process group, whose parent is in the session, because SIGTSTP doesn't stop orphaned groups.
     process = live("|cat >/dev/null", says, stdout=subprocess.PIPE, process_group=0)
     program = int(process.stdout.readline())
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGUSR1):
@@ -117,7 +118,7 @@ def test_sigkill_kills_the_program(says):
     process = live("|cat >/dev/null", says, stdout=subprocess.PIPE)
     program = int(process.stdout.readline())
     process.kill()
-    assert process.stdout.read() == b""  # nobody has it any more
+    assert process.stdout.read() == b""  # no process has it open any more
     hooked.wait_until(lambda: not os.path.exists(f"/proc/{program}") or state(program) == "Z")
 
 
@@ -141,7 +142,7 @@ def test_the_terminal(tmp_path, says):
 
 
 def test_job_control(tmp_path, says):
-    """In a shell with job control, Ctrl-Z stops everything, `fg` continues it, and Ctrl-C ends the program only."""
+    """In a shell with job control, Ctrl-Z stops everything, `fg` continues it, and Ctrl-C ends only the program."""
     ours, theirs = pty.openpty()
     hook = " ".join(
         hooked.command("run", "-o", f"'|cat >/dev/null; echo end >{tmp_path}/end'", "--device", "sim", "--")
@@ -165,7 +166,7 @@ def test_job_control(tmp_path, says):
         assert lines.readline() == f"stopped {128 + signal.SIGSTOP}\n"
         hooked.wait_until(lambda: said.read_text().endswith(f"\n{signal.SIGCONT}\n"))
         os.write(ours, b"\x03")
-    assert shell.wait() == 128 + signal.SIGINT  # like the job's
+    assert shell.wait() == 128 + signal.SIGINT  # like the job's status
     assert (tmp_path / "end").read_text() == "end\n"
     os.close(ours), os.close(theirs)
 
@@ -183,14 +184,14 @@ def test_daemons_are_left_out(tmp_path):
     program = hooked.compile_c(tmp_path / "client", DAEMON.replace("GO", str(go)))
     process = live(f"|cat >{tmp_path}/live.mp", program)
     try:
-        assert process.wait() == 0  # the daemon waits for us
+        assert process.wait() == 0  # the daemon is still waiting for us
         (segment,) = segments(read((tmp_path / "live.mp").read_bytes()))
         assert launches(segment) == {} and segment[-1]["kind"] == "end" and segment[0]["pid"] != process.pid
     finally:
         go.touch()
 
 
-# A daemon that launches faster than its reader reads, for a minute or half a GiB at most.
+# A daemon that launches faster than its reader reads, for at most a minute or half a GiB.
 TIRELESS = r"""
 int main(void) {
     begin_trace();

@@ -71,7 +71,7 @@ def test_every_form_of_a_launch(tmp_path, forms, code):
     kernels = trace.of("kernel")
     assert {r["id"] for r in kernels} == {1} and kernels[0]["function"] == trace.of("function")[0]["id"]
     for units in buffers(trace, "block_sched").values():
-        assert (~units["slots"]["start"] < units["slots"]["stop"]).all()  # its least is kept inverted
+        assert (~units["slots"]["start"] < units["slots"]["stop"]).all()  # the minimum is stored inverted
 
 
 def counting(folder):
@@ -91,7 +91,7 @@ def test_what_was_made_once_is_kept(tmp_path, launches):
 
 
 def test_registers_before_are_those_of_the_programs_kernel(tmp_path, launches):
-    told = 'if .kind == "kernel" then .registers = 40 else . end'  # as ptxas would, of the kernel with probes
+    told = 'if .kind == "kernel" then .registers = 40 else . end'  # as ptxas would report for the kernel with probes
     passed = f"gpt-ptx-probe -p gmem_bytes --json | jq -c --unbuffered '{told}' | gpt-asm --from-json --arch $GPT_ARCH"
     trace = good(tmp_path, launches, "--jit", f"gpt-extract --ptx | {passed}", arguments=(PTX, "1"))
     kernels = [kernel for kernel in trace.of("kernel") if "registers" in kernel]
@@ -165,7 +165,7 @@ def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
 @in_both_forms
 @pytest.mark.full
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
-    """Buffers have 720 KB, and there is room for two of them."""
+    """Buffers have 720 KB, and there's space for two of them."""
     source = (
         CLIENT
         + r"""
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
 
 @in_both_forms
 def test_streams_of_one_hash_are_known(tmp_path):
-    """Two streams displaced each other where each had a single place, given by the upper 12 bits of this hash."""
+    """Two streams once displaced each other when each had a single place, given by the upper 12 bits of this hash."""
     source = (
         CLIENT
         + r"""
@@ -244,7 +244,7 @@ def test_the_end_of_a_context_leaves_streams_of_others_known(tmp_path):
 
 @pytest.mark.full
 def test_threads_wait_for_each_others_launches(tmp_path):
-    """There are four buffers for twelve streams. While all are in flight none is free, but soon one is."""
+    """There are four buffers for twelve streams. While all are in flight, none is free, but one soon will be."""
     source = (
         CLIENT
         + r"""
@@ -419,7 +419,7 @@ def test_a_child_of_fork_and_a_kill(tmp_path):
 
 @pytest.mark.full
 def test_a_pipeline_that_is_late_is_used_later(tmp_path):
-    """With --wait 0 a look-up doesn't wait; the kernel is loaded where the program waits for the GPU."""
+    """With --wait 0, a look-up doesn't wait; the kernel is loaded when the program waits for the GPU."""
     source = (
         CLIENT
         + r"""

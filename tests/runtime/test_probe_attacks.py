@@ -1,5 +1,6 @@
-"""gpt-hook -p: pipelines that fail in odd ways, files that change, limits, and programs that change what they were
-given. On the simulated device."""
+"""gpt-hook -p: pipelines that fail in odd ways, files that change, limits, and programs that modify what they
+inherited. On the simulated device.
+"""
 
 import os
 import shutil
@@ -40,7 +41,7 @@ def processes(word: str) -> list[str]:
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
-    """Otherwise the stages before it would wait for a request, and the program for an answer."""
+    """Otherwise earlier stages would wait for a request, and the program for an answer."""
     stages = PIPELINE.split(" | ")
     stages.insert(at, "(echo 'out of luck' >&2; exit 3)")
     start = time.monotonic()
@@ -74,14 +75,14 @@ def test_a_file_that_a_pipeline_names_has_changed(tmp_path, once, how, monkeypat
 
 
 def test_a_fault_of_the_moment_is_not_kept(tmp_path, once):
-    """A compiler that's killed, as when memory runs out, says nothing about the kernel."""
+    """If a compiler is killed, as when memory runs out, that says nothing about the kernel."""
     flag, compiler = tmp_path / "flag", tmp_path / "cc"
     real = os.environ.get("CC", "cc")
     compiler.write_text(f'#!/bin/sh\n[ -e {flag} ] && case "$*" in *-o*) kill -9 $$ ;; esac\nexec {real} "$@"\n')
     compiler.chmod(0o755)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(compiler)}
     out = tmp_path / "t.mp"
-    for options in ((), ("-p", "gmem_bytes"), ("-p", "gmem_bytes")):  # the first makes the program's own kernel
+    for options in ((), ("-p", "gmem_bytes"), ("-p", "gmem_bytes")):  # the first run compiles the program's own kernel
         done = hooked.run(out, once, PTX, options=("-f", *options), env=env)
         assert done.returncode == 0, done.stderr
         if flag.exists():
@@ -93,7 +94,7 @@ def test_a_fault_of_the_moment_is_not_kept(tmp_path, once):
 
 
 def test_a_program_of_few_descriptors(tmp_path):
-    """Most of them remain the program's, however many kernels it enumerates."""
+    """Most descriptors remain the program's, however many kernels it enumerates."""
     kernels = "".join(f".visible .entry k{i}() {{ ret; }}\n" for i in range(100))
     many = tmp_path / "many.ptx"
     many.write_text(".version 7.0\n.target sm_70\n.address_size 64\n" + kernels)
@@ -152,7 +153,7 @@ def test_a_program_that_writes_over_its_environment(tmp_path):
 
 
 def test_signals_of_children_are_ignored(tmp_path, once):
-    """The process that starts gpt-hook ignores them, and the program inherits that."""
+    """The process that starts gpt-hook ignores these signals, and the program inherits that."""
     line = hooked.command("run", "-f", "-o", tmp_path / "t.mp", "--device", "sim", "-p", "gmem_bytes")
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     ignore = lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # noqa: E731
@@ -233,7 +234,7 @@ def test_what_is_no_file_of_a_probe(tmp_path, once, monkeypatch):
 
 
 def test_a_kernel_that_is_looked_up_before_there_is_a_context(tmp_path):
-    """The device that it must be made for is known only later."""
+    """The device for which the kernel must be built is only known later."""
     source = (
         CLIENT
         + r"""
@@ -261,6 +262,6 @@ def test_a_kernel_that_is_looked_up_before_there_is_a_context(tmp_path):
     )
     program = build(tmp_path, source)
     good(tmp_path, program, "-p", "gmem_bytes", "--launch-count", "1")
-    trace = good(tmp_path, program, "-p", "gmem_bytes", arguments=(PTX, "once more"))  # now it is kept
+    trace = good(tmp_path, program, "-p", "gmem_bytes", arguments=(PTX, "once more"))  # now it's cached
     assert unprobed(trace) == {"it was not looked up by name, or is still being compiled": 1}
     check_bytes(trace, 599)

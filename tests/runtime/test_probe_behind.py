@@ -37,7 +37,9 @@ def slow(tmp_path_factory):
 
 
 def test_a_writer_that_is_behind(tmp_path, slow, monkeypatch):
-    """The first buffers are packed by zstd. All contents are right; the report and an analysis name the unpacked."""
+    """The first buffers are packed with zstd. All contents are right; the report and an analysis state the bytes packed
+    without it.
+    """
     monkeypatch.setattr(hooked, "runtime", lambda: slow)
     out, program = tmp_path / "t.mp", build(tmp_path, SOURCE)
     options = ("-o", out, "--device", "sim", "-f", "-p", by_warp(), "--max-memory", "8K")

@@ -14,7 +14,7 @@ def program(tmp_path_factory):
 
 
 def check(folder, program, stream, turns, moment):
-    """Check that no capture contains or is broken by events of ours, and that everything is collected."""
+    """Check that no capture contains our events or is broken by them, and that all data is collected."""
     options = ("-p", "gmem_bytes", "--calls", "none", "--complete")
     trace = probing.good(folder, program, *options, arguments=(probing.PTX, stream, turns, moment))
     assert graphing.check_captures(trace, turns) == []

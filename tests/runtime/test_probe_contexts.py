@@ -137,7 +137,7 @@ def test_a_function_that_was_got_before_its_kernel_was_there(tmp_path, wait):
 
 
 def test_a_reset(tmp_path):
-    """Kernels of libraries outlive the reset, and get their probes again."""
+    """Kernels of libraries survive the reset, and get their probes again."""
     body = r"""
         OK(D(cuDevicePrimaryCtxRetain)(&module, 0));
         for (int i = 0; i < 4; i++) {
@@ -203,7 +203,9 @@ def test_a_library_that_comes_and_goes(tmp_path):
 )
 @pytest.mark.parametrize("early", [True, False])
 def test_constants_of_a_library_and_of_its_module(tmp_path, kernel, variable, early):
-    """One is written through the handle of the other, found before or after the kernel with probes is loaded."""
+    """Each one's constants are written through the other's handle, found before or after the kernel with probes is
+    loaded.
+    """
     body = rf"""
         void *inside;
         size_t size;
@@ -258,7 +260,7 @@ def set_dynamic(folder, body):
     return counts(trace)
 
 
-MOST = "OK(D(cuDeviceGetAttribute)(&most, 97, 0));"  # shared memory of a block, opted in
+MOST = "OK(D(cuDeviceGetAttribute)(&most, 97, 0));"  # shared memory per block, with opt-in
 UNFIT = "the program sets an attribute that it cannot have with probes"
 
 

@@ -1,4 +1,6 @@
-"""gpt-hook run --detail: later launches keep the sums of what earlier ones keep in full, here computed from them."""
+"""gpt-hook run --detail: later launches keep only sums of the data that earlier launches keep in full; here they're
+compared with sums computed from full data.
+"""
 
 import math
 import os
@@ -15,7 +17,7 @@ from tests.runtime.ends import CLIENT, PTX
 from tests.stream.totals_reader import read_maps, read_reduced
 from tests.tiers import full
 
-SHAPES = [*[(7, 70, 3)] * 5, (3, 40, 0), *[(7, 70, 3)] * 5]  # three grids' launches mixed would hide a wrong count
+SHAPES = [*[(7, 70, 3)] * 5, (3, 40, 0), *[(7, 70, 3)] * 5]  # mixing launches of three grids would hide a wrong count
 FILE = """
 [map.total]
 type = "total"
@@ -123,7 +125,7 @@ def read(path):
 
 
 def sums_of(values):
-    """The sums of a field's values, as gpt-stream(5) has them."""
+    """The sums of a field's values, as described in gpt-stream(5)."""
     kind = values.dtype.kind
     values = [value for value in values.ravel().tolist() if value == value]
     if kind == "f":
@@ -136,7 +138,7 @@ def sums_of(values):
 
 
 def reduce(buffer):
-    """The sums of a buffer that has all that was saved."""
+    """The sums of a buffer that was kept in full."""
     saved, layout = buffer.read(), buffer.map
     slots = saved.slots
     if layout.type != "log":

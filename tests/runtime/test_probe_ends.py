@@ -1,4 +1,6 @@
-"""gpt-hook -p: a process ends at once in any way, and its buffers are in the trace or reported as lost."""
+"""gpt-hook -p: a process can end in any way; its buffers are then in the trace or reported as lost, and it ends at
+once.
+"""
 
 import os
 import signal
@@ -88,7 +90,7 @@ def test_ends_that_are_not(tmp_path, program, how, number):
 
 @pytest.mark.parametrize("calls", ["all", "none"])
 def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path, calls):
-    """The driver may be locked then, so it isn't called any more, and the process ends at once."""
+    """The driver may be locked at that time, so it isn't called any more, and the process ends at once."""
     source = (
         "#include <signal.h>\n#include <sys/wait.h>\n"
         + CLIENT
@@ -116,7 +118,7 @@ def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path, calls):
 
 @pytest.mark.parametrize("what", ["kernels", "graphs"])
 def test_threads_that_launch_while_another_one_ends_the_process(tmp_path, what):
-    """Probed launches have buffers or are reported as lost; later launches have no probes, and a reason."""
+    """Probed launches have buffers or are reported as lost; later launches have no probes, but a reason."""
     source = (
         GRAPHS
         + r"""

@@ -8,7 +8,7 @@ from tests.runtime.probing import CLIENT, PTX, buffers, build, good, unprobed
 
 pytestmark = pytest.mark.full
 
-# Kernels with probes take 128 registers, unless they are asked to take fewer; the simulated device's own take 32.
+# Kernels with probes take 128 registers unless fewer are requested; the simulated device's own kernels take 32.
 HUNGRY = r"""
 import re, sys, msgpack
 from gpt.stream import wire
@@ -20,7 +20,7 @@ for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size
         sys.stdout.buffer.flush()
 """
 
-# Waits until this many kernels with probes have come.
+# Waits until this many kernels with probes have been loaded.
 FIT = (
     "#include <dirent.h>\n"
     + CLIENT
@@ -65,7 +65,7 @@ def fit(folder, body, *options, before=FIT, runs=1):
 
 
 def kernels(trace):
-    """Return the kernel's number, from 0, for each launch with probes."""
+    """Return the index of the kernel of each launch with probes."""
     return [record["kernel"] - 1 for record in trace.of("probed")]
 
 
@@ -73,14 +73,14 @@ FEW = "with probes, a block this large has too few registers"
 
 
 def test_a_block_that_is_too_large(tmp_path):
-    """The new variant is used for such blocks only, and is cached."""
+    """The new variant is only used for such blocks, and is cached."""
     body = "run_blocks(1, 1024); run_blocks(6, 70); await(2); run_blocks(1, 1024); run_blocks(6, 70);"
     first, second = fit(tmp_path, body, runs=2)
     for trace in (first, second):
         assert kernels(trace) == [0, 1, 0]
         assert unprobed(trace) == {FEW: 1}
         for units in buffers(trace, "block_sched").values():
-            assert (~units["slots"]["start"] < units["slots"]["stop"]).all()  # its least is kept inverted
+            assert (~units["slots"]["start"] < units["slots"]["stop"]).all()  # the minimum is stored inverted
 
 
 def test_ever_larger_blocks(tmp_path):
@@ -112,7 +112,7 @@ def test_a_cooperative_grid_that_does_not_fit(tmp_path):
 
 
 def test_what_fits_in_no_way(tmp_path):
-    """The driver rejects it, and no code is made for it."""
+    """The driver rejects the launch, and no code is made for it."""
     body = r"""
         void *params[] = {&items, &added, &count};
         run_blocks(6, 70);
@@ -154,7 +154,7 @@ ASKED = "the program asked for its occupancy, which is lower with probes"
     ],
 )
 def test_occupancy_that_was_asked_for(tmp_path, question, without):
-    """It's queried before the kernel with probes is loaded, and after that."""
+    """Occupancy is queried before the kernel with probes is loaded, and after that."""
     alone, with_probes = (question % number for number in without)
     body = f"{ASK} {alone} run_blocks(2, 256); await(2); run_blocks(2, 256); {alone}"
     (trace,) = fit(tmp_path, body, "--wait", "0")

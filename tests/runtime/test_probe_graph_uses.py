@@ -18,7 +18,7 @@ MAY_WRITE = "its graph may later write a constant, of which the kernel with prob
 
 # As in test_probe_graphs.py.
 SCENARIOS = {
-    "memset": (  # a node that begins to write a constant, and a node that fails to
+    "memset": (  # a node is changed to write a constant; another change fails
         """
         size_t size;
         void *graph, *node, *exec, *context;
@@ -74,7 +74,7 @@ SCENARIOS = {
         4,
         {WRITES: 4},
     ),
-    "anynode": (  # by the function for nodes of all kinds
+    "anynode": (  # uses the function for nodes of all kinds
         """
         size_t size;
         void *graph, *node, *exec, *values[3];
@@ -99,7 +99,7 @@ SCENARIOS = {
         4,
         {WRITES: 4},
     ),
-    "updated": (  # to a graph that writes it, then a node that does
+    "updated": (  # updated to a graph that writes the constant; then a node does
         """
         size_t size;
         void *graphs[2], *nodes[2], *exec, *context;
@@ -134,7 +134,7 @@ SCENARIOS = {
         2,
         {MAY_WRITE: 4, WRITES: 2},
     ),
-    "writing_child": (  # a graph inside of it that begins to write a constant
+    "writing_child": (  # a child graph is changed to write a constant
         """
         size_t size;
         void *graph, *inner[2], *child, *node, *exec, *context;
@@ -161,7 +161,7 @@ SCENARIOS = {
         4,
         {WRITES: 4},
     ),
-    "forked": (  # a capture that other streams join, in each mode
+    "forked": (  # other streams join a capture, in each mode
         """
         void *graph, *events[2], *stream;
         int modes[] = {0, 1, 2};
@@ -187,7 +187,7 @@ SCENARIOS = {
         18,
         {},
     ),
-    "midway": (  # graphs made, launched and changed while another stream is captured
+    "midway": (  # graphs are made, launched and changed while another stream is captured
         """
         void *exec = instantiated(captured(2)), *graph, *second, *nodes[2], *values[3];
         size_t room = 2;
@@ -217,7 +217,7 @@ SCENARIOS = {
         18,
         {},
     ),
-    "given": (  # a capture into a graph that is there, and dependencies that the program sets
+    "given": (  # capture into an existing graph, with dependencies set by the program
         """
         void *graph, *exec, *nodes[3], *from[3], *to[3];
         size_t count, room = 3;
@@ -271,7 +271,7 @@ SCENARIOS = {
         10,
         {},
     ),
-    "otherform": (  # updates that the driver refuses, and ones it accepts
+    "otherform": (  # updates that the driver rejects, and others that it accepts
         """
         void *exec = instantiated(captured(2)), *graph, *node, *first, *context, *values[3];
         CUgraphExecUpdateResultInfo info;
@@ -294,7 +294,7 @@ SCENARIOS = {
         6,
         {},
     ),
-    "otherkernel": (  # nodes that another kernel is set for, which has other parameters
+    "otherkernel": (  # nodes get another kernel with other parameters
         """
         void *graph = captured(2), *exec = instantiated(graph), *nodes[2], *values[3], *found;
         size_t room = 2;
@@ -336,7 +336,7 @@ SCENARIOS = {
         6,
         {},
     ),
-    "memory": (  # that belongs to a graph, and nodes of all other kinds
+    "memory": (  # memory that belongs to a graph, and nodes of all other kinds
         """
         void *graph, *node, *exec, *event, *values[3], *middle, *empty, *host, *record;
         CUDA_MEM_ALLOC_NODE_PARAMS memory = {.poolProps = {.allocType = 1, .location = {1, 0}}, .bytesize = 4096};
@@ -387,7 +387,7 @@ SCENARIOS = {
         1,
         {},
     ),
-    "nested": (  # conditional nodes in conditional nodes; graphs in their bodies
+    "nested": (  # nested conditional nodes, with graphs in their bodies
         """
         void *graph, *node, *exec, *body;
         OK(D(cuGraphCreate)(&graph, 0));
@@ -410,7 +410,7 @@ SCENARIOS = {
         4 * 8,
         {},
     ),
-    "body": (  # a node outside of a conditional one, and one inside
+    "body": (  # a node outside of a conditional node, and a node inside
         """
         void *graph, *node;
         OK(D(cuGraphCreate)(&graph, 0));
@@ -424,7 +424,7 @@ SCENARIOS = {
         4,
         {},
     ),
-    "bare_body": (  # a kernel without probes in it counts once, as one with them
+    "bare_body": (  # a kernel without probes in a body counts once, like one with probes
         """
         void *graph, *node, *found, *values[3];
         CUDA_KERNEL_NODE_PARAMS params = params_of(values);
@@ -441,7 +441,8 @@ SCENARIOS = {
         3,
         {"no probe applies to it": 3},
     ),
-    "still_disabled": (  # after updates, and nodes that are enabled and disabled then: not recorded, but counted
+    # Disabled nodes stay so after updates; then nodes are enabled and disabled: launches are counted, not recorded.
+    "still_disabled": (
         """
         void *graph = captured(3), *exec = instantiated(graph), *nodes[3];
         size_t room = 3;
@@ -463,7 +464,7 @@ SCENARIOS = {
             "its graph was changed after an update": 6,
         },
     ),
-    "other_context": (  # is the current one when a graph is updated and set, none is, and when it is launched there
+    "other_context": (  # another context, or none, is current when a graph is updated, changed and launched
         """
         void *own, *other, *nodes[2], *values[3], *graph = captured(2), *exec = instantiated(graph);
         size_t room = 2, size;
@@ -499,9 +500,10 @@ SCENARIOS = {
         replay(exec, 1), expect(5), expect(5);
         """,
         12,
-        {"it was launched into a default stream of another context": 8},  # the last replay, too: it needs a rebuild
+        # This includes the last replay, because it needs a rebuild.
+        {"it was launched into a default stream of another context": 8},
     ),
-    "objects": (  # user objects that a graph keeps alive; a clone, and execs that end in their own callback
+    "objects": (  # user objects kept alive by a graph and a clone; executable graphs destroyed in their own callback
         """
         void *object, *graph = captured(2), *clone;
         OK(D(cuUserObjectCreate)(&object, &notes, note, 1, 1));
@@ -522,7 +524,7 @@ SCENARIOS = {
         6,
         {},
     ),
-    "flight": (  # destroyed while they run, by another thread too, and made anew there
+    "flight": (  # graphs are destroyed while they run, also by another thread, and made again there
         """
         for (int i = 0; i < 30; i++) {
             ending = instantiated(captured(2));
@@ -541,7 +543,7 @@ SCENARIOS = {
         60,
         {},
     ),
-    "alive": (  # its code goes, and its graphs are destroyed later; its context goes, too
+    "alive": (  # code is unloaded, and its graphs are destroyed later; the context is destroyed, too
         """
         void *second, *own, *graph, *exec, *keep = function;
         OK(D(cuModuleLoadData)(&second, again));
@@ -580,7 +582,7 @@ SCENARIOS = {
         None,
         None,
     ),
-    "child_process": (  # forked, it uses no graph of its parent's
+    "child_process": (  # a forked child that uses none of its parent's graphs
         """
         void *exec = instantiated(captured(2));
         replay(exec, 1), launched(2);
@@ -597,7 +599,7 @@ SCENARIOS = {
         4,
         {},
     ),
-    "at_once": (  # one graph, made by several threads at once, and others
+    "at_once": (  # several threads instantiate one graph at once, and others
         """
         pthread_t threads[4];
         void *graph = captured(2);
@@ -671,7 +673,7 @@ SAVE [steps] {%n};'''
 
 @pytest.mark.parametrize(("level", "capacity"), first(("thread", 2), ("thread", 1), ("warp", 2), ("warp", 1)))
 def test_arrays_keep_the_last_records_where_a_node_repeats(tmp_path, graphs, level, capacity):
-    """A kernel saves three, in order. In a conditional node's body it may run again before they are copied."""
+    """A kernel saves three records, in order. In a conditional node's body, it may run again before they're copied."""
     probe = tmp_path / "steps.toml"
     probe.write_text(ARRAY.replace("LEVEL", level).replace("CAP", str(capacity)))
     trace = good(tmp_path, graphs, "-p", str(probe), arguments=(PTX, "body"))
@@ -689,7 +691,7 @@ def test_arrays_keep_the_last_records_where_a_node_repeats(tmp_path, graphs, lev
 @pytest.mark.full
 @simulated.needs_cxx
 def test_a_program_of_the_cuda_runtime(tmp_path):
-    """It's the program that tests/gpu/probe_graphs.py runs on a GPU."""
+    """This is the program that tests/gpu/probe_graphs.py runs on a GPU."""
     program = simulated.compile_cuda(tmp_path, hooked.ROOT / "tests/gpu/probe_graphs.cu", "-std=c++17")
     bare = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
     said = subprocess.run([program], env=bare, capture_output=True, text=True, check=True, timeout=100).stdout
@@ -717,7 +719,7 @@ def test_nodes_of_which_the_driver_says_nothing(tmp_path, graphs, monkeypatch):
 
 
 def test_turns_alone(tmp_path):
-    """Threads and signal handlers that instantiate graphs wait only for others that instantiate the same graph."""
+    """Threads and signal handlers that instantiate graphs only wait for others that instantiate the same graph."""
     folder = hooked.ROOT / "runtime"
     test, hook = hooked.ROOT / "tests/runtime/turns_alone.c", folder / "hook"
     sources = [test, hook / "probe/graph_lock.c", hook / "write/no_signals.c"]

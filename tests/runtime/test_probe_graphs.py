@@ -32,7 +32,7 @@ from tests.runtime.probing import (
 )
 from tests.tiers import every
 
-# By name: the body of the function, how many launches have probes, and those without by the reason.
+# By name: the body of the function, the number of launches with probes, and the launches without probes by reason.
 SCENARIOS = {
     "capture": (
         """
@@ -90,7 +90,7 @@ SCENARIOS = {
         12,
         {},
     ),
-    "later": (  # nodes of a graph that was instantiated, and an update
+    "later": (  # nodes of a graph are changed after it was instantiated; then an update
         """
         void *graph = captured(2), *exec = instantiated(graph), *nodes[2], *values[3], *other = captured(2);
         size_t room = 2;
@@ -185,7 +185,7 @@ SCENARIOS = {
         7,
         {},
     ),
-    "streams": (  # one replay after the other, in two streams that nothing joins
+    "streams": (  # one replay after the other, in two independent streams
         """
         void *exec = instantiated(captured(2));
         for (int i = 0; i < 40; i++)
@@ -197,7 +197,7 @@ SCENARIOS = {
         80,
         {},
     ),
-    "ended": (  # streams that are destroyed while it runs: the next one has the handle of the last
+    "ended": (  # streams are destroyed while the graph runs; the next stream reuses the handle
         """
         void *exec = instantiated(captured(20)), *stream;
         for (int i = 0; i < 20; i++) {
@@ -211,7 +211,7 @@ SCENARIOS = {
         400,
         {},
     ),
-    "destroyed": (  # streams that are destroyed while they are captured
+    "destroyed": (  # streams are destroyed while being captured
         """
         void *exec = instantiated(captured(2)), *stream;
         for (int i = 0; i < 20; i++) {
@@ -226,7 +226,7 @@ SCENARIOS = {
         40,
         {},
     ),
-    "recaptured": (  # a graph is not launched in a stream that is captured, as on an H200
+    "recaptured": (  # a graph can't be launched in a captured stream, as on an H200
         """
         void *exec = instantiated(captured(2)), *graph;
         OK(D(cuStreamBeginCapture_v2)(streams[0], 0));
@@ -246,7 +246,7 @@ SCENARIOS = {
         0,
         {"its graph can be launched from the device": 6},
     ),
-    "constants": (  # that the program writes between replays
+    "constants": (  # the program writes constants between replays
         """
         size_t size;
         void *exec = instantiated(captured(2));
@@ -260,7 +260,7 @@ SCENARIOS = {
         8,
         {},
     ),
-    "written": (  # that a graph writes
+    "written": (  # a graph writes a constant
         """
         size_t size;
         void *graph, *node, *exec;
@@ -316,7 +316,7 @@ SCENARIOS = {
         9,
         {},
     ),
-    "unknown": (  # a kernel that no look-up named
+    "unknown": (  # a kernel that was never looked up by name
         """
         void *found[2], *graph, *node, *values[3], *known = function;
         CUDA_KERNEL_NODE_PARAMS params = params_of(values);
@@ -397,7 +397,7 @@ int main(int argc, char **argv) {
 @in_both_forms
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     program = build(tmp_path, REPLAYS)
-    options = ("-p", by_warp(), "--max-memory", "136K")  # a set, and room for four replays
+    options = ("-p", by_warp(), "--max-memory", "136K")  # a set, and space for four replays
     some = good(tmp_path, program, *options, arguments=(PTX, "2", "100"))
     assert len(some.of("probed")) + sum(unprobed(some).values()) == 200
     assert len(some.of("probed")) >= 2
@@ -408,7 +408,7 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
 
 @in_both_forms
 def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
-    """All launches are counted for nodes without room, and recorded for the others."""
+    """All launches are counted for nodes without space for buffers, and recorded for the others."""
     source = (
         GRAPHS
         + r"""
@@ -436,7 +436,7 @@ def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
 
 @in_both_forms
 def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
-    """With --complete it waits until some are free, as launches do."""
+    """With --complete, a replay waits until buffers are free, as launches do."""
     source = (
         GRAPHS
         + r"""
@@ -485,7 +485,7 @@ def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatc
     }
     """
     )
-    monkeypatch.setenv("GPT_SIM_DELAY", "100000")  # it does not end before the call is back
+    monkeypatch.setenv("GPT_SIM_DELAY", "100000")  # it doesn't end before the call returns
     options = ("-p", by_warp(), "--max-memory", "256K")  # 40 KB of a slab of 64
     out, program = tmp_path / "t.mp", build(tmp_path, source)
     server = Server(out, program, *options, arguments=(PTX,), GPT_SIM_RUN="all", XDG_CACHE_HOME=kept())
@@ -548,7 +548,9 @@ def test_replays_in_a_stream_that_was_forgotten_are_counted(tmp_path):
 
 @in_both_forms
 def test_what_waits_for_buffers_does_not_wait_for_those_of_later_replays(tmp_path, monkeypatch):
-    """Other threads go on. The program prints how long a failing allocation and the end of a context took, in ms."""
+    """Other threads continue meanwhile. The program prints how long a failing allocation and the end of a context took,
+    in ms.
+    """
     source = (
         GRAPHS
         + r"""
@@ -593,7 +595,7 @@ def test_what_waits_for_buffers_does_not_wait_for_those_of_later_replays(tmp_pat
     }
     """
     )
-    monkeypatch.setenv("GPT_SIM_DELAY", "20000")  # some are always on their way
+    monkeypatch.setenv("GPT_SIM_DELAY", "20000")  # some slabs are always in flight
     options = ("-p", by_warp(), "--max-memory", "300K", "--complete")
     done, trace = probed(tmp_path, build(tmp_path, source), *options)
     assert (done.returncode, done.stderr) == (0, "")
@@ -610,7 +612,7 @@ def test_a_hundred_thousand_nodes(tmp_path):
 
 @pytest.mark.full
 def test_a_kernel_that_comes_late_is_not_in_a_graph(tmp_path):
-    """It's loaded in the middle of a capture, which goes on; graphs that are made later have probes."""
+    """The kernel is loaded in the middle of a capture, which continues; graphs that are made later have probes."""
     source = (
         "#include <sys/stat.h>\n"
         + GRAPHS

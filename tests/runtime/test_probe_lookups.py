@@ -65,7 +65,9 @@ def mapped(tmp_path_factory):
 
 @pytest.fixture
 def large(tmp_path):
-    """Return a fatbin with the PTX and an element that's too large for a record; nearly all of it is a hole."""
+    """Return a fatbin with the PTX and an element that's too large for a record; nearly all of the
+    element is a hole.
+    """
     whole = pack_fatbin([Payload("ptx", "sm_70", PTX.read_bytes())], "none")
     hole = dead_element(whole[REGION.size : REGION.size + ELEMENT.size], LARGE)
     path = tmp_path / "large.fatbin"
@@ -169,7 +171,7 @@ def test_a_function_gets_the_probes_of_its_kernel_when_they_come(tmp_path):
     assert unprobed(trace) == {"it was not looked up by name, or is still being compiled": 1}
 
 
-# The handler leaves the look-up for good, the first time; then the program goes on.
+# The handler leaves the look-up with a jump the first time; then the program continues.
 HANDLER = (
     CLIENT
     + r"""
@@ -248,7 +250,7 @@ def test_all_is_kept_whatever_the_cache_has(tmp_path, mapped, large, monkeypatch
 
 @pytest.mark.full
 def test_another_ptxas_makes_other_results(tmp_path, mapped, large):
-    """Results are cached by the tools that make them, as gpt-asm --tools lists."""
+    """Results are cached separately for each version of the tools, which gpt-asm --tools lists."""
     log, tool, first = (tmp_path / name for name in ("log", "ptxas", "first"))
     first.write_text(f"#!/bin/sh\necho run >>'{log}'\nexec gpt-extract --ptx\n")
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path / "cache"), "GPT_PTXAS": str(tool)}
@@ -309,7 +311,7 @@ def test_what_was_linked(tmp_path, way, monkeypatch):
 
 @pytest.mark.full
 def test_the_end_says_what_was_covered(tmp_path):
-    """It prints launches and time of the simulated GPU, the reason, and a remedy."""
+    """The output includes launches and time of the simulated GPU, the reason, and a remedy."""
     source = CLIENT + (
         "int main(int argc, char **argv) { setup(argv[1]); void *params[] = {&items, &added, &count};"
         " run(), run();"

@@ -122,7 +122,7 @@ def test_a_stage_for_machine_code_joins_the_line(tmp_path, program, cubin):
 
 
 def test_kernels_without_ptx_get_probes(tmp_path, program, cubin):
-    """gpt-sass-probe weaves the one, gpt-ptx-probe the other; the hook passes the parameter that each adds."""
+    """gpt-sass-probe weaves one kernel, gpt-ptx-probe the other; the hook passes the parameter that each adds."""
     stages = f"gpt-extract --ptx --payload | gpt-sass-probe -p gmem_bytes | {WEAVE}"
     trace, _ = run(tmp_path, program, cubin, PTX, options=line(tmp_path, stages))
     assert probed(trace) == ["gmem_bytes"] * 4
@@ -152,7 +152,9 @@ def default_line(tmp_path_factory, program):
 
 
 def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, program, cubin, default_line):
-    """On a GPU kernels without PTX get probes, too. The simulated device runs no machine code, so none is asked for."""
+    """On a GPU, kernels without PTX get probes, too. The simulated device runs no machine code, so
+    none is requested.
+    """
     names = [f"GPT_ARCH={arch}\n{default_line}" for arch in ("sm_90", "host", "sm_80")]
     trace, _ = run(tmp_path, program, cubin, PTX, options=line(tmp_path, f"{{\n{names[0]}\n}}"))
     assert probed(trace) == ["gmem_bytes"] * 4
@@ -163,7 +165,7 @@ def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, progr
 
 
 def test_what_a_probe_says_is_read_once(tmp_path):
-    """Probes in the cache are used without starting Python, unless a file has changed or a callback is a file."""
+    """Cached probes are used without starting Python, unless a file has changed or a callback is a file."""
     launcher, reader, probe, log = (tmp_path / name for name in ("gpt-hook", "gpt-ptx-probe", "mine.toml", "log"))
     shutil.copy(hooked.runtime() / "gpt-hook", launcher)
     reader.write_text(f'#!/bin/sh\necho "$*" >>{log}\nexec {shlex.quote(shutil.which("gpt-ptx-probe"))} "$@"\n')
@@ -204,7 +206,7 @@ def test_the_launcher_knows_the_proven_architectures():
 
 
 def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
-    """The first kernel is asked about, once for all processes: the cache has the answer."""
+    """The pipeline is asked about the first kernel, once for all processes: then the cache has the answer."""
     options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")
     for asked in (1, 0):
         trace, found = run(tmp_path, program, cubin, options=options)
@@ -225,7 +227,7 @@ def test_an_image_whose_file_changes(tmp_path, program, cubin, way, code):
 
 
 def test_a_closed_library_is_never_handed_over(tmp_path, program):
-    """This holds whatever is in it. Under another name it's an image like others."""
+    """This holds whatever the file contains. Under another name, it's an image like any other."""
     ptx = [Payload("ptx", "sm_80", PTX.read_bytes())]
     files = [tmp_path / "libcublasLt.so.13", tmp_path / "mylibcublas.so"]
     for file in files:
@@ -244,10 +246,10 @@ def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
 
 @pytest.mark.full
 def test_odd_images(tmp_path, program, cubin):
-    """The driver loads these images although they're damaged, or contain other things too."""
+    """The driver loads these images although they're damaged, or contain other things, too."""
     good = pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes()), Payload("ltoir", "sm_90", b"LTO" * 99)], "none")
     torn = bytearray(pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes())] * 2, "none"))
-    torn[-len(cubin.read_bytes()) - 60] = 1  # the second one's header is 1 byte long
+    torn[-len(cubin.read_bytes()) - 60] = 1  # the second image's header claims to be 1 byte long
     files = [tmp_path / "lto.fatbin", tmp_path / "torn.fatbin"]
     for file, image in zip(files, (good, torn), strict=True):
         file.write_bytes(image)

@@ -31,7 +31,7 @@ def built(tmp_path_factory):
 
 
 def sort_out(text):
-    """Return the program's output, and its kernels' results, which come in any order."""
+    """Return the program's output, and its kernels' results, which can be in any order."""
     lines = text.splitlines()
     printed = [line for line in lines if line.startswith("kernel: ")]
     return [line for line in lines if line not in printed], sorted(printed)

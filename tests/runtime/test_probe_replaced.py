@@ -1,4 +1,6 @@
-"""gpt-hook -p with --replace: kernels of a slimmed library get the same probes as the original's. Simulated."""
+"""gpt-hook -p with --replace: kernels of a slimmed library get the same probes as the original's. On the simulated
+device.
+"""
 
 import os
 import subprocess

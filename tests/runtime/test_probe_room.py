@@ -1,4 +1,4 @@
-"""Histograms in shared memory: where a launch leaves room they count there, and the results are the same."""
+"""Histograms in shared memory: if a launch leaves space, values are counted there, and the results are the same."""
 
 import os
 from collections import Counter
@@ -101,7 +101,8 @@ def test_every_form_of_a_launch_gets_room(tmp_path, form):
         assert {low: count for low, _, count in bins} == {1 << n - 1 if n else 0: count for n, count in bits.items()}
 
 
-# A node with dynamic shared memory, then with more, and then with so much that fewer blocks would run with room.
+# A node with dynamic shared memory, then with more, and then with so much that room for a histogram would reduce the
+# number of blocks.
 UPDATE = r"""
 int main(int argc, char **argv) {
     void *graph, *exec, *stream, *node, *params[] = {&items, &added, &count};
@@ -124,7 +125,7 @@ int main(int argc, char **argv) {
 }
 """
 ROOMS = {"launches": [8 + 136] * 5, "graph": [1024 - 100 + 144, 2048 - 2000 + 144, None]}
-# The kernel fills all of its dynamic shared memory, and counts what it finds there later.
+# The kernel fills all of its dynamic shared memory, and later counts what it finds there.
 FILLS = """.version 8.0
 .target sm_80
 .address_size 64

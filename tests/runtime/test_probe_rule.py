@@ -22,7 +22,7 @@ from tests.runtime.simulated import compile_cuda, needs_cxx
 
 pytestmark = pytest.mark.full
 
-# Launches whose buffers are 720 KB, beside the trace; each waits until its are written.
+# Makes launches whose buffers are 720 KB, next to the trace; each waits until its buffers are written.
 LARGE = (
     CLIENT
     + r"""
@@ -111,7 +111,7 @@ def test_parameters_are_the_drivers_to_refuse(tmp_path):
 
 
 def test_a_kernel_that_faults(tmp_path):
-    """The program gets its error, and its buffers are reported as lost."""
+    """The program gets its error as usual, and its buffers are reported as lost."""
     source = (
         CLIENT
         + r"""
@@ -137,7 +137,7 @@ def test_a_kernel_that_faults(tmp_path):
 
 
 def test_numbers_of_descriptors_that_the_program_takes(tmp_path):
-    """It closes all of them; no buffer is written to one of the program's files."""
+    """The program closes all descriptors; no buffer is written to one of its files."""
     body = r"""
         large();
         for (int i = 3; i < 1100; i++)
@@ -160,7 +160,7 @@ def test_numbers_of_descriptors_that_the_program_takes(tmp_path):
 
 
 def test_a_file_that_has_the_name_of_the_buffers(tmp_path):
-    """The file belongs to no run, or to a run whose trace was moved, so it's kept."""
+    """The file belongs to no run, or to a run whose trace was moved, so it isn't touched."""
     beside = tmp_path / "t.mp.buffers"
     beside.write_text("mine")
     trace = run_main(tmp_path, "large(); check();", before=LARGE)
@@ -196,7 +196,7 @@ def test_a_stream_of_another_context(tmp_path):
 
 
 def test_the_default_stream_of_a_thread_that_is_gone(tmp_path):
-    """Its buffers are copied when its kernels have ended."""
+    """The stream's buffers are copied when its kernels have ended."""
     body = r"""
         pthread_t thread;
         pthread_create(&thread, NULL, work, NULL);
@@ -219,7 +219,7 @@ def test_the_default_stream_of_a_thread_that_is_gone(tmp_path):
 
 
 def test_launches_before_cuda_4(tmp_path):
-    """They run without probes, and are counted."""
+    """These launches run without probes, and are counted."""
     body = r"""
         void *stream;
         OK(D(cuStreamCreate)(&stream, 0));
@@ -300,7 +300,7 @@ def test_a_pipeline_that_lies(tmp_path, lie):
 
 
 def test_a_grid_that_counts_clusters(tmp_path):
-    """Buffers have room for every block. There's no device with clusters here, so a stage reports them."""
+    """Buffers have space for every block. The simulated device has no clusters, so a stage reports them."""
     stage = tmp_path / "lie.py"
     stage.write_text(LIE.replace("{lie}", "record['cluster'] = [2, 3]"))
     pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch host | {sys.executable} '{stage}'"
@@ -363,7 +363,7 @@ def test_modules_go_with_their_probes(tmp_path):
 
 
 def test_contexts_that_come_and_go(tmp_path):
-    """Each has its own buffers; their pinned memory is freed with the context."""
+    """Each context has its own buffers; their pinned memory is freed with the context."""
     source = (
         LARGE
         + r"""
@@ -395,21 +395,21 @@ def test_contexts_that_come_and_go(tmp_path):
 @needs_cxx
 @pytest.mark.parametrize("options", [("--wait", "0"), ("--calls", "none", "--gpu-time"), ("-p", "gmem_bytes")])
 def test_a_program_of_the_cuda_runtime(tmp_path, options):
-    """Its kernels belong to libraries, which outlive a reset, although their variables don't."""
+    """The program's kernels belong to libraries, which survive a reset, although their variables don't."""
     program = compile_cuda(tmp_path, PTX.with_name("cudart.cu"))
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     out = tmp_path / "t.mp"
     done = hooked.run(out, program, "faults", options=("-p", "block_sched", *options), env=env)
     assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr
     trace = hooked.Trace(out)
-    added = 4  # nodes of a graph, three of them captured, which no call launches by itself
+    added = 4  # nodes of a graph, three of them captured; no call launches them individually
     assert len(trace.of("probed")) + sum(unprobed(trace).values()) == sum(trace.launches.values()) + added
     assert unprobed(trace).get("it was not loaded with probes in this context yet", 0) <= 3  # after a reset
     assert set(lost(trace)) <= {None, "the device failed"}
 
 
 def test_streams_that_launch_once(tmp_path):
-    """A context's unused memory is given to others when none is left."""
+    """A context's unused memory is given to other contexts when none is left."""
     body = r"""
         void *stream, *params[] = {&items, &added, &count};
         for (int i = 0; i < 200; i++) {
@@ -419,7 +419,7 @@ def test_streams_that_launch_once(tmp_path):
         }
         OK(D(cuCtxSynchronize)());
     """
-    trace = run_main(tmp_path, body, "--max-memory", "20M")  # room for five slabs
+    trace = run_main(tmp_path, body, "--max-memory", "20M")  # space for five slabs
     assert 5 < len(trace.of("probed")) == len(trace.of("buffer"))
     assert lost(trace).count(None) == len(trace.of("probed")) == 200 - sum(unprobed(trace).values())
 
@@ -436,7 +436,7 @@ def run_short_of_memory(tmp_path, body):
 
 
 def test_memory_that_the_program_needs(tmp_path):
-    """Buffers of running launches are also given back: an allocation works as it does without probes."""
+    """Buffers of running launches are given back, too: an allocation succeeds as it does without probes."""
     body = r"""
         void *params[] = {&items, &added, &count};
         CUdeviceptr all;

@@ -1,6 +1,6 @@
 """gpt-hook -p: a signal handler that launches, or exits, at any moment of another launch.
 
-The simulated device doesn't bear that, so the handler does it where a signal meets code of the hook.
+The simulated device doesn't allow that, so the handler only does it if the signal interrupted code of the hook.
 """
 
 import pytest

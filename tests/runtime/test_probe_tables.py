@@ -1,4 +1,4 @@
-"""Tables, as an independent reader finds them: what threads saved with each key, and what didn't fit."""
+"""Tables, read by an independent reader: what threads saved with each key, and what didn't fit."""
 
 import os
 from collections import defaultdict

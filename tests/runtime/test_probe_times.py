@@ -12,7 +12,7 @@ from tests.analyze.asked import Answers
 from tests.runtime import hooked
 from tests.runtime.probing import BLOCKS, CLIENT, PTX, build, check_bytes, good, in_both_forms, kept, unprobed
 
-# As `scale`, but from one array to another: only `total` is changed in place.
+# Like `scale`, but from one array to another: only `total` is changed in place.
 COPY = PTX.read_text().replace("ld.global.u32 %r6, [%d1]", "ld.global.u32 %r6, [%d1+1680]")
 NEEDS = {
     "gmem_bytes": BLOCKS * 32,  # a record for each block
@@ -86,7 +86,7 @@ def test_what_a_launch_took(tmp_path, program, ptx):
 
 @pytest.mark.full
 def test_benchmark(tmp_path, program, ptx):
-    """Results are the program's, although each kernel runs twice: so is `total`, of which the first run gets a copy."""
+    """Results are the program's, although each kernel runs twice. So is `total`, of which the first run gets a copy."""
     trace = good(tmp_path, program, "-p", "gmem_bytes", "--benchmark", arguments=(ptx,))
     assert unprobed(trace) == {
         "--benchmark cannot measure it: it depends on its predecessor, so nothing may come between them": 1
@@ -123,7 +123,7 @@ def test_memusage(tmp_path, program, ptx, probe, code):
     assert found.rows["kernels"] == [
         {"name": "scale", "launches": 4, "total": 4 * need, "mean": need, "most": need},
     ]
-    told = [SIMULATED] if code == "ptx" else []  # with twins, the device says that it runs machine code
+    told = [SIMULATED] if code == "ptx" else []  # with twins, the device claims to run machine code
     assert found.verdicts["kernels"] == [f"memusage:{need} for a launch at most, {4 * need} for all", *told]
     (row,) = found.rows["processes"]
     assert (row["allocations"], row["peak"], row["left"], row["most"]) == (2, 3 * 1680, 3 * 1680, need)

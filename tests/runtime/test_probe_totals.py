@@ -1,5 +1,5 @@
-"""Totals and histograms, as an independent reader finds them: sums, least, greatest and last values of threads, warps
-and blocks, and how often each value was saved.
+"""Totals and histograms, read by an independent reader: sums, minimums, maximums and last values of threads, warps and
+blocks, and how often each value was saved.
 
 Threads leave a block together, at several places, from a partial warp, or alone, so their unit has one writer or many.
 """
@@ -94,7 +94,7 @@ def check(level, kind, units, shape):
         count, found = unit
         led = kind == "led"
         lowest = values.reshape(-1, 32)[:, 0] if len(values) % 32 == 0 else values[::32]
-        saved = lowest if led else values  # whatever the groups are, the lowest lane of a warp is one of its leaders
+        saved = lowest if led else values  # however lanes are grouped, the lowest lane of a warp is one of its leaders
         far = (saved.astype(np.uint64) * np.uint64(12297829382473034410) + np.uint64(7)).tolist()
         assert found["any"] in values
         if led and apart:
@@ -160,7 +160,7 @@ for flag in (0, 1):
 
 
 def test_a_launch_that_repeats_adds_up_its_runs(tmp_path):
-    """Its buffer isn't cleared in between, so a unit with one writer mustn't be stored over."""
+    """The buffer isn't cleared between the launches, so a unit with one writer mustn't be overwritten."""
     probe = write_probe(tmp_path / "totals.toml", LEVELS)
     sim = hooked.runtime() / "sim"
     env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(sim), "XDG_CACHE_HOME": probing.kept()}
@@ -170,7 +170,7 @@ def test_a_launch_that_repeats_adds_up_its_runs(tmp_path):
     once = {"plain": sum(values.sum() for values in units_of("block", 2, 32)), "led": 5 + 1005}
     for line in done.stdout.splitlines():
         flag, name, found, least = line.split()
-        runs = 3 if flag == "1" else 1  # without the flag nobody clears either, but one lane stores
+        runs = 3 if flag == "1" else 1  # without the flag, nothing is cleared either, but one lane stores
         assert (int(found), least) == (runs * once.get(name.partition("_")[2], once["plain"]), "5"), line
 
 
@@ -233,7 +233,7 @@ SAVE [large] {%value};'''
 
 
 def find_bins(values, starts):
-    """Return the bins that hold some of these values, by their least values."""
+    """Return the bins that contain some of these values, by their lower bounds."""
     counts = Counter(max(start for start in starts if start <= value) for value in values)
     after = dict(zip(starts, [*starts[1:], None], strict=True))
     return [(start, after[start], counts[start]) for start in starts if counts[start]]
@@ -245,7 +245,7 @@ def find_bins(values, starts):
     indirect=["code"],
 )
 def test_histograms_count_each_value(tmp_path, program, how, code):
-    """In machine code the save under a predicate is a branch of ptxas's that the weaver has to understand."""
+    """In machine code, ptxas turns the save under a predicate into a branch, which the weaver has to understand."""
     probe = tmp_path / "h.toml"
     probe.write_text(HISTOGRAMS)
     words = [str(number) for shape in SHAPES for number in shape]

@@ -1,4 +1,4 @@
-"""gpt-hook -p: a module is unloaded by one thread while another loads a kernel of it with probes."""
+"""gpt-hook -p: one thread unloads a module while another one loads one of its kernels with probes."""
 
 import os
 
@@ -64,7 +64,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_module_goes_after_what_is_asked_of_its_kernel(tmp_path, way):
-    """A real driver crashes if it's asked for a function that's gone."""
+    """A real driver crashes if it's asked for a function that has been unloaded."""
     source = SOURCE
     for name, text in WAYS[way].items():
         source = source.replace(f"%({name})s", text)
@@ -76,4 +76,4 @@ def test_a_module_goes_after_what_is_asked_of_its_kernel(tmp_path, way):
     options = ("--wait", "0", "--jit", pipeline)
     done = hooked.run(tmp_path / "t.mp", build(tmp_path, source), PTX, options=options, env=env)
     assert (done.returncode, done.stderr) == (0, "")
-    assert hooked.Trace(tmp_path / "t.mp").of("kernel")  # it was made, and loaded
+    assert hooked.Trace(tmp_path / "t.mp").of("kernel")  # the kernel was built and loaded

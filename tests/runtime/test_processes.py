@@ -93,7 +93,7 @@ int main(void) {
 
 
 def test_what_the_driver_refuses_a_forked_child(tmp_path):
-    """If its parent initialized the driver, a child can't use it, but has a trace of its attempts."""
+    """If its parent has initialized the driver, a child can't use it, but has a trace of its attempts."""
     trace = hooked.traced(tmp_path, REFUSED)
     assert trace.launches == {"foo": 2} and len(trace.of("child")) == 2
     for child in trace.of("child"):
@@ -142,7 +142,7 @@ def test_other_processes_are_children_of_the_first(tmp_path):
     children = trace.of("child")
     assert trace.functions == ["foo"] and len(children) == 3
     assert {child["how"] for child in children} == {"spawn"}
-    # The first had ended: each of them wrote a segment after its own.
+    # The first process had already ended when each of these wrote its own segment.
     assert trace.kinds["header"] == trace.kinds["end"] == 4
     assert set(read_used([tmp_path / "t.mp"], allow_incomplete=False).names) == {"foo", "bar"}
     next(tmp_path.glob("t.mp.*")).unlink()
@@ -201,13 +201,13 @@ def test_exec_that_fails_leaves_the_trace_as_it_is(tmp_path):
 
 
 def test_a_pid_that_comes_again_ends_nothing(tmp_path):
-    """A killed process's trace stays without an end, even when another process has its pid."""
+    """A killed process's trace has no end, even when another process gets its pid."""
     source = 'int main(void) { begin(); launch(kernel("foo")); kill(getpid(), 9); }'
     program = hooked.compile_c(tmp_path / "client", source, "-includesignal.h")
     hooked.run(tmp_path / "t.mp", program)
     data = bytearray((tmp_path / "t.mp").read_bytes())
     script = "os.execv('/bin/true', ['true'])"
-    tail = 36 + int.from_bytes(data[32:36], "big") - 48  # the first chunk's tail
+    tail = 36 + int.from_bytes(data[32:36], "big") - 48  # the tail of the first chunk
     time.sleep(0.05)  # start times have units of clock ticks
     code = f"""
 import os, struct

@@ -31,7 +31,7 @@ API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return CA
 API int cuEventRecord(void *event, void *stream) { return CALLED; }
 """
 
-# Each line of its input says whether the driver is to see the program's frame, or the hook's.
+# Each line of its input says whether the driver should see the program's frame or the hook's.
 CLIENT = r"""
 #define CALL(name, ...) do { \
     int (*function)() = dlsym(driver, #name); \

@@ -1,4 +1,4 @@
-"""`gpt-hook run --replace`: which libraries are loaded instead, and what the program notices."""
+"""`gpt-hook run --replace`: which libraries are loaded instead, and what the program can notice."""
 
 import os
 import shutil
@@ -98,7 +98,7 @@ def layout(built, tmp_path):
 
 
 def program(path):
-    """Build a program that loads its arguments: `new:NAME` into a new namespace. With CLOSE set it closes each."""
+    """Build a program that loads its arguments: `new:NAME` into a new namespace. With CLOSE set, it closes each."""
     text = LOAD.replace("getenv_close()", 'getenv("CLOSE")').replace(
         "#include <stdio.h>", "#include <stdio.h>\n#include <stdlib.h>"
     )
@@ -143,7 +143,7 @@ def test_one_library_under_many_names(layout):
 
 
 def test_a_folder_with_a_file_for_each_name(layout):
-    """If two files of the folder fit one library, the first one is kept."""
+    """If two files in the folder fit one library, the first one is used."""
     folder = layout / "site" / "app" / "lib"
     data = (layout / "slim" / "libfoo.so.1").read_bytes()
     (layout / "slim" / "libfoo.so").write_bytes(data.replace(b"replaced", b"REPLACED"))
@@ -159,7 +159,7 @@ def test_a_name_that_no_file_has(layout):
     folder = layout / "site" / "app" / "lib"
     os.link(folder / "libfoo.so.1", folder / "libalias.so")
     (layout / "site" / "app" / "libpointer.so").symlink_to("lib/libfoo.so.1")
-    # It is loaded as it is, and then it stays so: one file is one object.
+    # If a library is first loaded unreplaced, it stays so: one file is one object.
     path = f"{folder}/libalias.so"
     lines = replaced(layout, layout / "load", path, folder / "libfoo.so.1")
     assert lines == [f"original 7 {path} {path} 11"] * 2
@@ -287,13 +287,14 @@ def test_mutated_headers_are_refused_or_harmless(layout):
     for at in places:
         slim.write_bytes(data[:at] + b"\xff\xff" + data[at + 2 :])
         done = run(layout, layout / "load", name)
-        assert done.returncode in (0, 1, -6, -11), (at, done)  # what an entry point or address is for, is the linker's
+        # How an entry point or address is used is up to the linker.
+        assert done.returncode in (0, 1, -6, -11), (at, done)
         if done.returncode == 0:
             assert done.stdout.split()[0] in ("original", "replaced")
 
 
 def test_copies_stay_apart(layout):
-    """Two files with one name and build ID are two objects with their own variables."""
+    """Two files with the same name and build ID are two objects with their own variables."""
     first, second = layout / "site" / "app" / "lib" / "libfoo.so.1", layout / "site" / "copy" / "lib" / "libfoo.so.1"
     second.parent.mkdir(parents=True)
     second.write_bytes(first.read_bytes())
@@ -372,7 +373,7 @@ def test_symbols_are_bound_late_and_calls_cost_the_same(tmp_path):
     for _ in range(5):
         done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True)
         bare.append(float(done.stdout))
-        # A function that is nowhere is missed only when it is called: nothing here binds early.
+        # A missing function is only noticed when it's called: nothing here is bound early.
         audited.append(float(replaced(tmp_path, tmp_path / "main")[0]))
     assert min(audited) < 1.5 * min(bare), (audited, bare)
 
@@ -424,7 +425,7 @@ def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
 
 
 def test_a_library_in_many_pieces(sample, tmp_path):
-    """gpt-patch has left as many kernels in it as it may."""
+    """gpt-patch has left the maximum number of names in it."""
     library = shutil.copy(sample("pieces"), tmp_path / "libpieces.so")
     (tmp_path / "names").touch()
     found = tool("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("--scan", library).out)

@@ -52,7 +52,7 @@ def loop(tmp_path):
     [
         (LOOP, (), ("30000",)),
         (THREADS, ("-DROUNDS=30", "-DAT_ONCE=4"), ()),
-        (FORK, (), ("x",)),  # children that others have to say
+        (FORK, (), ("x",)),  # children that others must report
         (ends("_exit(0);"), (), ("7",)),
         (ends("quick_exit(3);"), (), ("7",)),
     ],
@@ -74,7 +74,9 @@ def test_processes_of_a_shell_that_has_no_trace_itself(tmp_path, loop):
 
 
 def test_a_program_that_closes_its_standard_error(tmp_path):
-    """coreutils close it at their end. A file is reopened; its replacement can't be, and neither can a pipe."""
+    """coreutils close their standard error at the end. A file can be reopened, but its replacement can't, and neither
+    can a pipe.
+    """
     command = [*hooked.command("run", "-fo", tmp_path / "t.mp", quiet=False), "--"]
     with open(tmp_path / "e", "w") as error:
         subprocess.run([*command, "ls", "/nosuch"], stderr=error, stdout=subprocess.DEVNULL)
@@ -121,7 +123,9 @@ def test_quiet_streams_and_outer_hooks(tmp_path, loop):
 
 
 def test_children_that_a_forged_trace_names(tmp_path, loop):
-    """Only files next to the trace are read, each once: two names of itself in each would double at each step."""
+    """Only files next to the trace are read, each once: if each named itself twice, the number would double at each
+    step.
+    """
     for folder in (tmp_path, tmp_path / "other"):
         folder.mkdir(exist_ok=True)
         child = forge.chunk(forge.pack(forge.trace(forge.api(1, "x"), forge.calls([(1, 1, 1, 0)]))))
@@ -135,7 +139,7 @@ def test_children_that_a_forged_trace_names(tmp_path, loop):
 
 
 def test_who_does_not_listen_ends_nothing(tmp_path, loop):
-    """A line of ours can't be written, to a pipe without a reader or to a file that may not grow."""
+    """One of our lines can't be written, because a pipe has no reader or a file may not grow."""
     line = hooked.command("run", "-fo", tmp_path / "t.mp", "--device", "sim", "--", loop, "9", quiet=False)
     ours, theirs = os.pipe()
     os.close(ours)

@@ -43,7 +43,7 @@ CLIENTS = {
 
 
 def build(folder, sanitizer):
-    """Return the library built with a sanitizer, and the sanitizer's runtime."""
+    """Return the library built with a sanitizer, and the sanitizer's runtime library."""
     name = {"address": "asan", "thread": "tsan", "undefined": "ubsan"}[sanitizer]
     found = subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True, check=False)
     if not found.stdout.startswith("/"):
@@ -54,7 +54,7 @@ def build(folder, sanitizer):
 
 
 def memcheck(folder):
-    """Return the library as it is, for valgrind."""
+    """Return the unchanged library, for valgrind."""
     if not shutil.which("valgrind"):
         pytest.skip("no valgrind (Debian: apt-get install valgrind libc6-dbg)")
     return str(shutil.copy(hooked.runtime() / "libgpthook.so", folder))
@@ -68,7 +68,7 @@ def test_checker_finds_nothing(tmp_path, checker):
     for name, (source, flags) in CLIENTS.items():
         program = hooked.compile_c(tmp_path / name, source, *flags)
         env = os.environ | {
-            "ASAN_OPTIONS": "detect_leaks=0",  # what the clients do not free is not the point
+            "ASAN_OPTIONS": "detect_leaks=0",  # memory that clients don't free doesn't matter
             "LD_LIBRARY_PATH": str(hooked.runtime() / "sim"),
             "LD_PRELOAD": preload,
             "GPT_HOOK_OUTPUT": f"{tmp_path}/{name}.mp",
@@ -88,7 +88,8 @@ def test_checker_finds_nothing(tmp_path, checker):
         assert hooked.Trace(tmp_path / f"{name}.mp").records[-1]["kind"] == "end"
 
 
-# Threads that load, look up, ask, set, launch and unload at once, each in its own way, one in contexts of its own.
+# Threads that load, look up, query, set, launch and unload at the same time, each in its own way, one of them in its
+# own contexts.
 PROBED = (
     CLIENT
     + r"""
@@ -181,8 +182,8 @@ def test_sanitizer_finds_nothing_in_probing(tmp_path, sanitizer):
     ("source", "wrong"), [(STRESS, check), (graphing.STRESS, check_graphs)], ids=["launches", "graphs"]
 )
 def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
-    """Recording and probes are turned on and off while threads launch, the first time too. Kernels with probes are made
-    for the first program; the second finds them in the cache, before any other driver call.
+    """Recording and probes are turned on and off while threads launch, including the first time. Kernels with probes
+    are built for the first program; the second one finds them in the cache, before any other driver call.
     """
     preload = build(tmp_path, "thread").replace(" ", ":")
     program = simulated.build(tmp_path / "client", source)
@@ -190,7 +191,7 @@ def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
     environment = {
         "GPT_SIM_RUN": "all",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "TSAN_OPTIONS": f"log_path={tmp_path}/found",  # standard error is a pipe that is read at the end
+        "TSAN_OPTIONS": f"log_path={tmp_path}/found",  # standard error is a pipe that's only read at the end
     }
     for name in ("made.mp", "kept.mp"):
         server = Server(tmp_path / name, "/bin/sh", "--disabled", "-p", "gmem_bytes", arguments=line, **environment)
@@ -201,7 +202,7 @@ def test_thread_sanitizer_finds_nothing_in_switching(tmp_path, source, wrong):
         assert wrong(server.end(), state) == []
 
 
-# Threads that do all for the first time at once, and go on until the program ends while they do.
+# Threads that do everything for the first time at once, and continue until the program ends.
 AT_ONCE = (
     CLIENT
     + r"""
@@ -247,7 +248,7 @@ int main(int argc, char **argv) {
 
 @pytest.mark.full
 def test_thread_sanitizer_finds_nothing_where_threads_begin_at_once(tmp_path):
-    """Other probes are named at the same time, and the program ends while they launch."""
+    """Other probes are named at the same time, and the program ends while its threads launch."""
     preload = build(tmp_path, "thread").replace(" ", ":")
     program = simulated.build(tmp_path / "client", AT_ONCE)
     line = ("-c", f"LD_PRELOAD='{preload}' exec '{program}' '{PTX}'")

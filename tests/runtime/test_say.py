@@ -33,7 +33,9 @@ def say(folder, *texts):
 
 @pytest.mark.parametrize("step", [7, full(1)])
 def test_every_character(tmp_path, step):
-    """The result is as in gpt/base/printable.py, except for characters of a newer Unicode, and a few signs."""
+    """The result is the same as in gpt/base/printable.py, except for characters of newer Unicode versions and a few
+    signs.
+    """
     characters = [chr(code) for code in range(1, sys.maxunicode + 1, step) if not 0xD800 <= code < 0xE000]
     lines = say(tmp_path, *(c.encode() for c in characters))
     assert len(lines) == len(characters)

@@ -7,7 +7,7 @@ from tests.runtime.hooked import Trace
 
 SHARED = ("-shared", "-fPIC", "-D_GNU_SOURCE")
 
-# Plugins, by how they come to the driver: each makes two calls when it starts.
+# Plugins, by the way in which they find the driver. Each makes two calls when it starts.
 LINKED = """
 int cuInit(unsigned), cuDriverGetVersion(int *);
 int start(void) { int version; return cuInit(0) || cuDriverGetVersion(&version); }
@@ -38,7 +38,9 @@ int main(int argc, char **argv) {
 
 
 def build(tmp_path, source, *flags):
-    """Build a plugin as its target finds it: linked to the simulated driver if it doesn't ask for it."""
+    """Build a plugin in the form that its target expects: linked to the simulated driver if it doesn't look the driver
+    up itself.
+    """
     driver = () if "dlopen" in source else (hooked.runtime() / "sim" / "libcuda.so.1",)
     return hooked.compile_c(tmp_path / "libplugin.so", source, *SHARED, *flags, *driver, prelude=False)
 

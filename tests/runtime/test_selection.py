@@ -51,7 +51,7 @@ def program(tmp_path_factory):
 
 
 def said(tmp_path, *command, options=()) -> list[str]:
-    """Return what a run with a probe says, without the line about the trace."""
+    """Return the messages of a run with a probe, without the line about the trace."""
     words = ("run", "-fo", tmp_path / "t.mp", "--device", "sim", "-p", "block_sched", *options, "--", *command)
     env = os.environ | {"XDG_CACHE_HOME": probing.kept(), "GPT_SIM_RUN": "all"}
     done = subprocess.run(hooked.command(*words, quiet=False), stderr=subprocess.PIPE, text=True, check=False, env=env)
@@ -173,12 +173,12 @@ def test_nothing_is_blamed_for_a_process_that_was_killed(tmp_path, program):
 )
 @pytest.mark.parametrize("output", first("-", "|cat >/dev/null", "t.mp"))
 def test_live_streams_say_it_and_options_add_up(tmp_path, program, output, options, expected):
-    """With two -k, only the last one counted, and a stream had no message about either."""
+    """With two -k options, only the last one used to count, and a stream had no message about either."""
     words = ("run", "-o", output, "--device", "sim", "-p", "block_sched", *options, "--")
     env = os.environ | {"XDG_CACHE_HOME": probing.kept(), "GPT_SIM_RUN": "all"}
     line = [*hooked.command(*words, quiet=False), program, program.with_name("few.ptx"), "foo", "bar"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path) as process:
-        _, err = process.communicate(timeout=120)  # until the helper has ended too
+        _, err = process.communicate(timeout=120)  # waits until the helper has ended, too
     lines = [line.removeprefix("gpt-hook: ") for line in err.decode().splitlines()]
     assert [line for line in lines if line.startswith("warning")] == expected
     assert process.returncode == 3

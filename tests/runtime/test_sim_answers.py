@@ -1,4 +1,4 @@
-"""Make wrong calls, and some that are nearly wrong: the answers match an H200's (driver 580.159)."""
+"""Make wrong calls, and some that are almost right: the status codes match an H200's (driver 580.159)."""
 
 import pytest
 

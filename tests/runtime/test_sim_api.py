@@ -110,7 +110,7 @@ def test_multiprocessing_by_fork_is_refused():
     assert ask(code)[0] == [[3, 3, 3]]
 
 
-# Calls that lack a place for their result: an H200 answers 1 to them, or crashes (the last four).
+# Calls without a place for their result: an H200 returns 1, or crashes (the last four).
 NULL_RESULTS = """
 cuCtxGetApiVersion(context, N) cuCtxGetCurrent(N) cuCtxGetDevice(N) cuCtxGetDevice_v2(N, context) cuCtxGetFlags(N)
 cuCtxGetId(context, N) cuCtxGetLimit(N, 0) cuDeviceGet(N, 0) cuDeviceGetAttribute(N, 10, 0) cuDeviceGetCount(N)
@@ -206,7 +206,7 @@ def test_names_and_meanings_of_all_errors():
     runtime = ctypes.CDLL(str(library))
     runtime.cudaGetErrorString.restype = ctypes.c_char_p
     for status, text in answers[1::2]:
-        if status not in (202, 916):  # the runtime does not have them
+        if status not in (202, 916):  # the runtime doesn't have these codes
             assert text == runtime.cudaGetErrorString(status).decode()
 
 
@@ -373,7 +373,7 @@ def test_ptx_that_is_linked(play):
     assert "own$0 = 1" in text and "own$1 = 2" in text and "[own$0]" in text and "[own$1]" in text
 
 
-# What host functions and callbacks may call, as an H200 (driver 580.159) answers: the calls and their results.
+# What host functions and callbacks may call, with the status codes of an H200 (driver 580.159).
 IN_CALLBACKS = """
 800 cuMemAlloc_v2(room, ONE) 800 cuCtxSynchronize() 800 cuCtxGetCurrent(room) 800 cuCtxSetCurrent(context)
 800 cuDeviceGetAttribute(room, 16, 0) 800 cuPointerGetAttribute(room, 2, memory) 800 cuDeviceGetCount(room)

@@ -54,15 +54,15 @@ def test_ptx_runs_and_its_code_is_kept(sim_play, tmp_path):
     assert done.stdout == "62 of it:  2.50%\n63 of it:  2.50%\n" * 4
     kept = tmp_path / "cache" / "gpt" / "sim"
     names = sorted(path.name for path in kept.iterdir())
-    assert len(names) == 6  # two texts, with an outline each; one was checked, and one was compressed
+    assert len(names) == 6  # two texts with one outline each; one was checked, and one was compressed
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept.iterdir())
-    found = sim_play(script, *files, PATH="/nowhere", CC=os.environ.get("CC", ""))  # nothing is made
+    found = sim_play(script, *files, PATH="/nowhere", CC=os.environ.get("CC", ""))  # nothing can be compiled
     assert (found.returncode, found.stdout) == (0, done.stdout), found.stderr
     for torn in map(kept.joinpath, names):
         whole = torn.read_bytes()
         torn.write_bytes(whole[:-1])
         assert sim_play(script, *files).returncode == 0
-        assert len(torn.read_bytes()) == len(whole)  # made anew
+        assert len(torn.read_bytes()) == len(whole)  # built again
     assert sorted(path.name for path in kept.iterdir()) == names
 
 
@@ -157,7 +157,7 @@ def test_the_hook_watches_what_runs(sim_play, tmp_path):
     done = sim_play(script, tmp_path / "code.ptx", command=hooked.command("run", "-o", trace, "--device", "sim", "--"))
     assert (done.returncode, done.stderr) == (0, "")
     assert hooked.Trace(trace).launches == {"other": 1}
-    assert not list(tmp_path.glob("t.mp.*"))  # the stages were not watched
+    assert not list(tmp_path.glob("t.mp.*"))  # the stages weren't traced
 
 
 def test_relocatable_code_is_linked(sim_play, tmp_path):
@@ -169,7 +169,7 @@ def test_relocatable_code_is_linked(sim_play, tmp_path):
         ".visible .global .b32 value = 7;\n",
     ]
     files = [tmp_path / name for name in ("linked", "one", "two")]
-    files[0].write_bytes(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0))  # nothing for the device
+    files[0].write_bytes(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0))  # no code for the device
     for file, text in zip(files[1:], texts, strict=True):
         file.write_bytes(cuda.fatbin([("sm_70", "ptx", (head + text).encode())], "zstd", ["-c"]))
     script = """
@@ -254,7 +254,7 @@ def test_clusters_of_several_blocks_are_refused(sim_play, tmp_path):
 
 
 def test_grids_synchronize_by_the_device_runtime(sim_play, tmp_path):
-    """In each round every block adds one, and sees the sum of all others from the round before."""
+    """In each round, every block adds one, and sees the sum of all other blocks from the previous round."""
     text = """.version 7.0\n.target sm_70\n.address_size 64
     .extern .func (.param .b64 z) cudaCGGetIntrinsicHandle(.param .b32 scope);
     .extern .func (.param .b32 z) cudaCGSynchronize(.param .b64 handle, .param .b32 flags);

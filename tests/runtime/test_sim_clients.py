@@ -1,4 +1,4 @@
-"""Other people's programs on the simulated device: cuda.core, tinygrad, numba-cuda and Triton from PyPI."""
+"""Third-party programs on the simulated device: cuda.core, tinygrad, numba-cuda and Triton from PyPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runtime import hooked
 TINYGRAD = ("tinygrad==0.14.0",)
 BINDINGS = ("cuda-bindings==13.5.0", "cuda-core==1.2.2")
 NUMBA = (*BINDINGS, "numba==0.68.1", "numba-cuda==0.30.4")
-STOCK = ("numba-cuda[cu13]==0.30.4", "cuda-toolkit==13.5.0")  # as PyPI has it, with nvjitlink
+STOCK = ("numba-cuda[cu13]==0.30.4", "cuda-toolkit==13.5.0")  # the version on PyPI, with nvjitlink
 TRITON = ("triton==3.9.0",)
 PROLOGUE = """
 import site, sys
@@ -52,7 +52,7 @@ def install(packages: tuple[str, ...]) -> Path:
 
 @pytest.fixture
 def play(tmp_path):
-    """Run a script with packages, which must exit with 0. With probes it runs once more, and must compute the same."""
+    """Run a script with packages; it must exit with 0. With probes it runs again, and must compute the same."""
 
     def run(packages: tuple[str, ...], script: str, probes: bool = False, **env: str) -> None:
         folder = install(packages)
@@ -218,7 +218,7 @@ def test_numba_cuda(play, probes):
 
 @pytest.mark.full
 def test_numba_cuda_as_pypi_has_it_says_what_to_do(tmp_path):
-    """It runs in an environment of its own, where nvjitlink is found."""
+    """It runs in its own environment, where nvjitlink can be found."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [python, "-m", "pip"]

@@ -1,4 +1,4 @@
-"""Queries about a kernel are answered from the declarations in its PTX; no code is made for that."""
+"""Queries about a kernel are answered from the declarations in its PTX; no code is generated for that."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ PTX = """
 .visible .entry dynamics() { .reg .u64 %r; mov.u64 %r, dynamic; ret; }
 .visible .entry much() { .shared .b8 own[40000]; .reg .u64 %r; mov.u64 %r, own; ret; }
 """
-# Threads, shared and local bytes, dynamic shared bytes at most; blocks of 32 threads on a multiprocessor.
+# Threads, shared and local bytes, maximum dynamic shared bytes; blocks of 32 threads per multiprocessor.
 EXPECTED = {
     "calls": [128, 51, 11, 49101, 32],
     "by_table": [1024, 135, 40, 49017, 32],
@@ -89,7 +89,7 @@ def play(tmp_path, script, *args, **env):
 
 
 def write(path, ptx):
-    """Write a fatbin, as PTX alone is checked when it's loaded."""
+    """Write a fatbin, because PTX outside of one is checked when it's loaded."""
     path.write_bytes(cuda.fatbin([("sm_70", "ptx", (HEAD + ptx).encode())], "none"))
 
 
@@ -112,7 +112,7 @@ def test_attributes_need_no_compiler(tmp_path):
 
 
 def test_a_thousand_kernels_are_asked_about_at_once(tmp_path):
-    """The program compiles none of them, which would take half an hour."""
+    """The program compiles none of these kernels, which would take half an hour."""
     one = ".visible .entry kernel{}() {{ .shared .b8 own[{}]; .reg .u64 %r; mov.u64 %r, own; ret; }}\n"
     write(tmp_path / "code.fatbin", "".join(one.format(n, n + 1) for n in range(1000)))
     script = """

@@ -212,7 +212,7 @@ def test_asynchronous_stores_need_clusters(play_kernels):
 
 
 def test_memory_that_runs_out_before_the_first_thread():
-    """There is too little for a stack: the launch fails, and the process doesn't."""
+    """There's too little memory for a stack: the launch fails, but the process doesn't."""
     code = """
     import resource
     context, module, kernel, memory, size = c.c_void_p(), c.c_void_p(), c.c_void_p(), c.c_uint64(), c.c_size_t(64)

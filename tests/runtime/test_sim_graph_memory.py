@@ -1,4 +1,6 @@
-"""Memory allocated by graphs, and the simulated device's memory counts, equal to an H200's answers (driver 580)."""
+"""Memory allocated by graphs, and the simulated device's memory counts: status codes and counts match an H200's (driver
+580).
+"""
 
 from textwrap import dedent
 

@@ -77,7 +77,7 @@ def test_kernel_nodes_keep_their_arguments(play):
         OK(D(cuGraphGetNodes)(clone, nodes, &count));
         assert(count == 1 && !nodes[1]);
         OK(D(cuGraphKernelNodeGetParams_v2)(nodes[0], &found));
-        assert(!found.kernelParams && !found.extra); // as CUDA has it
+        assert(!found.kernelParams && !found.extra); // like CUDA
         OK(D(cuGraphInstantiateWithFlags)(&exec, clone, 0ull));
         OK(D(cuGraphDestroy)(clone));
         OK(D(cuGraphLaunch)(exec, stream));

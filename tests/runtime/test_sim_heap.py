@@ -1,4 +1,4 @@
-"""malloc of device code: many at once, its limit, and misuse of its memory."""
+"""malloc in device code: many allocations at once, the limit, and misuse of the memory."""
 
 import os
 import subprocess
@@ -100,7 +100,7 @@ def play(code):
 
 @pytest.mark.full
 def test_many_live_at_once(play):
-    """There are a million. If each call looked through all of them, this wouldn't end."""
+    """There are a million allocations. If each call examined all of them, this wouldn't end."""
     script = """
     ok(cu.cuCtxSetLimit(2, c_size_t(1 << 24)))
     ok(run("hold", 1000, 10, 100))
@@ -142,7 +142,7 @@ def test_the_limit_counts_what_is_there(play):
     ],
 )
 def test_what_goes_wrong_with_it_is_found(play, size, before, last, end):
-    """Each error has its own process, as a fault is the last thing that the device does for it."""
+    """Each error has its own process, because a fault is the last thing that the device does for a process."""
     calls = "\n".join(f"ok(run{call})" for call in (("keep", size), *before))
     done = play(f"{calls}\nassert run{last} == 700\n")
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ GOOD += "    st.global.u32 [%d], 7;\n    ret;\n}\n"
 BAD = ".visible .entry bad()\n{\n    .reg .b32 %r<2>;\n    frob.b32 %r1, 5;\n    ret;\n}\n"
 FAULT = "line 7: not supported: 'frob.b32 %r1, 5;'"
 
-# Every way to load PTX, with buffers for both logs. Gives the status, and their contents.
+# Load PTX in every way, with buffers for both logs. Return the status, and the logs' contents.
 LOADS = """
 import ctypes
 
@@ -54,7 +54,7 @@ def check(text, status, log):
 
 @pytest.fixture
 def check(sim_play, tmp_path):
-    """Load a text in every way; the status and the log of errors must be these."""
+    """Load a text in every way; the status and the error log must be these."""
 
     def run(text, status, log, **env):
         done = sim_play(f"{LOADS}\ncheck({text.encode()!r} + bytes(1), {status}, {log!r})", tmp_path / "x.ptx", **env)
@@ -94,7 +94,7 @@ def test_a_target_that_the_device_has_not(check, target, arch, runs):
 
 @pytest.mark.full
 def test_a_function_that_is_not_there(check):
-    """An example is cudaGraphSetConditional, which CUDA has in a library."""
+    """An example is cudaGraphSetConditional, which CUDA provides in a library."""
     text = ".extern .func set(.param .b64 handle);\n.visible .entry k()\n{\n    .param .b64 a;\n    call set, (a);\n}\n"
     check(
         HEAD.format("7.0", "sm_70") + text,
@@ -138,7 +138,7 @@ def test_what_was_loaded_needs_no_stage_again(sim_play, tmp_path):
     for does, count, env in [("load", 4, {}), ("launch", 5, {}), ("launch", 5, {"PATH": "/nowhere"})]:
         done = sim_play(script, does, tmp_path / "one.ptx", tmp_path / "two.ptx", **env)
         assert (done.returncode, done.stderr) == (0, "")
-        assert len(list(kept.iterdir())) == count  # two outlines, a kernel and a check; and a kernel of the second text
+        assert len(list(kept.iterdir())) == count  # two outlines, a kernel, a check, and a kernel of the second text
 
 
 def test_fatbins_are_loaded_lazily(sim_play, tmp_path):

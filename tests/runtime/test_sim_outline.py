@@ -38,7 +38,9 @@ EXPECTED = {"good": b"\1\0\0\0"}
 
 @pytest.fixture
 def load(tmp_path):
-    """Load PTX on a device whose gpt-asm gives this answer; return status, and numbers of kernels and variables."""
+    """Load PTX on a device whose gpt-asm gives this answer; return the status, and the numbers of kernels and
+    variables.
+    """
 
     def run(answer: bytes) -> tuple[int, int, dict[str, bytes]]:
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
@@ -101,6 +103,6 @@ def test_a_module_that_makes_no_sense(load, key, value, kernels, variables):
 
 
 def test_a_record_that_says_more_than_there_is(load):
-    """It claims an array of four billion kernels, and has none."""
+    """The record claims an array of four billion kernels, and has none."""
     whole = msgpack.packb({"kind": "outline", "kernels": []})
     assert load(whole[:-1] + b"\xdd\xff\xff\xff\xff")[0] != 0

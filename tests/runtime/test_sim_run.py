@@ -295,7 +295,7 @@ def test_a_graph_that_goes_while_it_is_launched(play_kernels):
 
 
 def test_a_capture_that_begins_while_a_graph_waits_for_room(play_kernels):
-    """The launch fails, as other work in the stream would, and leaves no node without a graph."""
+    """The launch fails, as other work in the stream would, and no node is left without a graph."""
     script = """
     import threading, time
     memory, stream, graph, exec_, captured = Memory(1), c_void_p(), c_void_p(), c_void_p(), c_void_p()

@@ -1,4 +1,4 @@
-"""Streams of the simulated device: work is done later, in order, and outlives what issued it."""
+"""Streams of the simulated device: work is done later, in order, and outlives the thread or stream that issued it."""
 
 from tests.runtime.hooked import PROGRAMS
 from tests.runtime.simulated import GATES

@@ -1,4 +1,6 @@
-"""The simulated device under many threads that use most of it at once, and resources that launched graphs keep."""
+"""The simulated device under many threads that use most of its features at once, and resources that launched graphs
+keep.
+"""
 
 import pytest
 

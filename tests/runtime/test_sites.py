@@ -1,4 +1,4 @@
-"""--stacks: callers, and the walking of stacks."""
+"""--stacks: callers, and how stacks are walked."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ int main(void) {
 
 
 def test_odd_stacks_do_no_harm(tmp_path):
-    """There are stacks of threads, fibers and signals, of code without tables, and with wrong tables."""
+    """Stacks of threads, fibers and signal handlers, of code without unwind tables, and with wrong tables."""
     found = walked(tmp_path, ODD, "-O1", "-rdynamic", "-Wl,-z,execstack")
     functions = [functions for _, functions in found]
     assert len(functions) == 8 + 3 + 8
@@ -225,7 +225,7 @@ int main(void) {
 
 
 def test_python(tmp_path):
-    """An interpreter's own functions are seen, not the program's."""
+    """The interpreter's own functions are recorded, not the program's."""
     code = "from tests.runtime.driving import *\nbegin()\nMemory(5)"
     done = hooked.run(
         tmp_path / "t.mp", sys.executable, "-c", code, options=("--stacks", "cuMemAlloc"), cwd=hooked.ROOT

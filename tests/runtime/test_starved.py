@@ -1,4 +1,4 @@
-"""When one allocation fails, nothing crashes, no result is wrong, and every loss is reported."""
+"""If one allocation fails, nothing crashes, no result is wrong, and every loss is reported."""
 
 import os
 import re
@@ -56,20 +56,20 @@ def play(program, env):
 
 
 def test_the_simulated_device_refuses_or_is_right(program, starving):
-    play(program, environment(starving, "libcuda.so", 10**6))  # afterwards the code is in the cache
+    play(program, environment(starving, "libcuda.so", 10**6))  # after this, the code is in the cache
     full = play(program, environment(starving, "libcuda.so", 10**6, STARVE_SAY="1"))
     count = int(re.search(r"allocations: (\d+)", full.stderr)[1])
     assert full.stdout == "right\n" and count > 50
     for number in range(count):
         done = play(program, environment(starving, "libcuda.so", number))
-        refused = re.search(r"^(cu|D\(cu).*: \d+$", done.stderr, re.M)  # a call that had another status than 0
+        refused = re.search(r"^(cu|D\(cu).*: \d+$", done.stderr, re.M)  # a call whose status wasn't 0
         assert done.stdout == "right\n" or refused, (number, done)
 
 
 def shape(path):
-    """Count what a trace holds, without what depends on time."""
+    """Count the contents of a trace, without data that depends on time."""
     found = {}
-    with open(path, "rb") as file, suppress(MalformedError):  # it may end early, even before its header
+    with open(path, "rb") as file, suppress(MalformedError):  # the trace may end early, even before its header
         for record in wire.read_records(file, "trace"):
             count = len(record["rows"]) // record["stride"] if "rows" in record else 1
             found[record["kind"]] = found.get(record["kind"], 0) + count
@@ -84,7 +84,7 @@ def test_the_hook_says_what_it_loses(program, starving, tmp_path):
 
     run(10**6)
     full = run(10**6, STARVE_SAY="1")
-    count = max(map(int, re.findall(r"allocations: (\d+)", full.stderr)))  # gpt-hook says so too
+    count = max(map(int, re.findall(r"allocations: (\d+)", full.stderr)))  # gpt-hook prints this, too
     whole = shape(tmp_path / "t.mp")
     assert full.stdout == "right\n" and count > 50 and whole["probed"] == 3
     for number in range(count):

@@ -8,7 +8,7 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.hooked import SHARED, Trace
 
-# A driver of functions that the hook has never heard of.
+# A driver with functions that the hook has never heard of.
 ODD_DRIVER = r"""
 #include <errno.h>
 #include <setjmp.h>
@@ -138,7 +138,7 @@ def test_longjmp_out_of_a_call(tmp_path, odd, caller):
     """.replace("CALLER", caller)
     trace = hooked.traced(tmp_path, source, device="real")
     assert trace.names == {caller: 20000, "cuOddErrno": 20000}
-    # The calls that were left are there, and say that they did not return.
+    # The calls that were left by a jump are there, marked as not having returned.
     assert {(c["name"], bool(c["duration"])) for c in trace.calls} == {(caller, False), ("cuOddErrno", True)}
 
 
@@ -158,7 +158,7 @@ def test_exception_through_a_call(tmp_path, odd, caller):
         return caught != 1000;
     }
     """.replace("CALLER", caller)
-    # The driver must be able to unwind: C, built so.
+    # The driver must be able to unwind, so it's C code compiled for that.
     hooked.compile_c(
         odd / "libcuda.so.1", ODD_DRIVER, *SHARED, "-fexceptions", "-Wl,-soname,libcuda.so.1", prelude=False
     )

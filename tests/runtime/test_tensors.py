@@ -72,7 +72,9 @@ print("done")
 
 
 def test_calls_find_the_tensors_that_they_used(tmp_path):
-    """Tensors are in reused memory. Calls by ctypes aren't seen: `made` gets its name when the function returns."""
+    """Tensors are in reused memory. Calls through ctypes can't be observed, so `made` gets its name when the function
+    returns.
+    """
     source = """
 begin()
 def make(n):
@@ -180,6 +182,6 @@ assert not gpt.tensors._known[id(x)].names  # it is recorded the next time
 def test_live_streams(tmp_path):
     source = "begin()\nx = Tensor(3)\ngpt.tensors.record(x=x)"
     line = hooked.command("run", "-o", "-", "--device", "sim", "--", sys.executable, "-c", PRELUDE + source)
-    out = tmp_path / "live.mp"  # its helper may write after the program has ended: up to the end of a pipe
+    out = tmp_path / "live.mp"  # the helper may write after the program has ended, so read a pipe to its end
     out.write_bytes(subprocess.run(line, stdout=subprocess.PIPE, cwd=hooked.ROOT, check=True, timeout=100).stdout)
     assert [record["name"] for record in Trace(out).of("tensor")] == ["x"]

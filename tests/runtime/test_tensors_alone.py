@@ -42,7 +42,7 @@ assert not hasattr(sys.modules["gpt"], "__version__")
 
 
 def find_pythons():
-    """Yield one Python of each version, of PATH or pyenv; they have no GPT."""
+    """Yield one Python of each version on PATH or in pyenv; they have no GPT."""
     places = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep) if ".venv" not in folder]
     places += (Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions").glob("*/bin")
     for minor in range(8, 16):
@@ -51,7 +51,7 @@ def find_pythons():
 
 
 def play(folder, source, *words, python=None, options=("--tensors",), env=()):
-    """Run a program in a Python without GPT; the tests' own Python is used without its site-packages."""
+    """Run a program in a Python without GPT; the tests' own Python is run without its site-packages."""
     (folder / "program").mkdir(exist_ok=True)
     (folder / "program" / "main.py").write_text(source)
     plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
@@ -81,7 +81,7 @@ def test_only_if_asked_for(tmp_path):
 
 
 def test_what_was_on_the_path_stays(tmp_path):
-    """sitecustomize, of which a program has one, runs as before, too."""
+    """A program can have only one sitecustomize; the existing one still runs."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("import sys; sys.mine = True")
     source = "import os, sys, gpt.tensors; assert sys.mine; print(os.environ['PYTHONPATH'])"
@@ -92,7 +92,7 @@ def test_what_was_on_the_path_stays(tmp_path):
     files = {str(path.relative_to(first)) for path in Path(first).rglob("*.py")}
     assert files == {"gpt/tensors/__init__.py", "gpt/tensors/types.py"}
     done = play(tmp_path, "import os; print(os.environ['PYTHONPATH'])", env={"PYTHONPATH": ""})
-    assert done.stdout.strip() == first  # an empty folder at its end would be the current one
+    assert done.stdout.strip() == first  # an empty entry at its end would stand for the current folder
 
 
 @pytest.mark.parametrize("file", ["gpt.py", "gpt/__init__.py"])
@@ -106,7 +106,7 @@ def test_a_gpt_of_the_programs_own_is_what_it_imports(tmp_path, file, place):
 
 
 def test_children(tmp_path):
-    """A child in Python has it too. A stage that the program runs has all of GPT."""
+    """A child process in Python has it, too. A stage that the program runs has all of GPT."""
     source = "import subprocess, sys; sys.exit(any([subprocess.call(sys.argv[1:3]), subprocess.call(sys.argv[3:])]))"
     (tmp_path / "child.py").write_text("import gpt.tensors; print(gpt.tensors.__name__)")
     words = [os.path.realpath(sys.executable), tmp_path / "child.py", "gpt-extract", "--version"]

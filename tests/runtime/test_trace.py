@@ -33,7 +33,9 @@ def test_a_whole_trace(tmp_path):
 
 
 def test_time_stamps_are_those_of_the_clock(tmp_path):
-    """They are compared with the program's own reading of CLOCK_MONOTONIC, however long it waited between two calls."""
+    """Times are compared with the program's own readings of CLOCK_MONOTONIC, however long it waited
+    between two calls.
+    """
     source = r"""
     #include <time.h>
     static double now(void) {
@@ -68,7 +70,7 @@ def test_time_stamps_are_those_of_the_clock(tmp_path):
 
 def test_file_is_small_enough_a_call(tmp_path):
     hooked.traced(tmp_path, LOOP, args=["200000"])
-    assert (tmp_path / "t.mp").stat().st_size / 200000 < 75  # all are launches, the largest rows
+    assert (tmp_path / "t.mp").stat().st_size / 200000 < 75  # all rows are launches, which are the largest
 
 
 def test_exit_status_is_passed_on_and_recorded(tmp_path):
@@ -168,12 +170,12 @@ def test_kill_under_load_loses_nothing(tmp_path, rounds, threads):
             finally:
                 process.kill()
         done = made()
-        trace = Trace(out)  # raises where a record is torn
+        trace = Trace(out)  # raises an exception if a record is truncated
         launches = [call for call in trace.calls if call["name"] == "cuLaunchKernel" and call["duration"]]
         by_thread = {}
         for call in launches:
             by_thread[call["thread"]] = by_thread.get(call["thread"], 0) + 1
-        # A thread was killed after its call was recorded and before it counted it, or it counted it.
+        # A thread was killed after its call was recorded, either before or after it had counted the call.
         assert sum(done) <= len(launches) <= sum(done) + threads
         assert sorted(by_thread.values()) == [pytest.approx(n, abs=1) for n in sorted(done)]
         out.unlink()
@@ -235,6 +237,6 @@ def test_file_that_is_exchanged_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--jit", "cat")])
 def test_a_program_without_driver_leaves_no_trace(tmp_path, options):
-    """The processes that it starts don't leave any either."""
+    """The processes that it starts don't leave any files, either."""
     assert hooked.run(tmp_path / "t.mp", "sh", "-c", "/bin/true; /bin/true", options=options).returncode == 0
     assert not os.listdir(tmp_path)

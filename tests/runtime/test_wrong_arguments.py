@@ -34,7 +34,7 @@ def graph_program(tmp_path_factory):
 
 @cache
 def left_out(program, seed):
-    """Return the calls that crash the bare program, as its argument, and what the others return."""
+    """Return the calls that crash the plain program, in the form of its argument, and the results of the others."""
     found, env = ",", os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
     for _ in range(CALLS):
         done = subprocess.run([program, seed, found], env=env, capture_output=True, text=True, timeout=60, check=False)

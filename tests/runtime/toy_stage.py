@@ -1,7 +1,8 @@
-"""A stage for machine code, for use in gpt-hook's pipeline: `python toy_stage.py`.
+"""A stage for machine code, for gpt-hook's pipeline: `python toy_stage.py`.
 
-It replaces an element with the bytes of a cubin by the same cubin with one more parameter for the address of a map, to
-which nothing is saved. Kernels called `other` are refused. gpt-probe(5), BACK ENDS, says what such a stage gets.
+It replaces an element that contains a cubin by the same cubin with one more parameter, for the address of a map to
+which nothing is saved. Kernels called `other` are refused. gpt-probe(5), BACK ENDS, describes the input of such a
+stage.
 """
 
 from __future__ import annotations

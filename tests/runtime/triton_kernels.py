@@ -1,4 +1,6 @@
-"""Kernels in Triton, compiled for sm_80 without a GPU, on the simulated device, compared with numpy: a script."""
+"""Triton kernels, compiled for sm_80 without a GPU and run on the simulated device, compared with numpy. This is a
+script.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ random = np.random.default_rng(1)
 
 @triton.jit
 def product(a, b, c, m, n, k, size_m: tl.constexpr, size_n: tl.constexpr, size_k: tl.constexpr):
-    """Compute c = a b in complete tiles, except for the last ones."""
+    """Compute c = a b in tiles, of which the last ones are incomplete."""
     rows = tl.program_id(0) * size_m + tl.arange(0, size_m)
     columns = tl.program_id(1) * size_n + tl.arange(0, size_n)
     inner = tl.arange(0, size_k)
@@ -54,7 +56,7 @@ def normalize(to, of, weights, biases, count, size: tl.constexpr):
 
 @triton.jit
 def attention(q, k, v, to, scale, count, rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr):
-    """Attend to the rows before each one, with a running maximum."""
+    """Compute attention to all earlier rows, with a running maximum."""
     head = tl.program_id(1) * count * width
     at, inner = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
     x = tl.load(q + head + at[:, None] * width + inner[None, :])
@@ -104,7 +106,7 @@ def run(kernel, grid: tuple[int, ...], arguments: list, **constants: int) -> Non
     shared, threads = made.metadata.shared, 32 * made.metadata.num_warps
     entry = function(module, made.metadata.name)
     ok(cu.cuFuncSetAttribute(entry, 8, shared))
-    ok(launch(entry, grid, threads, *values, 0, 0, shared=shared))  # and none of the buffers of Triton itself
+    ok(launch(entry, grid, threads, *values, 0, 0, shared=shared))  # without Triton's own buffers
     ok(synchronize())
 
 

@@ -11,7 +11,7 @@
 static struct turn first, second, third;
 static _Atomic int state;
 
-static void handle(int signal) { // in the middle of a call for the first graph
+static void handle(int signal) { // runs in the middle of a call for the first graph
     (void)signal;
     struct turn own, other;
     assert(!hook_begin_turn(&own, 1));
@@ -20,7 +20,7 @@ static void handle(int signal) { // in the middle of a call for the first graph
 }
 
 static void *work(void *unused) {
-    assert(hook_begin_turn(&second, 2)); // another graph is another turn
+    assert(hook_begin_turn(&second, 2)); // another graph has its own lock
     hook_end_turn(&second);
     state = 1;
     assert(hook_begin_turn(&third, 1));

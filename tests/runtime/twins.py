@@ -1,11 +1,12 @@
-"""Programs whose kernels are machine code, run on the simulated device: each cubin has a twin in PTX that runs for it.
+"""Programs whose kernels are machine code, run on the simulated device: each cubin has a twin in PTX that runs in its
+place.
 
-A `Folder` makes a cubin of PTX, which is then its twin. `python -m tests.runtime.twins` is a stage for the end of
-gpt-hook's pipeline: it weaves the twin of a cubin that gpt-sass-probe wove with the same probes, or gets it from what
-gpt-asm assembled. Both weavers have to add the same parameters and maps. The folder's launcher is a gpt-hook that finds
-a gpt-sass-probe beside it with that stage behind it; all else is the checkout's.
+A `Folder` makes a cubin from PTX, which becomes its twin. `python -m tests.runtime.twins` is a stage for the end of
+gpt-hook's pipeline. If gpt-sass-probe wove probes into a cubin, the stage weaves the same probes into its twin, or gets
+the twin from what gpt-asm assembled. Both weavers must add the same parameters and maps. The folder's launcher is a
+gpt-hook that finds a gpt-sass-probe next to it, followed by that stage; everything else is from the checkout.
 
-gpt-sim(7), GPT_SIM_TWINS, says how a twin is found.
+gpt-sim(7), GPT_SIM_TWINS, describes how a twin is found.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def assemble(folder: Path, ptx: Path, arch: str = "sm_90") -> Path:
         cuda.run("ptxas", f"-arch={arch}", ptx, "-o", made)
         cubin = made.read_bytes()
         kernels = {symbol["name"] for symbol in parse_cubin(cubin).kernels}
-        for one in (cubin, *(drop_kernels(cubin, kernels - {name}) for name in kernels)):  # as gpt-sass-probe cuts it
+        # Cut in the same way as by gpt-sass-probe.
+        for one in (cubin, *(drop_kernels(cubin, kernels - {name}) for name in kernels)):
             write(folder, one, text)
         made.rename(out)
     return out
@@ -82,7 +84,7 @@ class Folder:
         self.launcher = make_launcher(path / "launcher")
 
     def replace(self, word: str | Path) -> str | Path:
-        """Return the cubin for a file of PTX, and other words as they are."""
+        """Return the cubin for a file of PTX, and other words unchanged."""
         return assemble(self.path, word) if isinstance(word, Path) and word.suffix == ".ptx" else word
 
 
@@ -147,7 +149,7 @@ class Twins:
             if ours != theirs:
                 raise GptError(f"{key} {ours}, and in its twin {theirs}", name)
         maps = [make_map(one["id"], placed) for one, placed in zip(self._maps, woven.maps, strict=True)]
-        maps = [{key: value for key, value in one.items() if key != "room"} for one in maps]  # machine code has none
+        maps = [{key: value for key, value in one.items() if key != "room"} for one in maps]  # machine code has no room
         if maps != self._maps:
             raise GptError(f"maps {self._maps}, and in its twin {maps}", name)
         start, _ = find_addresses(cubin)

@@ -1,6 +1,6 @@
-// Calls of all kinds with arguments drawn from good and wrong ones, the same for the same seed. It says what
-// each call returned, -1 for a crash, and goes on; calls that are named in the second argument are left
-// out.
+// Calls of all kinds with arguments drawn at random from good and wrong ones, the same for the same seed. It
+// prints what each call returned, or -1 for a crash, and continues. Calls named in the second argument are
+// left out.
 
 #include <setjmp.h>
 #include <signal.h>
@@ -45,7 +45,7 @@ static const struct {
     int kinds[11]; // a good argument, or -1 - N for the number N
 } calls[] = {
 #define N(n) (-1 - (n))
-#ifdef GRAPHS // none of which runs anything: the device must not see what wrong arguments made of a graph
+#ifdef GRAPHS // graphs are never run, because the device must not see what wrong arguments did to them
     {"cuGraphInstantiate_v2", 5, {GOOD_OUT, GOOD_GRAPH, GOOD_OUT, GOOD_HOST, N(0)}},
     {"cuGraphExecUpdate_v2", 3, {GOOD_EXEC, GOOD_GRAPH, GOOD_OUT}},
     {"cuGraphExecChildGraphNodeSetParams", 3, {GOOD_EXEC, GOOD_NODE, GOOD_INNER}},
@@ -90,7 +90,7 @@ static const struct {
 };
 
 static word zeros[512],
-    outs[64]; // at the same address each time: as a number an address is one more argument
+    outs[64]; // at the same address each time, because an address is an argument, too
 static word wrong(void) {
     static word hidden;
     if (!hidden)
@@ -162,7 +162,7 @@ int main(int argc, char **argv) {
             a[i] =
                 calls[which].kinds[i] < 0 ? (word)(-1 - calls[which].kinds[i]) : good[calls[which].kinds[i]];
         for (unsigned i = 0; i < many; i++) {
-            unsigned at = draw(calls[which].count); // a grid of 2^31 blocks is right, and takes its time
+            unsigned at = draw(calls[which].count); // a grid of 2^31 blocks is valid, but takes long
             a[at] = calls[which].kinds[at] < 0 ? (word[]){0, 4, -1ull}[draw(3)] : wrong();
         }
         char text[16];

@@ -1,9 +1,10 @@
-"""A few instructions as words, for tests of control flow and registers. Encodings are sm_90's.
+"""A few instructions as words, for tests of control flow and registers. Encodings are for sm_90.
 
     program("start: MOV 4", "@0 BRA start", "EXIT")
 
-A line is an optional label, an optional guard (`@!0` is negated), a name, and numbers: registers, or for jumps a label.
-Words after a comma set the control part: `w0` and `r1` barriers, `b01` what to wait for.
+A line has an optional label, an optional guard (`@!0` is negated), a name, and numbers: registers, or a label for
+jumps. Words after a comma set the control part: `w0` and `r1` are the barriers that the instruction sets, and `b01`
+says that it waits for barriers 0 and 1.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ TABLE = parse_table("""gpt-sass-table 1 sm_90
   R16 write 2
   R24 read 1
 """)
-PLACES = {  # where the numbers of a line go
+PLACES = {  # bit positions of a line's numbers
     "MOV": (16, 32),
     "LDG": (16, 24),
     "STG": (24, 32),

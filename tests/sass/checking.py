@@ -1,4 +1,4 @@
-"""Shared by tests of the checker: run it, and make kernels with other words."""
+"""Shared by tests of the checker: run it, and change words of kernels."""
 
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.check import Version, check
@@ -13,7 +13,7 @@ TABLE = table_of(ARCH)
 
 
 def with_words(version, words):
-    """Return a version of the kernel with other words."""
+    """Return a version of the kernel with these words."""
     kernel = version.kernel
     return Version(
         Kernel(kernel.name, Code(dump_words(words), TABLE), kernel.registers, kernel.jump_tables), version.facts
@@ -27,7 +27,7 @@ def rules(woven, new=None, declaration=None):
 
 
 def site(image, name, opcode, number=0):
-    """Return a kernel, and the place of one of its instructions with this opcode."""
+    """Return a kernel that has an instruction with this opcode, and the instruction's index."""
     kernel = read_kernel(CubinEditor(image), name, TABLE)
     return kernel, [index for index in find_places(kernel) if kernel.code[index].name == opcode][number]
 
@@ -38,6 +38,6 @@ def instruction(word):
 
 
 def stored(base, register, offset):
-    """Return a store of a register to the stack, or a load."""
+    """Return a store of a register to the stack, or a load from it."""
     word = with_bits(base, 40, 24, offset % (1 << 24))
     return instruction(word | register << (32 if base == STL else 16))

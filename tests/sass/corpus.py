@@ -1,4 +1,4 @@
-"""Woven kernels for tests: the kernels of flow.cu, with the snippets of snippets.ptx at random places."""
+"""Woven kernels for tests: the kernels of flow.cu with the snippets of snippets.ptx, at random places."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compile_kernels() -> bytes:
 
 
 def find_places(kernel: Kernel) -> list[int]:
-    """Return the instructions that have a face, are reached and can be moved."""
+    """Return the instructions that have a face, can be reached, and can be moved."""
     return [
         one.index
         for one in kernel.code
@@ -46,7 +46,7 @@ def iter_places(kernel: Kernel, source: int, ticks: bool) -> Iterator[Place]:
 
 
 def make_pool(seed: int = 1, each: int = 3) -> list[Woven]:
-    """Weave each kernel a few times, at one to four places at once. Raises FileNotFoundError without the tools."""
+    """Weave each kernel a few times, at one to four places each time. Raises FileNotFoundError without the tools."""
     image, snippets = compile_kernels(), compiled_snippets()
     rnd = random.Random(seed)
     pool = []

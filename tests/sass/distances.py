@@ -12,11 +12,11 @@ GENERAL = (1 << 255) - 1
 PREDICATES = 127 << STARTS.P
 OFTEN = 1000
 
-Distances = dict[tuple[str, str, str], tuple[int, int]]  # writer, register file and reader; cycles, and how often
+Distances = dict[tuple[str, str, str], tuple[int, int]]  # (writer, register file, reader) -> (cycles, count)
 
 
 def least_distances(kernel: Kernel, into: Distances) -> None:
-    """Add the shortest distances from writers of fixed latency to readers, and how often each pair occurs."""
+    """Add the shortest distances from fixed-latency writers to readers, and count each pair."""
     code, graph = kernel.code, kernel.graph
     for block in graph.blocks:
         pending: list[tuple[int, str, int]] = []
@@ -36,7 +36,9 @@ def least_distances(kernel: Kernel, into: Distances) -> None:
 
 
 def longest_of_shortest(distances: Distances) -> dict[str, dict[str, int]]:
-    """Return by register file and writer how long its most patient reader waits at least, of pairs that occur often."""
+    """For pairs that occur often, return the minimum distance by register file and writer, for the reader that leaves
+    the most time.
+    """
     longest: dict[str, dict[str, int]] = defaultdict(dict)
     for (writer, file, _), (least, times) in distances.items():
         if times >= OFTEN:

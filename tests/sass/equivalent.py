@@ -1,7 +1,7 @@
-"""Prove that a mutation which passes the checker does no harm.
+"""Prove that the mutations which the checker accepts do no harm.
 
-Each class of EQUIVALENT has a proof in words, and a function that says whether a mutation belongs to it. These
-functions don't use the checker: they look at the bits that were changed, and go straight through a trampoline.
+Each class in EQUIVALENT has a proof in words, and a function that decides whether a mutation belongs to it. These
+functions don't use the checker: they look at the changed bits, and walk straight through a trampoline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READ_LATE = {
 
 
 def _only_control(one: Mutation) -> tuple[int, int] | None:
-    """Return the word before and after, if one word's control part is all that was changed."""
+    """Return the word before and after, if the only change is in one word's control part."""
     old = one.woven.new.kernel.code.words
     changed = [index for index, word in enumerate(one.words) if word != old[index]]
     if len(changed) != 1 or one.facts or one.declaration != one.woven.declaration:
@@ -42,7 +42,7 @@ def _only_control(one: Mutation) -> tuple[int, int] | None:
 
 
 def _changes_only(one: Mutation, *parts: str) -> tuple[Control, Control] | None:
-    """Return the control parts before and after, if only these parts of one word differ."""
+    """Return the control parts before and after, if only these fields of one word differ."""
     words = _only_control(one)
     if words is None:
         return None
@@ -84,7 +84,9 @@ def _around(one: Mutation) -> Trampoline | None:
 
 
 def _distances_suffice(one: Mutation) -> bool:
-    """Return whether each result of fixed latency, in a straight line, is there before another part needs it."""
+    """Return whether each fixed-latency result arrives before another part of the trampoline needs it. Trampolines are
+    straight-line code.
+    """
     trampoline = _around(one)
     if trampoline is None:
         return False
@@ -96,7 +98,7 @@ def _distances_suffice(one: Mutation) -> bool:
         for reader in range(writer + 1, trampoline.end):
             passed += code.controls.stalls[reader - 1]
             used = code.masks[reader].reads | code.masks[reader].writes
-            if reader == trampoline.end - 1 and reader not in part_of:  # the way back
+            if reader == trampoline.end - 1 and reader not in part_of:  # the branch back
                 used, passed = live, passed + 10
             other = part_of.get(reader) != part_of[writer] if writer in part_of else False
             if other and any(
@@ -111,7 +113,7 @@ def _stalls_less(one: Mutation) -> bool:
 
 
 def _given_control(one: Mutation) -> bool:
-    """Return whether the changed word still stalls and waits like its snippet."""
+    """Return whether the changed word stalls and waits at least as much as in its snippet."""
     trampoline = _around(one)
     old = one.woven.new.kernel.code.words
     (at,) = [index for index, word in enumerate(one.words) if word != old[index]]
@@ -121,11 +123,11 @@ def _given_control(one: Mutation) -> bool:
         if isinstance(part, Inserted) and part.start <= at < part.start + part.length:
             given, now = control_of(part.snippet.words[at - part.start]), control_of(one.words[at])
             return now.stall >= given.stall and not given.wait & ~now.wait
-    return at == trampoline.end - 1  # the way back
+    return at == trampoline.end - 1  # the branch back
 
 
 def _waits_enough(one: Mutation) -> bool:
-    """Return whether each wait that the word dropped happened before, or concerns no register that's used here."""
+    """Return whether each wait that was removed happened earlier, or concerns no register that's used here."""
     words, trampoline = _only_control(one), _around(one)
     if words is None or trampoline is None or not _changes_only(one, "wait") or not _given_control(one):
         return False
@@ -173,7 +175,9 @@ def _declares_what_is_not_there(one: Mutation) -> bool:
 
 
 def _keeps_nothing(one: Mutation) -> bool:
-    """Return whether a snippet, except the entry's, writes registers that no longer keep values before reading them."""
+    """Return whether all snippets, except the one at the entry, write registers that are no longer persistent before
+    reading them.
+    """
     same = one.words == one.woven.new.kernel.code.words and not one.facts
     was, now = one.woven.declaration, one.declaration
     lost = pack(was.persistent) & ~pack(now.persistent)
@@ -203,7 +207,9 @@ def _names_what_is_not_there(one: Mutation) -> bool:
 
 
 def _takes_another_free_register(one: Mutation) -> bool:
-    """Return whether the other register is the probe's own, or dead and not in flight wherever the trampoline runs."""
+    """Return whether the other register belongs to the probe, or is dead and not in flight wherever the trampoline
+    runs.
+    """
     if one.registers is None or one.at is None:
         return False
     new = 1 << one.registers[1]
@@ -229,7 +235,9 @@ def _takes_another_free_register(one: Mutation) -> bool:
 
 
 def _amends_as_allowed(one: Mutation) -> bool:
-    """Return whether an amended word, moved or not, waits and stalls as before, and announces what it did or can."""
+    """Return whether an amended word, moved or not, waits and stalls as before, and sets the barriers that it did or
+    may set.
+    """
     if one.at is None or one.facts:
         return False
     parts = [part for tramp in one.declaration.trampolines for part in tramp.parts if isinstance(part, Moved)]
@@ -321,5 +329,5 @@ EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
 
 
 def explain(one: Mutation) -> str | None:
-    """Return the class of a mutation that does no harm, or None."""
+    """Return the class of a harmless mutation, or None."""
     return next((name for name, _, holds in EQUIVALENT if holds(one)), None)

@@ -1,4 +1,4 @@
-"""Say which words of much code a table doesn't explain, without an object for each: millions of words a second."""
+"""Find the words that a table doesn't explain. Words are handled as arrays, not objects: millions of words a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from gpt.sass.tables import UNKNOWN, Count, Table
 
 @dataclass
 class Explained:
-    """Counts of words by opcode: all, not in the table, and with modifiers that the table doesn't know."""
+    """Counts of words by opcode: all words, those not in the table, and those with modifiers that
+    aren't in the table.
+    """
 
     words: int = 0
     opcodes: Counter[int] = field(default_factory=Counter)
@@ -22,7 +24,7 @@ class Explained:
 
 
 def explain(table: Table, words: npt.NDArray[np.uint64], into: Explained) -> None:
-    """Add words to the counts; they are rows of two numbers, as from `gpt.sass.words.words_array`."""
+    """Add words, which are rows of two numbers, as from `gpt.sass.words.words_array`."""
     if not len(words):
         return
     into.words += len(words)
@@ -45,7 +47,7 @@ def explain(table: Table, words: npt.NDArray[np.uint64], into: Explained) -> Non
 
 
 def _values(words: npt.NDArray[np.uint64], count: Count) -> npt.NDArray[np.int64]:
-    """Return the value of a count's selectors in each word."""
+    """Return the value of an opcode's selectors in each word."""
     values = np.zeros(len(words), np.int64)
     for index, bit in enumerate(count.selectors):
         values |= (words[:, bit // 64] >> np.uint64(bit % 64) & np.uint64(1)).astype(np.int64) << index

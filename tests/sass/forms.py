@@ -1,10 +1,10 @@
-"""PTX with one kernel for each form of an instruction, and the faces that its machine code must have.
+"""PTX with one kernel for each form of an instruction, and the faces that the kernel's machine code must have.
 
     for form in FORMS: form.ptx, form.faces
     make_module()          the text of a module; the kernel of FORMS[3] is k3
 
-Values come from memory and go there, so that ptxas keeps the instruction. Its address is `%a` in global memory, `%s` in
-shared, `%l` in local.
+Values are loaded from memory and stored there, so that ptxas keeps the instruction. `%a` is an address in global
+memory, `%s` in shared, `%l` in local memory.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ BULK_REDUCTIONS = (
 
 
 class Form(NamedTuple):
-    """An instruction, faces that its kernel must have, and the statements of the kernel."""
+    """An instruction, the faces that its kernel must have, and the kernel's statements."""
 
     ptx: str
     faces: tuple[str, ...]
@@ -96,7 +96,7 @@ def _accesses() -> Iterator[Form]:
             keep = f"cvt.{type_[0]}32.{type_} %r3, %h3; {_store('b32')}" if "16" in type_ else _store(type_)
             keep = _store("b32") if "8" in type_ else keep
             face = f"ld{space}.{type_}"
-            if (space, type_) not in ((".local", "b32"), (".local", "b64")):  # forwarded from the stores
+            if (space, type_) not in ((".local", "b32"), (".local", "b64")):  # ptxas forwards the stored value instead
                 yield Form(face, (face,), f"{fill} {load}.{type_} {register}3, [{address}+8]; {keep}")
             if type_[0] != "s":
                 face = f"st{space}.{type_}"
@@ -208,7 +208,7 @@ def _group_forms(types: str, depth: int, all_columns: Iterable[int], kinds: Iter
 
 
 def _bulk() -> Iterator[Form]:
-    """Yield bulk copies: `%s` is a place in shared memory, `%r1` a barrier."""
+    """Yield bulk copies. `%s` is an address in shared memory, `%r1` a barrier."""
     hint = ".L2::cache_hint"
     into = "cp.async.bulk.shared::cluster.{}.mbarrier::complete_tx::bytes"
     back = "global.shared::cta.bulk_group"
@@ -244,7 +244,7 @@ def _bulk() -> Iterator[Form]:
 
 
 def _barriers() -> Iterator[Form]:
-    """Yield operations on mbarriers in shared memory. `old` is the state that an arrival returns."""
+    """Yield operations on mbarriers in shared memory. `old` is the state that an arrive operation returns."""
     cluster = "relaxed.cluster.shared::cluster.b64"
     for face, operands, written in (
         ("mbarrier.arrive.expect_tx.shared.b64", "%rd3, [%s], %r1", ""),

@@ -11,13 +11,13 @@ NONE = (0,) * BARRIERS
 
 
 class State(NamedTuple):
-    """What's in flight: by barrier the results, and the operands. No barrier announces `loose` and `unread`.
+    """Values in flight: the results and operands of each barrier. `loose` and `unread` have no barrier.
 
-    `guarded` are results of instructions under a guard, by the guard; `guarded_reads` are their operands. `units` are
-    results by the unit that has them.
+    `guarded` are the results of guarded instructions, by guard; `guarded_reads` are their operands. `units` are results
+    by execution unit.
 
-    `covered`: by barrier, the operands that have been read once it's down, since the queue is in order; `arrived` is
-    the same for results.
+    `covered`: for each barrier, the operands that have been read once it's cleared, because the queue is in order;
+    `arrived` is the same for results.
     """
 
     writes: tuple[int, ...] = NONE
@@ -39,12 +39,12 @@ def union(masks: tuple[int, ...]) -> int:
 
 
 def _both_only(a: tuple[int, ...], b: tuple[int, ...], in_a: int, in_b: int) -> tuple[int, ...]:
-    """Return for each guard what's in flight under it alone, on both ways."""
+    """For each guard, return what's in flight under that guard alone, whichever way the code took."""
     return tuple([(x | ~in_a) & (y | ~in_b) & (x | y) for x, y in zip(a, b, strict=True)])
 
 
 def forget_guards(state: State, written: int) -> State:
-    """Return the state after predicates were written: a guard is another condition then."""
+    """Return the state after predicates were written. The old values no longer show which instructions ran."""
     changed = {k & 7 for k in range(7) if written >> STARTS.P + k & 1}
     if not changed:
         return state

@@ -1,12 +1,12 @@
 """The checker's timing rules, applied to ptxas's own code.
 
-    gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
-        python -m tests.sass.hazards [--every N] [--jobs N] [--most WORDS] [--json FILE]
+    gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so | python -m tests.sass.hazards [--every N]
+    [--jobs N] [--most WORDS] [--json FILE]
 
-Inserted code must not read a value in flight, must not write a value that's in flight or still being read, and must
-give fixed-latency results some cycles to arrive (stalls.py). ptxas knows the hardware better, so its own code breaks
-these rules. RULES names the allowed exceptions. Any other finding is a mistake in our tables, in control flow, or in
-our model of scoreboards, or a rule that isn't known yet.
+Inserted code must not read a value that's in flight, must not write a register whose value is in flight or still to be
+read, and must allow some cycles for fixed-latency results (stalls.py). ptxas knows the hardware better, so its own code
+breaks these rules. RULES has the allowed exceptions. Any other finding is an error in our tables, in control flow, or
+in our model of scoreboards, or a rule that we don't know yet.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ RULES = {
 GENERAL = (1 << 255) - 1
 PREDICATES = 127 << STARTS.P
 AT_ONCE = {"MUFU", "POPC", "FLO", "MATCH", "F2F", "F2I", "I2F", "FRND", "FCHK", "BREV", "MOVM", "REDUX", "DMMA", "B2R"}
-UNITS = {  # by name: the unit whose results come in order
+UNITS = {  # by name: a unit whose results arrive in order
     **dict.fromkeys(("LDS", "LDSM", "ATOMS", "SHFL", "STS"), 0),
     **dict.fromkeys(("MUFU", "FCHK", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"), 1),
 }
 QUEUE = {"LDG", "STG", "LDS", "STS", "LDSM", "STSM", "SHFL", "ATOMG", "ATOMS", "ATOM", "REDG", "LDL", "STL", "LD", "ST",
          "S2R", "LDGSTS", "LDC", "QSPC", "MATCH"}  # fmt: skip
 WHOLE = PREDICATES | (1 << 16) - 1 << STARTS.B
-LATE = {"STS", "LDGSTS"}  # their results need no barrier, but their operands do
+LATE = {"STS", "LDGSTS"}  # they have no results to wait for, but operands that are read late
 
 
 class Hazards:
-    """The places of a kernel's own code where it breaks the rules."""
+    """The instructions of a kernel's own code that break the rules."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.code: Code = kernel.code
@@ -71,7 +71,7 @@ class Hazards:
         self.where: dict[tuple[str, str], int] = {}
 
     def run(self) -> None:
-        """Go round the blocks until nothing changes, then look at each instruction."""
+        """Propagate states through the blocks until nothing changes, then check each instruction."""
         arriving: list[State | None] = [None] * len(self.graph.blocks)
         arriving[0] = State()
         changed = [True, *[False] * (len(arriving) - 1)]
@@ -134,7 +134,7 @@ class Hazards:
         state = self._wait(state, code.controls.waits[index])
         opcode = code.opcodes[index]
         name = self.names[opcode]
-        if name == "DEPBAR":  # counted: what's left after it is what ptxas knows
+        if name == "DEPBAR":  # it waits for a number of operations, and only ptxas knows which are left
             return self._wait(state, 1 << (code.words[index] >> 44 & 7))
         read, written, *_ = code.masks[index]
         state = forget_guards(state, written)
@@ -224,7 +224,7 @@ class Result:
 
 
 def examine(data: bytes, every: int, most: int) -> Result:
-    """Look at one in `every` kernels of a cubin, chosen by a number made from their names."""
+    """Check one in `every` kernels of a cubin, chosen by a hash of their names."""
     result = Result()
     cubin = CubinEditor(data)
     for raw in cubin.kernels:
@@ -252,7 +252,7 @@ def examine(data: bytes, every: int, most: int) -> Result:
 
 
 def main() -> int:
-    """Look at the kernels of the stream."""
+    """Check the kernels in the stream."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)

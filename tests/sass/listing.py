@@ -1,4 +1,4 @@
-"""Read nvdisasm's listing of a cubin: registers read, written and live, for every instruction.
+"""Parse nvdisasm's listing of a cubin: registers read, written and live at every instruction.
 
 `nvdisasm -plr` prints a column for each register: `^` written, `v` read, `x` both, `:` live across.
 """
@@ -25,7 +25,7 @@ _INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s+/\* 0x")
 
 
 class Row(NamedTuple):
-    """An instruction. `live` are the registers whose values before it are still read, by itself or later."""
+    """An instruction. `live` are the registers whose values before it are read later, or by the instruction itself."""
 
     offset: int
     text: str
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 def list_cubin(nvdisasm: str, cubin: Path) -> dict[str, list[Row]]:
-    """List every section of code of a cubin, by the name of its kernel."""
+    """List every code section of a cubin, by kernel name."""
     command = [nvdisasm, "-plr", "-lrm", "narrow", "-c", "-hex"]
 
     def disassemble() -> bytes:
@@ -83,7 +83,9 @@ def _read_marks(line: str, columns: list[tuple[str, int]]) -> tuple[Registers, R
 
 
 def listed_code(words: list[int], rows: list[Row]) -> Code:
-    """Return code whose instructions have nvdisasm's effects, so that only control flow and liveness are tested."""
+    """Return code whose instructions have the effects that nvdisasm lists, so that only control flow and liveness are
+    tested.
+    """
     table = Table(arch_of("sm_90"), "nvdisasm", {})
     for word, row in zip(words, rows, strict=True):
         name = re.split(r"[. ]", re.sub(r"^@!?U?P\w+ ", "", row.text))[0]

@@ -2,9 +2,9 @@
 
     python -m tests.sass.liveness --minutes 10 FOLDER
 
-takes kernels of the cubins in a folder at random and prints a table. `nvdisasm -plr` needs about a second for 2,000
-instructions, so it's given as many kernels as the time allows. Where the two differ, the same liveness is computed
-again the way that nvdisasm seems to see it:
+This takes random kernels from the cubins in a folder and prints a table. `nvdisasm -plr` needs about a second for 2,000
+instructions, so only as many kernels are compared as the time allows. Where the two differ, our liveness is computed
+again in the way that nvdisasm seems to compute it:
 
     guard      a write under a guard ends a life (ours goes on: the other lanes keep the old value)
     operands   what an instruction reads and writes is what the listing says. It leaves out the predicates that P2R
@@ -12,9 +12,9 @@ again the way that nvdisasm seems to see it:
     calls      a CALL doesn't lead into the function. It writes every register that the function does, up to R15, and
                reads the stack pointer. A RET leads nowhere, and reads what the caller expects to find again.
 
-A register that differs belongs to the first set of rules, the small ones first, under which it doesn't. Where none
-helps, the difference is unexplained. In kernels without calls nothing may be live for nvdisasm only, but predicates
-that R2P overwrites.
+Each differing register is attributed to the smallest set of rules that removes the difference. If there's none, the
+difference is unexplained. In kernels without calls, no register may be live for nvdisasm alone, except predicates that
+R2P overwrites.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests import cuda
 from tests.sass.listing import Row, iter_rows
 
 RULES = ("guard", "operands", "calls")
-COMPARED = (1 << 528) - 1 & ~2  # no barriers, which nvdisasm doesn't list; no R1, which it takes to be live at an EXIT
+COMPARED = (1 << 528) - 1 & ~2  # without barriers, which nvdisasm doesn't list, and R1, which it considers live at EXIT
 PREDICATES = pack(Registers(P=127))
 BATCH = 12_000  # instructions for a run of nvdisasm
 LONGEST = 40_000  # instructions of a kernel
@@ -51,16 +51,18 @@ LONGEST = 40_000  # instructions of a kernel
 
 @dataclass
 class Differences:
-    """Counts of instructions and of registers that differ, by (`more` or `less`, rule, whether the kernel calls)."""
+    """Counts of instructions and of registers that differ, by (`more` or `less`, rule, whether the
+    kernel has calls).
+    """
 
-    kernels: Counter[bool] = field(default_factory=Counter)  # by whether they call
+    kernels: Counter[bool] = field(default_factory=Counter)  # by whether they have calls
     instructions: Counter[bool] = field(default_factory=Counter)
     equal: Counter[bool] = field(default_factory=Counter)
     by_rule: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
 
     def add(self, kernel: Kernel, rows: Sequence[Row]) -> None:
-        """Compare one kernel. The listing may leave out what pads the code."""
+        """Compare one kernel. The listing may lack the padding after the code."""
         calls = any(one.name == "CALL" for one in kernel.code)
         graph, code = kernel.graph, kernel.code
         reachable = graph.reachable()
@@ -119,7 +121,7 @@ def _see(one: Instruction, row: Row | None, rules: tuple[str, ...]) -> Masks:
 
 
 def list_kernels(nvdisasm: str, cubin: CubinEditor, path: Path, names: Sequence[str]) -> dict[str, list[Row]]:
-    """Return nvdisasm's listing of some kernels of a cubin, which is also at `path`."""
+    """Return nvdisasm's listing of some kernels of a cubin, which is stored at `path`."""
     found = {}
     indices = {str(cubin.kernels[name.encode()]): name for name in names}
     command = [nvdisasm, "-plr", "-lrm", "narrow", "-c", "-hex", "-fun", ",".join(indices), str(path)]
@@ -131,7 +133,7 @@ def list_kernels(nvdisasm: str, cubin: CubinEditor, path: Path, names: Sequence[
 
 
 def compare_cubin(nvdisasm: str, path: Path, found: Differences, until: float, rng: random.Random) -> None:
-    """Compare kernels of a cubin, in random order, until that time."""
+    """Compare kernels of a cubin in random order, until the given time."""
     cubin = CubinEditor(path.read_bytes())
     table = table_of("sm_90")
     names = sorted(name.decode() for name in cubin.kernels)

@@ -1,4 +1,4 @@
-"""Mutate woven kernels, and count what the checker finds.
+"""Mutate woven kernels, and count the mutations that the checker finds.
 
 python -m tests.sass.mutate 10000       counts by kind; exits with 1 if something passed that does harm
 """
@@ -18,7 +18,9 @@ from tests.sass.weaver import Woven
 
 @dataclass
 class Tally:
-    """Counts of mutations: all by kind, found by rule, passed by kind and class; and what passed without a reason."""
+    """Counts of mutations: by kind, by the rule that found them, and accepted ones by kind and class. Accepted ones
+    that may do harm are listed.
+    """
 
     kinds: Counter[str]
     rules: Counter[str]

@@ -1,6 +1,6 @@
-"""Damage woven kernels at random: change the rewritten words, the declaration, or what the file says, at one place.
+"""Damage woven kernels at random, at one place: in the rewritten words, in the declaration, or in facts of the file.
 
-KINDS are the kinds of damage. mutate.py runs them, and equivalent.py says why what passes does no harm.
+KINDS are the kinds of damage. mutate.py runs them, and equivalent.py explains why the accepted ones do no harm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from tests.sass.weaver import Woven
 
 @dataclass
 class Mutation:
-    """A damaged kernel. `at` is the word that was changed, if it's one; `other` a second register, if there's one."""
+    """A damaged kernel. `at` is the index of the changed word, if there's one; `other` a second register, if there's
+    one.
+    """
 
     kind: str
     woven: Woven
@@ -36,7 +38,7 @@ class Mutation:
 
     @property
     def is_change(self) -> bool:
-        """False if the mutation happens to leave everything as it was."""
+        """Return False if the mutation happens to change nothing."""
         same = self.words == self.woven.new.kernel.code.words and self.declaration == self.woven.declaration
         now = self.woven.new.facts
         return not same or any(getattr(now, name) != value for name, value in self.facts.items())
@@ -65,7 +67,7 @@ def _trampoline(rnd: random.Random, woven: Woven) -> Trampoline:
 
 
 def _inserted(rnd: random.Random, woven: Woven) -> int:
-    """Return the place of a word of a snippet."""
+    """Return the index of a random word in a snippet."""
     parts = [part for one in woven.declaration.trampolines for part in one.parts if isinstance(part, Inserted)]
     part = rnd.choice(parts)
     return part.start + rnd.randrange(part.length)
@@ -123,7 +125,7 @@ def _predicate(rnd: random.Random, woven: Woven) -> Mutation | None:
 
 
 def _branch_place(rnd: random.Random, woven: Woven) -> int:
-    """Return the place of a branch: to a trampoline, in it, or back."""
+    """Return the index of a branch: to a trampoline, inside it, or back."""
     one = _trampoline(rnd, woven)
     code = woven.new.kernel.code
     return rnd.choice([one.sources[0], *(k for k in range(one.start, one.end) if code[k].entry.target)])
@@ -137,7 +139,7 @@ def _offset(rnd: random.Random, woven: Woven) -> Mutation:
     value = bits(one.words[one.at], low, width)
     near = rnd.choice((16, 16, 32, 64, 1 << rnd.randrange(width)))
     if form == "split" and rnd.random() < 0.5:
-        one.words[one.at] ^= 4 << 16 + 2 * rnd.randrange(3)  # the low part of the distance
+        one.words[one.at] ^= 4 << 16 + 2 * rnd.randrange(3)  # the low bits of the distance
     else:
         one.words[one.at] = with_bits(one.words[one.at], low, width, (value + near) % (1 << width))
     return one
@@ -192,7 +194,7 @@ def _set(kind: str, name: str) -> tuple[str, Maker]:
 
 
 def _names(rnd: random.Random, woven: Woven) -> Mutation:
-    """Map a snippet's register to another one, in the declaration alone; often to a register in use."""
+    """Map a snippet's register to a different one, only in the declaration; often to one in use."""
     one = _start("a name", woven)
     old = _trampoline(rnd, woven)
     number, part = rnd.choice([(n, part) for n, part in enumerate(old.parts) if isinstance(part, Inserted)])
@@ -206,7 +208,7 @@ def _names(rnd: random.Random, woven: Woven) -> Mutation:
 
 
 def _renamed(rnd: random.Random, woven: Woven) -> Mutation | None:
-    """Use another register for one of a snippet's, in all its words and in the declaration, as a weaver may."""
+    """Replace one of a snippet's registers in all its words and in the declaration, as a weaver might."""
     one = _start("a register everywhere", woven)
     old = _trampoline(rnd, woven)
     number, part = rnd.choice([(n, part) for n, part in enumerate(old.parts) if isinstance(part, Inserted)])
@@ -242,7 +244,9 @@ def _renamed(rnd: random.Random, woven: Woven) -> Mutation | None:
 
 
 def _with_given(one: Mutation, at: int, word: int) -> Mutation:
-    """Change a word of a snippet in the kernel and in the declaration, as if ptxas or the weaver had made a bad one."""
+    """Change a word of a snippet both in the kernel and in the declaration, as if ptxas or the weaver had produced a
+    bad one.
+    """
     one.at = at
     one.words[at] = word
     for old in one.declaration.trampolines:
@@ -278,7 +282,7 @@ def _instead(kind: str, names: tuple[str, ...], words: tuple[int, ...]) -> tuple
 
 
 def _other_slot(rnd: random.Random, woven: Woven) -> Mutation | None:
-    """Save to a place that isn't loaded again, or beyond the space."""
+    """Save a register to a slot that isn't restored, or beyond the stack space."""
     at = _inserted_named(rnd, woven, "STL", "LDL")
     if at is None:
         return None
@@ -346,7 +350,7 @@ def _facts(rnd: random.Random, woven: Woven) -> Mutation:
 
 
 def _amended(rnd: random.Random, woven: Woven) -> Mutation:
-    """Let an instruction that stays in its place wait, stall or announce otherwise, and declare it as amended."""
+    """Change waits, stalls or barriers of an instruction that stays in place, and declare it as amended."""
     one = _start("an amended word", woven)
     kernel = woven.original.kernel
     moved = {source for trampoline in woven.declaration.trampolines for source in trampoline.sources}

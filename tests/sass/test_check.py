@@ -1,4 +1,4 @@
-"""The checker: it proves the code of the tests' weaver, and finds the faults in anything else."""
+"""The checker proves the code of the tests' weaver, and detects faults in any other code."""
 
 from dataclasses import replace
 
@@ -103,7 +103,7 @@ def test_several_instructions_in_one_trampoline(image, snippets):
 
 
 def test_a_snippet_of_one_instruction_takes_the_guard(image, snippets):
-    """A guarded LDG's counter needs no branch: the addition has the guard itself."""
+    """The counter of a guarded LDG needs no branch: the addition itself is guarded."""
     for name in kernels(image):
         kernel = read_kernel(CubinEditor(image), name, TABLE)
         for source in find_places(kernel):
@@ -127,7 +127,9 @@ def test_a_snippet_of_one_instruction_takes_the_guard(image, snippets):
 
 
 def test_an_amended_store_frees_its_operands(image, snippets):
-    """A kernel's last store has no barrier for its reads. With one, a snippet at the EXIT can have its registers."""
+    """A kernel's last store sets no barrier for its reads. If it's given one, a snippet at the EXIT can use its
+    registers.
+    """
     name = "wide"
     kernel = read_kernel(CubinEditor(image), name, TABLE)
     facts = read_facts(CubinEditor(image), name)
@@ -178,7 +180,7 @@ def test_a_yield_must_become_a_nop(image, snippets):
 
 
 def test_a_snippet_that_splits_lanes(image, snippets):
-    """The BSSY and BSYNC are also taken out of the compiled snippet."""
+    """The BSSY and BSYNC are also removed from the compiled snippet."""
     _, source = site(image, "saxpy", "LDG")
     nop = 0x918 | PLAIN
     words = tuple(nop if TABLE.opcode(w).name in ("BSSY", "BSYNC") else w for w in snippets["leader"].words)

@@ -1,4 +1,4 @@
-"""The kernel around a trampoline: each case here once passed the checker, and was wrong."""
+"""The kernel around a trampoline: the checker once accepted each of these cases, although it's wrong."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from tests.sass.checking import TABLE, instruction, rules, site, stored, with_wo
 from tests.sass.corpus import compile_kernels
 from tests.sass.weaver import LDL, PLAIN, STL, Place, Use, compiled_snippets, weave
 
-USETMAXREG = 0x9C8 | 7 << 12 | 5 << 72 | PLAIN  # USETMAXREG.DEALLOC, the number at bit 32
+USETMAXREG = 0x9C8 | 7 << 12 | 5 << 72 | PLAIN  # USETMAXREG.DEALLOC, the number is at bit 32
 CALL = 0x343 | 7 << 12 | 2 << 24 | 7 << 87 | PLAIN  # CALL.ABS R2
 
 
@@ -43,13 +43,13 @@ def snippets():
 
 @pytest.fixture(scope="module")
 def leader(image, snippets):
-    """Return a kernel with one snippet before a load, which uses uniform registers, R0 and up."""
+    """Return a kernel with one snippet before a load, which uses uniform registers, and R0 and up."""
     _, source = site(image, "saxpy", "LDG")
     return weave(image, "saxpy", [Place(source, (Use("leader"),))], snippets)
 
 
 def inserted(woven, least=2):
-    """Return a trampoline and the number of its first part of that many words."""
+    """Return a trampoline, and the index of its first part that has that many words."""
     for trampoline in woven.declaration.trampolines:
         for number, part in enumerate(trampoline.parts):
             if isinstance(part, Inserted) and part.length >= least:
@@ -58,7 +58,7 @@ def inserted(woven, least=2):
 
 
 def with_kernel_word(woven, at, word):
-    """Return the original and the woven kernel, with a word of the kernel replaced in both."""
+    """Return the original and the woven kernel, with one of the kernel's words replaced in both."""
     versions = []
     for version in (woven.original, woven.new):
         words = list(version.kernel.code.words)
@@ -74,7 +74,7 @@ def padding(woven):
 
 
 def with_snippet_word(woven, trampoline, number, index, change):
-    """Return new words and the declaration, with a word of a snippet changed in both."""
+    """Return new words and the declaration, with one of a snippet's words changed in both."""
     part = trampoline.parts[number]
     words = list(woven.new.kernel.code.words)
     words[part.start + index] = change(words[part.start + index])
@@ -88,13 +88,13 @@ def with_snippet_word(woven, trampoline, number, index, change):
 
 
 def named(woven, part, *names):
-    """Return the places in a snippet of instructions with these names."""
+    """Return the positions of instructions with these names in a snippet."""
     code = woven.new.kernel.code
     return [k for k in range(part.length) if code[part.start + k].name in names]
 
 
 def test_a_kernel_that_gives_registers_back(leader):
-    """A warp can't use a dead register that it has given back."""
+    """A warp can't use a dead register after it has released it."""
     trampoline, number = inserted(leader)
     names = trampoline.parts[number].names["R"].values()
     at = padding(leader)
@@ -104,7 +104,7 @@ def test_a_kernel_that_gives_registers_back(leader):
 
 
 def test_code_that_is_not_here_may_use_any_uniform_register(leader):
-    """The exceptions are __assertfail alone, and the file's own functions."""
+    """The only exceptions are __assertfail and the file's own functions."""
     calling = with_kernel_word(leader, padding(leader), CALL)
     assert rules(calling) == {"shared"}
     kernel = replace(calling.original.kernel, elsewhere=0)
@@ -118,7 +118,7 @@ def test_one_place_in_two_trampolines(image, snippets):
 
 
 def test_an_amended_instruction_that_was_moved(image, snippets):
-    """An announcement counts in the trampoline, where the word runs, and not in its old place."""
+    """A barrier set in the trampoline counts where the word runs, not at its old place."""
     name = "wide"
     kernel = read_kernel(CubinEditor(image), name, TABLE)
     store = next(one for one in kernel.code if one.name == "STG" and one.control.read_barrier == 7)
@@ -199,7 +199,7 @@ def test_numbers_of_the_file_that_are_too_great_or_too_small(leader):
 
 
 def test_a_load_that_nothing_announces_is_not_read(image, snippets):
-    """The load is awaited behind the site, unless the site itself reads the result."""
+    """The load is awaited after the site, unless the site itself reads the result."""
     kernel, source = site(image, "saxpy", "LDG")
     load = kernel.code[source]
     without = with_control(load.word, load.control._replace(write_barrier=7))
@@ -228,7 +228,7 @@ def test_a_barrier_that_lanes_wait_at_is_not_filled_again(leader):
     (push,) = named(leader, trampoline.parts[number], "BSSY")
     snippet = trampoline.parts[number].snippet.words
     names = trampoline.parts[number].names["B"]
-    same = snippet[push] - (SIZE // 4 << 34)  # with the same label
+    same = snippet[push] - (SIZE // 4 << 34)  # with the label unchanged
     again = iter((with_bits(same, 16, 4, names[same >> 16 & 15]), same))
     assert "lanes" in rules(leader, *with_snippet_word(leader, trampoline, number, push + 1, lambda _: next(again)))
     under = Guard(7, True)
@@ -237,7 +237,7 @@ def test_a_barrier_that_lanes_wait_at_is_not_filled_again(leader):
 
 
 def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
-    """Its own scoreboards and the 13 cycles to a guard are checked, too."""
+    """Its own scoreboards, and the 13 cycles before a guard, are checked as well."""
     trampoline, number = inserted(leader)
     part, code = trampoline.parts[number], leader.new.kernel.code
     waiting = [k for k in range(1, part.length) if code[part.start + k].control.wait]
@@ -252,7 +252,7 @@ def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
 
 
 def test_a_uniform_register_is_not_saved_where_lanes_are_split(leader):
-    """The other lanes may have overwritten it by then."""
+    """Other lanes may have overwritten it by then."""
     trampoline, number = inserted(leader)
     part = trampoline.parts[number]
     words = list(leader.new.kernel.code.words)
@@ -268,7 +268,7 @@ def test_a_uniform_register_is_not_saved_where_lanes_are_split(leader):
 
 @pytest.mark.parametrize(("opcode", "expected"), [("LDG", set()), ("BAR", {"undefined"})])
 def test_a_uniform_register_across_a_barrier(image, snippets, opcode, expected):
-    """At a BAR, other lanes of the warp may overwrite it; while a load runs they can't (docs/sass-rules.md)."""
+    """At a BAR, other lanes of the warp may overwrite it; while a load is executed, they can't (docs/sass-rules.md)."""
     _, source = site(image, "matrix", opcode)
     woven = weave(image, "matrix", [Place(source, (Use("leader"),), (Use("leader"),))], snippets)
     (trampoline,) = woven.declaration.trampolines
@@ -284,7 +284,7 @@ def test_a_uniform_register_across_a_barrier(image, snippets, opcode, expected):
 
 
 def test_functions_that_are_called_by_address():
-    """CALL.REL adds a register to its target, so it may lead anywhere. printf's code isn't known."""
+    """CALL.REL adds a register to its target, so it may lead anywhere. The code of printf isn't known."""
     source = "__device__ __noinline__ int f{0}(int x) {{ return x * {0}; }}"
     table = "__device__ int (*table[2])(int) = {f3, f5};"
     body = 'extern "C" __global__ void k(int *p) { p[1] = table[p[0] & 1](p[2]); SAY }'
@@ -298,7 +298,9 @@ def test_functions_that_are_called_by_address():
 
 
 def test_a_call_that_ends_the_kernel_and_one_that_returns():
-    """__assertfail's address comes from constant bank 4, before the call; a pointer's may lead to any function."""
+    """The address of __assertfail is loaded from constant bank 4 before the call; a function pointer may lead to any
+    function.
+    """
     check = '__assertfail("x", "f", 1, "k", 1);'
     head = """extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, size_t);
     typedef int (*F)(int); extern "C" __global__ void k(F *f, int *p) { if (p[0] > p[2]) """

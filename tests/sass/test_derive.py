@@ -23,14 +23,14 @@ SIZES = {"R": 8, "UR": 6, "P": 3, "UP": 3, "B": 4}
 
 @cache
 def compiled(arch):
-    """Return the oracle of an architecture, and the words that ptxas makes of the test kernels."""
+    """Return the oracle for an architecture, and the words that ptxas generates for the test kernels."""
     target = COMPILED_AS.get(arch, arch)
     ptxas, nvdisasm, _ = find_tools(target)
     cubin = compile_ptx(ptxas, target, "".join(text for _, text in iter_modules(target)))
     return Oracle(nvdisasm, target, cubin[:64]), list(iter_code(cubin))
 
 
-# The part that `make test` runs: facts, single words and fields, below, and test_tables.py's tests of each table.
+# The part that `make test` runs: facts, single words and fields below, and the tests of each table in test_tables.py.
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.timeout(600)
@@ -55,7 +55,7 @@ def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
     table = table_of(arch)
     checked = 0
     for word, listed in zip(words, oracle.ask(words, each=True), strict=True):
-        if word & 0xFFF not in table.opcodes and arch != "sm_90":  # left out: refused, which is safe
+        if word & 0xFFF not in table.opcodes and arch != "sm_90":  # not in the table, so it's refused, which is safe
             continue
         name = table.opcode(word).name
         if listed is None or name == "CALL":  # for a call, nvdisasm lists a guess about the function
@@ -63,10 +63,11 @@ def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
         effect = table.effect(word)
         assert effect.exact, listed.text
         expected = [Registers(**listed.writes), Registers(**listed.reads)]
-        found = [effect.writes._replace(B=0), effect.reads._replace(B=0)]  # there's no column for barriers
-        found = [one._replace(UR=one.UR & ~-(1 << 63)) for one in found]  # nor for UR64 and up
+        found = [effect.writes._replace(B=0), effect.reads._replace(B=0)]  # the listing has no column for barriers
+        found = [one._replace(UR=one.UR & ~-(1 << 63)) for one in found]  # or for UR64 and up
         if any(operand.file in ("PR", "UPR") for operand in table.opcode(word).operands):
-            found = [one._replace(P=0, UP=0) for one in found]  # R2P and the like: predicates aren't listed
+            # For R2P and similar instructions, predicates aren't listed.
+            found = [one._replace(P=0, UP=0) for one in found]
             expected = [one._replace(P=0, UP=0) for one in expected]
         assert found == expected, listed.text
         checked += 1
@@ -90,7 +91,7 @@ def test_jumps_lead_where_nvdisasm_says(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_line_compiles(arch):
-    """ptxas doesn't report lines that it leaves out, but it takes all of these."""
+    """ptxas doesn't report lines that it ignores, but it accepts all of these."""
     assert len(list(iter_variations(arch))) > 700
     assert compiled(arch)[1]
 

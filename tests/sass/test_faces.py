@@ -1,4 +1,4 @@
-"""The face of a machine instruction matches the PTX instruction that ptxas compiled and nvdisasm's output."""
+"""The face of a machine instruction matches the PTX that ptxas compiled, and nvdisasm's output."""
 
 import re
 import subprocess
@@ -43,7 +43,7 @@ def listing(cubin):
 
 @pytest.fixture(scope="module")
 def kernels(cubin, listing):
-    """Return the code of each kernel; its instructions have the names that nvdisasm prints."""
+    """Return the code of each kernel, after checking that instructions have the names that nvdisasm prints."""
     editor = CubinEditor(cubin.read_bytes())
     words = {name: parse_words(KernelEditor(editor, name).code) for name in listing}
     return {name: listed_code(words[name][: len(rows)], rows) for name, rows in listing.items()}
@@ -55,12 +55,13 @@ def test_an_instruction_is_shown_as_what_it_was(number, kernels):
     assert all(face.partition(".")[0] in OPCODES[one.name] for one, face in found if face)
     faces = {face for _, face in found}
     assert set(FORMS[number].faces) <= faces, FORMS[number].body
-    assert all(one.name == "BRA" for one in kernels[f"k{number}"] if find_face(one) == "")  # on uniform predicates
+    # Branches on uniform predicates.
+    assert all(one.name == "BRA" for one in kernels[f"k{number}"] if find_face(one) == "")
 
 
 @pytest.mark.full
 def test_wgmma_is_shown_with_each_of_its_shapes(tmp_path):
-    """Every type and number of columns that PTX has, as ptxas encodes it."""
+    """Every type and number of columns in PTX, as ptxas encodes it."""
     forms = list(iter_group_shapes())
     (tmp_path / "forms.ptx").write_text(make_module(forms))
     try:
@@ -81,7 +82,7 @@ def test_a_store_has_no_sign():
 
 
 def test_widths_are_what_nvdisasm_prints(listing, kernels):
-    """Bits 73 to 75, in every access of the module."""
+    """Bits 73 to 75 are tested in every access of the module."""
     seen = set()
     for name, rows in listing.items():
         for row in rows:

@@ -1,4 +1,4 @@
-"""Live registers and registers in flight, in small programs and in kernels of ours compared with nvdisasm."""
+"""Live registers and registers in flight, in small programs and, compared with nvdisasm, in our own kernels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_function_reads_for_its_caller():
 
 
 def test_all_that_is_named_is_live_where_unknown_code_is_called():
-    """The callee can't expect anything in registers that the code never names."""
+    """The callee can't expect values in registers that the code never mentions."""
     code = program("MOV 4 255", "CALLR 4", "EXIT", "MOV 9 255", "EXIT")
     found = live_before(code, make_graph(code))
     named = 0
@@ -122,7 +122,7 @@ def test_a_later_memory_instruction_covers_a_store_without_a_barrier():
 
 
 def test_what_nothing_announces_stays_in_flight():
-    """An example is a load without a barrier for its result, or HGMMA, whose scoreboard isn't followed."""
+    """Examples are a load without a barrier for its result, and HGMMA, whose scoreboard isn't tracked."""
     found = flight("LDG 6 12, r1", "HGMMA 20 30", "LDG 4 8, w0", "MOV 5 255, b01", "EXIT")
     assert general(found[4].unawaited) == {6, 20, 21, 30}
 
@@ -153,8 +153,8 @@ def cubin(tmp_path_factory):
 
 
 def test_liveness_is_what_nvdisasm_says(cubin):
-    """In kernels without calls, everything that's live in the listing is live here. The converse fails: nvdisasm ends a
-    live range at a guarded write.
+    """In kernels without calls, every register that's live in the listing is live in our analysis. The converse doesn't
+    hold: nvdisasm ends a live range at a guarded write.
     """
     try:
         listing = list_cubin(str(cuda.tool("nvdisasm")), cubin)
@@ -182,7 +182,7 @@ def test_liveness_is_what_nvdisasm_says(cubin):
 
 
 def test_barriers_of_the_listing_are_awaited(cubin):
-    """No register that ptxas's code reads or writes is still in flight."""
+    """No register that ptxas's code reads or writes is still in flight at that point."""
     try:
         listing = list_cubin(str(cuda.tool("nvdisasm")), cubin)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Control flow: blocks, and the blocks that can follow each."""
+"""Control flow: basic blocks and their successors."""
 
 import pytest
 
@@ -9,9 +9,9 @@ from tests.sass.assembly import program
 
 
 def edges(*lines, tables=()):
-    """Return the first instruction of each block, and of the blocks that can follow it.
+    """Return the first instruction of each block, and of its successors.
 
-    `tables`: the instructions that an indirect jump leads to, by its own number.
+    `tables` has the targets of indirect jumps, by the jump's index.
     """
     given = {16 * index: [16 * target for target in targets] for index, targets in dict(tables).items()}
     graph = make_graph(program(*lines), given)
@@ -34,18 +34,18 @@ def test_a_second_predicate_makes_a_branch_or_an_exit_conditional():
 def test_a_kernel_that_runs_past_its_end():
     with pytest.raises(UnboundedError, match="runs past its end at 0x10"):
         make_graph(program("MOV 4", "MOV 5"))
-    assert edges("EXIT", "MOV 4", "MOV 5") == {0: [], 1: []}  # what nothing leads to may
+    assert edges("EXIT", "MOV 4", "MOV 5") == {0: [], 1: []}  # unreachable code may run off the end
 
 
 def test_jumps_to_where_no_instruction_is():
     code = program("BRA end", "end: EXIT")
-    for changed in (code.words[0] + (8 << 16), code.words[0] + (1 << 17)):  # 8 units further; half an instruction
+    for changed in (code.words[0] + (8 << 16), code.words[0] + (1 << 17)):  # 8 units too far; half an instruction
         with pytest.raises(UnboundedError, match="where no instruction is"):
             make_graph(Code(dump_words([changed, code.words[1]]), code.table))
 
 
 def test_a_bsync_goes_on_behind_itself():
-    """The BSSY's label doesn't matter (docs/sass-rules.md)."""
+    """The label of the BSSY doesn't matter (docs/sass-rules.md)."""
     found = edges("BSSY 0 far", "@0 BRA other", "MOV 4", "other: BSYNC 0", "MOV 5", "EXIT", "far: MOV 6", "EXIT")
     assert found == {0: [2, 3], 2: [3], 3: [], 6: []}
 

@@ -1,4 +1,4 @@
-"""Sites of kernels: where they are, and the registers that are free there."""
+"""Sites in kernels: their positions, and the registers that are free there."""
 
 import re
 import struct
@@ -53,7 +53,7 @@ def sites(*lines, registers=16):
 
 
 def test_sites_are_what_nvdisasm_lists(image, tmp_path):
-    """Except code that never runs: loads under !PT, and the padding's branch to itself."""
+    """Code that never runs is excepted: loads under !PT, and the padding's branch to itself."""
     path = tmp_path / "k.cubin"
     path.write_bytes(image)
     try:
@@ -157,7 +157,7 @@ def test_a_jump_table_that_leads_elsewhere(image):
 
 
 def test_cut_and_damaged_cubins_are_refused_or_read(image):
-    """They are cut at any length, or any byte of the tables at the end is inverted."""
+    """Tables are cut at any length, or any byte of those at the end is inverted."""
     for size in range(0, len(image), 997):
         with pytest.raises(GptError):
             read(image[:size], "jump")
@@ -171,7 +171,7 @@ def test_cut_and_damaged_cubins_are_refused_or_read(image):
 
 
 def test_other_architectures_have_no_sites():
-    """Their atomics would be shown as different ones."""
+    """Their atomics would be reported as different ones."""
     table = replace(TABLE, arch=arch_of("sm_80"))
     kernel = Kernel("k", Code(dump_words(program("EXIT").words), table), 16, {})
     with pytest.raises(GptError, match="sm_80's instructions"):

@@ -1,4 +1,4 @@
-"""Read tables, and check some words that are easily verified by eye."""
+"""Read tables, and check some words that are easily verified by hand."""
 
 import numpy as np
 import pytest

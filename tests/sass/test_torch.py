@@ -1,7 +1,7 @@
-"""The table explains every word of PyTorch's kernels for sm_90: open source, and not made for our tests.
+"""The table explains every word of PyTorch's kernels for sm_90. These are open source, and weren't made for our tests.
 
-`xzcat tests/sass/torch_kernels.txt.xz` prints which kernels these are, a name as often as it occurs: 21,742, of which
-21,132 are different. Only with GPT_TEST_LARGE=1: it is a large download.
+`xzcat tests/sass/torch_kernels.txt.xz` prints the names of these kernels, each as often as it occurs: 21,742 in all,
+21,132 of them distinct. Runs only with GPT_TEST_LARGE=1, because the download is large.
 """
 
 import lzma

@@ -1,4 +1,4 @@
-"""On the interpreter, kernels that the checker has proven leave the same memory as the original."""
+"""On the interpreter, kernels that the checker has proven leave the same memory as the originals."""
 
 import pytest
 

@@ -1,11 +1,11 @@
-"""Prove PyTorch's kernels unwoven, and woven at random places.
+"""Check PyTorch's kernels, both unchanged and woven at random places.
 
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
         python -m tests.sass.torch_check [--every N] [--jobs N] [--json FILE]
 
-Every Nth kernel (each unless said otherwise) is taken apart and put together again, word by word, and checked against
-itself. Then up to five places of it get the snippet `leader`, and the result is proven. Prints the findings, and how
-long control flow, liveness and the check took. Exits with 1 if anything was found.
+Every Nth kernel (by default all) is decoded and encoded again, word by word, and checked against itself. Then the
+snippet `leader` is woven in at up to five places, and the result is checked. Prints the findings, and the time for
+control flow, liveness and the check. Exits with 1 if there are findings.
 """
 
 from __future__ import annotations
@@ -52,32 +52,32 @@ from tests.sass.corpus import find_places
 from tests.sass.weaver import ARCH, Place, Use, Weaver, compiled_snippets
 
 R = TypeVar("R")
-PARAMETER = 0x210  # where in the constant bank the snippet finds its address: nothing is run
+PARAMETER = 0x210  # offset in the constant bank of the snippet's address; nothing is run
 
 
 def iter_cubins(stream: object) -> Iterator[bytes]:
-    """Yield the cubins of a stream of elements."""
+    """Yield the cubins in a stream of elements."""
     for record in msgpack.Unpacker(stream, max_buffer_size=1 << 30):
         if "data" in record:
             yield record["data"]
 
 
 def map_cubins(stream: object, jobs: int, function: Callable[..., R], *arguments: object) -> Iterator[R]:
-    """Yield what a function returns for each cubin of a stream, in processes."""
+    """Apply a function to each cubin of a stream, in worker processes, and yield the results."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
         cubins = iter_cubins(stream)
-        while batch := list(islice(cubins, 32 * jobs)):  # not the whole library at once
+        while batch := list(islice(cubins, 32 * jobs)):  # in batches, not the whole library at once
             yield from pool.map(function, batch, *map(repeat, arguments))
 
 
 def read_version(cubin: CubinEditor, name: str) -> Version:
-    """Read a kernel, and what its cubin says of it."""
+    """Read a kernel and its facts from the cubin."""
     return Version(read_kernel(cubin, name, table_of(ARCH)), read_facts(cubin, name))
 
 
 @dataclass
 class Result:
-    """Counts of kernels and of findings, and the seconds that each step took."""
+    """Counts of kernels and findings, and the seconds that each step took."""
 
     counts: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
@@ -94,7 +94,7 @@ class Result:
 
 
 def rebuild(code: Code, index: int) -> int:
-    """Return an instruction made anew of its parts: opcode, guard, operands, target, control, and the bits between."""
+    """Encode an instruction from its parts: opcode, guard, operands, target, control, and the remaining bits."""
     one, bits_of = code[index], code.table.arch.register_bits
     word = one.word
     made = with_control(with_guard(word & 0xFFF, guard_of(word)), control_of(word))
@@ -111,7 +111,7 @@ def rebuild(code: Code, index: int) -> int:
 
 
 def examine(data: bytes, every: int) -> Result:
-    """Check one in `every` kernels of a cubin, chosen by a number made from their names."""
+    """Check one in `every` kernels of a cubin, chosen by a hash of their names."""
     result, rnd = Result(), random.Random(len(data))
     cubin = CubinEditor(data)
     for raw in cubin.kernels:
@@ -154,7 +154,7 @@ def _examine_kernel(one: Version, rnd: random.Random, result: Result) -> None:
 
 
 def weave_words(one: Version, rnd: random.Random, count: int) -> tuple[Version, Declaration] | None:
-    """Weave at random places, in words alone; return None if there's no such place."""
+    """Weave at random places, changing words only; return None if there's no suitable place."""
     kernel = announce_stack_pointer(one.kernel)
     weaver = Weaver(kernel, PARAMETER, compiled_snippets(), None)
     found = find_places(kernel)

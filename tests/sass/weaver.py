@@ -1,11 +1,12 @@
-"""A small weaver that makes kernels for the checker to prove. It isn't economical: each place gets a trampoline.
+"""A small weaver that makes kernels for the checker to prove. It doesn't save space: each place gets its own
+trampoline.
 
     woven = weave(image, "reduce", [Place(12, before=[Use("leader")])], compiled_snippets())
     woven.original, woven.new, woven.declaration         what check() takes
 
-A snippet's inputs: R4 and R5 are the address of the probe's memory, which is a parameter added to the kernel; R6 a
-value (Use.value: a register of the kernel, or "tick", a register that counts what each lane does). Registers that
-aren't free at a place are saved below the stack pointer.
+A snippet's inputs: R4 and R5 are the address of the probe's memory, a parameter added to the kernel. R6 is a value
+(Use.value): a register of the kernel, or "tick", a register that counts what each lane does. Registers that aren't free
+at a place are saved below the stack pointer.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ SAVING = 4  # bytes for each saved register
 
 @dataclass(frozen=True)
 class Use:
-    """A snippet at a place; `value` is what it's given in R6."""
+    """A snippet at a place; `value` is what it gets in R6."""
 
     snippet: str
     value: int | str = 255
@@ -67,7 +68,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Place:
-    """Instructions to be moved, and the snippets in front of them and behind."""
+    """Instructions to move, and the snippets before and after them."""
 
     source: int
     before: tuple[Use, ...] = ()
@@ -77,7 +78,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Woven:
-    """Everything that the checker takes, and the new cubin."""
+    """All arguments of the checker, and the new cubin."""
 
     original: Version
     new: Version
@@ -105,7 +106,7 @@ def compiled_snippets() -> dict[str, Snippet]:
 
 
 def _inputs(words: list[int], table: Table) -> Registers:
-    """Return the arguments that a function reads. Its last word is the RET."""
+    """Return the argument registers that a function reads. The function ends with a RET."""
     code = Code(dump_words([*words[:-1], 0x94D | 7 << 12 | 7 << 87]), table)
     return Registers(R=live_before(code, make_graph(code))[0] & 0xFFF0)
 
@@ -125,7 +126,7 @@ class Weaver:
         self.is_slow = any(cycles > 7 for used in kernel.code.used.values() for _, cycles in iter_safe(used.entry, 1))
 
     def add(self, place: Place) -> None:
-        """Make a trampoline. If that raises LookupError, nothing has changed."""
+        """Make a trampoline. If this raises LookupError, nothing has changed."""
         before = len(self.words)
         try:
             self._add(place)
@@ -138,7 +139,7 @@ class Weaver:
         parts: list[Inserted | Moved] = []
         sources = range(place.source, place.source + place.count)
         saved = reads = 0
-        if self.is_slow:  # a register to be saved may still be on its way
+        if self.is_slow:  # a register to be saved may still be in flight
             for _ in range(2):
                 self._glue(NOP & ~(15 << 105) | 15 << 105, parts)
         for use in place.before:
@@ -166,12 +167,12 @@ class Weaver:
                 self._wait(len(self.words) - 1)
         guard = was.word if is_guarded_exit else BRANCH
         branch = make_branch(place.source, start, "split", guard)
-        wait = was.control.wait if is_guarded_exit else 0  # the guard may be on its way
+        wait = was.control.wait if is_guarded_exit else 0  # the guard may be in flight
         self.words[place.source] = branch | max(5, was.control.stall) << 105 | 63 << 110 | wait << 116
         self.trampolines.append(Trampoline(start, len(self.words), tuple(parts), unpack(reads), unpack(saved)))
 
     def _wait(self, index: int) -> None:
-        """Let a word wait for all barriers, long enough after the one before."""
+        """Make a word wait for all barriers, long enough after the previous word."""
         self.words[index] = with_control(self.words[index], control_of(self.words[index])._replace(wait=63))
         before = control_of(self.words[index - 1])
         self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=15, hint=False))
@@ -181,7 +182,9 @@ class Weaver:
         self.words += words
 
     def _use(self, use: Use, at: int, parts: list[Inserted | Moved], is_behind: bool) -> tuple[int, int]:
-        """Add a snippet with all that it needs; return what's saved and what's read of the kernel's."""
+        """Add a snippet and the code around it; return the registers to save, and the kernel's
+        registers that it reads.
+        """
         snippet = self.snippets[use.snippet]
         code = Code(dump_words(snippet.words), self.kernel.code.table)
         named = 0
@@ -190,7 +193,7 @@ class Weaver:
         flight = self.kernel.flight[at]
         assert flight is not None
         live = self.kernel.live[at]
-        blocked = live | flight.unawaited | 1 << 1  # all else is awaited
+        blocked = live | flight.unawaited | 1 << 1  # everything else is awaited
         names, saves = self._names(unpack(named), blocked, live & ~flight.unawaited, use)
         made = len(self.words)
         kept = pack(Registers(R=sum(1 << register for register in saves)))
@@ -252,7 +255,7 @@ class Weaver:
     def _names(
         self, named: Registers, blocked: int, live: int, use: Use
     ) -> tuple[dict[str, dict[int, int]], list[int]]:
-        """Choose registers, in aligned groups of four, so that every operand keeps its alignment."""
+        """Choose registers in aligned groups of four, so that every operand keeps its alignment."""
         names: dict[str, dict[int, int]] = {}
         fixed: dict[int, int] = {}
         if use.value == TICK:
@@ -317,7 +320,7 @@ def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
 
 
 def weave(image: bytes, name: str, places: list[Place], snippets: dict[str, Snippet], ticks: bool = False) -> Woven:
-    """Weave. With `ticks`, a register counts per lane, from zero at the entry. Raises LookupError."""
+    """Weave. With `ticks`, a register counts per lane, starting from zero at the entry. Raises LookupError."""
     cubin = CubinEditor(image)
     table = table_of(ARCH)
     original = Version(read_kernel(CubinEditor(image), name, table), read_facts(CubinEditor(image), name))

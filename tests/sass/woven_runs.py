@@ -1,9 +1,9 @@
-"""Run woven kernels on the interpreter: what the checker proves must leave what the kernel left.
+"""Run woven kernels on the interpreter: if the checker proves a kernel, it must leave the same memory as the original.
 
-python -m tests.sass.woven_runs 200      weaves at random, and mutates; exits with 1 if something proven differs
+python -m tests.sass.woven_runs 200      weaves and mutates at random; exits with 1 if a proven kernel differs
 
-The kernels come from the interpreter's own tests. It's strict: a value that's read before its stall or its
-scoreboard is garbage. So this is a second opinion about the checker, which shares with it only the tables.
+The kernels come from the interpreter's own tests. The interpreter is strict: a value that's read before its stall or
+scoreboard is garbage. So this gives a second opinion about the checker, which shares nothing but the tables with it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tests.sass.interp.run import interpret
 from tests.sass.mutations import KINDS, Mutation, mutate
 from tests.sass.weaver import ARCH, Woven, compiled_snippets, weave
 
-PROBE_WORDS = 1100  # words of memory that the snippets use
+PROBE_WORDS = 1100  # words of memory for the snippets
 FAST = ("meeting", "nested", "choices", "calls", "votes", "shuffles", "shared", "groups", "widths", "reduction", "bits")
 
 
 @cache
 def image_of(file: str) -> bytes:
-    """Compile one of the files. Raises FileNotFoundError without NVRTC."""
+    """Compile one of the source files. Raises FileNotFoundError without NVRTC."""
     return cuda.nvrtc_compile((KERNELS / f"{file}.cu").read_text(), ARCH)
 
 
 def with_words(cubin: LoadedCubin, kernel: str, words: list[int]) -> LoadedCubin:
-    """Return a cubin with other words of a kernel."""
+    """Return a cubin in which a kernel's words were replaced."""
     section = cubin.find(f".text.{kernel}")
     changed = dict(cubin.words)
     changed |= {section.start + 16 * index: word for index, word in enumerate(words)}
@@ -48,7 +48,7 @@ def with_words(cubin: LoadedCubin, kernel: str, words: list[int]) -> LoadedCubin
 
 
 def run_woven(cubin: LoadedCubin, case: Case, seed: int) -> tuple[Words, int, Launch]:
-    """Return what a woven kernel leaves in `out`, and the lanes that its snippet `leader` counted."""
+    """Return a woven kernel's final `out`, and the number of lanes that its snippet `leader` counted."""
     rng = np.random.default_rng(seed)
     memory = GlobalMemory(rng, 1 << 18)
     words, out = inputs(case)
@@ -71,7 +71,7 @@ def run_woven(cubin: LoadedCubin, case: Case, seed: int) -> tuple[Words, int, La
 
 
 def weave_case(rnd: random.Random, case: Case) -> Woven | None:
-    """Weave a case's kernel at a few places, or return None if there's no room."""
+    """Weave a case's kernel at a few places; return None if there's no room."""
     image = image_of(case.file)
     kernel = read_kernel(CubinEditor(image), case.kernel, table_of(ARCH))
     sources = find_places(kernel)
@@ -85,7 +85,7 @@ def weave_case(rnd: random.Random, case: Case) -> Woven | None:
 
 
 def run_some(count: int, seed: int = 1, names: tuple[str, ...] = FAST) -> tuple[Counter[str], list[str]]:
-    """Weave and mutate until this many kernels have run; return counts, and proven kernels that differ."""
+    """Weave and mutate until this many kernels have run; return counts, and the proven kernels that differ."""
     rnd = random.Random(seed)
     cases = [case for case in CASES if case.kernel in names]
     counts: Counter[str] = Counter()
@@ -105,7 +105,7 @@ def run_some(count: int, seed: int = 1, names: tuple[str, ...] = FAST) -> tuple[
 
 
 def _passing(rnd: random.Random, woven: Woven) -> list[Mutation]:
-    """Return a few mutations of the words that the checker lets pass."""
+    """Return a few word mutations that the checker accepts."""
     found = []
     for one, _ in zip(mutate(rnd, [woven], list(KINDS)), range(60), strict=False):
         if one.words != woven.new.kernel.code.words and not one.facts and not one.find():
@@ -119,7 +119,7 @@ def _compare(
     counts[kind] += 1
     try:
         found, counted, launch = run_woven(cubin, case, counts.total())
-    except Exception as error:  # whatever it is, the kernel ran before
+    except Exception as error:  # any exception is a failure, because the unwoven kernel ran
         wrong.append(f"{case.name}: {kind} {what}: {error!r}")
         return
     counts["counted"] += counted

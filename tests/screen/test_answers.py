@@ -1,4 +1,4 @@
-"""Answers as tables and Markdown: the effect of a column's declaration for readers."""
+"""Answers as tables and Markdown: how a column's declaration affects them."""
 
 import csv
 import math
@@ -89,7 +89,7 @@ def test_numbers_for_which_there_is_no_room_are_named(width):
 
 def test_answers_without_text_rows_or_columns_to_show_are_tables():
     assert table(answer([("n", "u8", {})], [])) == ["things: no rows"]
-    assert table(answer([("n", "u8", {})], [], verdict=["so it is"])) == ["so it is"]  # no titles of nothing
+    assert table(answer([("n", "u8", {})], [], verdict=["so it is"])) == ["so it is"]  # no titles without rows
     assert table(answer([("n", "u8", {"shown": "never"})], [(5,)])) == ["n", "5"]
     assert table(answer([("t", "text", {"shown": "under"})], [("a",)])) == ["t", "a"]
 
@@ -147,7 +147,7 @@ def test_no_name_leaves_its_cell_in_markdown(name):
     report = AnswerReport("md")
     columns = [("name", "text", {}), ("under", "text?", {"shown": "under"}), ("n", "u8", {})]
     assert report.add(answer(columns, [(name, None, 1), ("x", name, 1)], name=name, verdict=[name])) is None
-    github = re.compile(r"(?:\\[!-/:-@\[-`{-~]|[^|\n])+")  # a cell, as cmark-gfm reads one
+    github = re.compile(r"(?:\\[!-/:-@\[-`{-~]|[^|\n])+")  # a cell, as cmark-gfm parses it
     for line in report.text().splitlines():
         if line.startswith("| "):
             assert len(github.findall(line.strip("| "))) == 2, line
@@ -199,7 +199,7 @@ WIDE = [("kernel", "text", {}), ("pid", "u64", {"unit": "id"}), ("thread", "u64"
 
 def test_columns_that_are_equal_in_all_rows_fold_where_others_would_be_left_out():
     rows = [("a", 77, 78, 1, 2, 3, 4, 5, at, 7000 * at) for at in range(3)]
-    folded, head, *lines = table(answer(WIDE, rows))  # ids first: the others have room then
+    folded, head, *lines = table(answer(WIDE, rows))  # ids are folded first: then the others fit
     assert folded == "all rows: pid 77, thread 78" and len(lines) == 3
     assert head.split() == ["kernel", *(f"number{n}" for n in range(6)), "longest", "gap"]
     folded, _, *lines = table(answer(WIDE, rows), 60)

@@ -52,7 +52,7 @@ def test_paths_that_are_cut_stay_apart():
     for width in (16, 24, 40):
         found = fit_paths([folder + name for name in names], width)
         assert len({*found}) == len(names) and max(map(len, found)) <= width
-    assert fit_paths(["a/long/path/of/one.so"] * 2, 12) == ["a/lo…/one.so"] * 2  # the same one
+    assert fit_paths(["a/long/path/of/one.so"] * 2, 12) == ["a/lo…/one.so"] * 2  # the same path twice
 
 
 def test_names_of_numba_fit():

@@ -132,7 +132,7 @@ def test_colors_of_a_heat_map_stand_for_plain_numbers(most, ticks, tmp_path):
 
 
 def test_panels_of_the_same_time_have_it_at_the_same_places(tmp_path, monkeypatch):
-    """The upper one has a color scale beside it."""
+    """The upper panel has a color scale next to it."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     figures = []
     monkeypatch.setattr(pyplot, "close", figures.append)
@@ -146,8 +146,8 @@ def test_panels_of_the_same_time_have_it_at_the_same_places(tmp_path, monkeypatc
     other = make_answer("other", [TIME, Column("warps", "u64")], [(0, 1), (900, 2)],
                         plots=[plot("levels", "time", "warps")])  # fmt: skip
     plots.draw(tmp_path / "p.png", [spans, levels, other])
-    upper, _, lower, last = figures[0].axes  # the second is the scale
+    upper, _, lower, last = figures[0].axes  # the second one is the scale
     for at in (0, 2, 8):
         left, right = (axes.transData.transform((at, 0))[0] for axes in (upper, lower))
         assert left == pytest.approx(right, abs=0.01)
-    assert last.get_xlim()[1] == pytest.approx(900)  # another time
+    assert last.get_xlim()[1] == pytest.approx(900)  # another time axis

@@ -1,4 +1,4 @@
-"""Tables: every record, whatever it holds, becomes a line that fits or is reported as impossible to show."""
+"""Tables: every record, whatever it contains, becomes a line that fits, or is reported as unprintable."""
 
 import itertools
 import random
@@ -33,7 +33,7 @@ SAMPLES = {"str": HOSTILE, "u64": (1 << 64) - 1, "u32": (1 << 32) - 1, "bin": b"
 
 
 def sample(type_, name):
-    """Return a value of a type of gpt/stream/records.py, as wild as possible."""
+    """Return a value of a type of gpt/stream/records.py, as extreme as possible."""
     type_ = type_.rstrip("?")
     if type_.startswith("["):
         return [sample(type_[1:-1], name)] * 3
@@ -43,7 +43,7 @@ def sample(type_, name):
 
 
 def wild_answer(without):
-    """Return an answer with every type, unit and way to show, as wild as possible."""
+    """Return an answer with every type, unit and way to show it, as extreme as possible."""
     columns = [
         {
             "name": f"{HOSTILE}{n}",
@@ -95,7 +95,7 @@ def test_every_row_fits_whatever_it_holds(kind, width, monkeypatch):
     assert len(lines) >= 2
     for line in lines:
         assert line.isprintable()
-        assert len(line) <= width or kind == "kernel"  # ten numbers of 2^64 have the room that they need
+        assert len(line) <= width or kind == "kernel"  # ten numbers of 2^64 get the width that they need
 
 
 @pytest.mark.parametrize("kind", SHOWN)
@@ -125,7 +125,7 @@ anything = st.recursive(
 KEYS = sorted({key for kind in SHOWN for key in records.KINDS[kind]})
 
 
-@settings(max_examples=200 if FULL else 6, suppress_health_check=list(HealthCheck))  # they are large
+@settings(max_examples=200 if FULL else 6, suppress_health_check=list(HealthCheck))  # the examples are large
 @given(st.lists(st.tuples(st.sampled_from(SHOWN), st.dictionaries(st.sampled_from(KEYS), anything)), max_size=5))
 def test_no_mixture_is_a_fault(found):
     table = LibraryTables()
@@ -148,7 +148,8 @@ def test_a_stage_says_which_records_are_in_no_table(stage, tmp_path):
     )
     assert lines
     assert all(line.startswith(f"{stage}: ") and "internal" not in line for line in lines)
-    fact = "answer without name" if stage == "gpt-analyze" else "tally without library"  # it shows answers only
+    # Gpt-analyze only shows answers.
+    fact = "answer without name" if stage == "gpt-analyze" else "tally without library"
     assert done.returncode or f"{stage}: warning: {fact}: not in the tables" in lines
 
 

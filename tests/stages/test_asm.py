@@ -117,7 +117,7 @@ def test_cubins_and_kernels_follow_their_module():
 
 def test_the_cubin_is_that_of_ptxas(tmp_path):
     (tmp_path / "module.ptx").write_text(RICH)
-    # The cubin holds the command line that made it.
+    # The cubin contains the command line with which it was made.
     options = ["-v", "-arch=sm_90", "-O1", "--maxrregcount=40", "-lineinfo", "module.ptx", "-o", "module.cubin"]
     cuda.run("ptxas", *options, cwd=tmp_path)
     done = asm(segment(ptx(1, RICH)), "-O", "1", "--maxrregcount", "40", "--lineinfo", "--ptxas", cuda.tool("ptxas"))
@@ -125,7 +125,9 @@ def test_the_cubin_is_that_of_ptxas(tmp_path):
 
 
 def test_a_module_says_how_many_registers_its_kernels_may_use():
-    """This includes kernels with a block size, for which ptxas ignores --maxrregcount; a lower limit is kept."""
+    """These kernels include ones with a block size, for which ptxas ignores --maxrregcount. If a kernel has a lower
+    limit, that is kept.
+    """
     heads = ("", ".reqntid 256, 1, 1", ".maxntid 128, 1, 1 .minnctapersm 2", ".maxnreg 24", ".maxnreg 200")
     body = hungry(120).removeprefix(HEAD)
     text = HEAD + "".join(
@@ -238,7 +240,7 @@ def test_on_a_terminal_there_is_a_table(tmp_path):
 
 
 def test_a_module_for_one_gpu_alone_is_assembled_for_it():
-    """Triton writes such modules: sm_90a is what the GPU of sm_90 runs."""
+    """Triton writes such modules: an sm_90 GPU runs sm_90a code."""
     done = asm(segment(ptx(1, PLAIN.replace("sm_80", "sm_90a")), ptx(2, PLAIN)), "--fatbin", arch="sm_90,sm_90a")
     assert (done.status, done.err) == (0, "")
     assert [record["archs"] for record in done.kind("fatbin")] == [["sm_90a"], ["sm_90", "sm_90a"]]
@@ -370,7 +372,7 @@ def test_warnings_are_kept_and_name_the_module_that_has_them(tmp_path):
 
 
 def wait_for(pids, count):
-    """Return the path, once the file has this many lines."""
+    """Return the path once the file has this many lines."""
     end = time.monotonic() + 30
     while (not pids.exists() or len(pids.read_text().split()) < count) and time.monotonic() < end:
         time.sleep(0.05)
@@ -381,7 +383,7 @@ def status_of(process):
     try:
         return process.wait(30)
     finally:
-        process.kill()  # leaving Popen's block waits for it
+        process.kill()  # leaving Popen's block waits for the process
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -410,7 +412,7 @@ def test_a_signal_ends_it_with_all_that_runs(tmp_path, number):
 
 @pytest.mark.parametrize("waits", ["for ptxas", "for its input"])
 def test_a_signal_that_another_thread_takes_ends_it_too(tmp_path, waits):
-    """Python's own handler runs in the main thread, which a signal to another thread does not wake."""
+    """Python's own handler runs in the main thread, which a signal to another thread doesn't wake up."""
     path = fake.ptxas(tmp_path / "slow", f"echo $$ >> {tmp_path}/pids; sleep 300")
     command = ["gpt-asm", "--arch", "sm_90", "-j1", "--ptxas", path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:

@@ -130,7 +130,7 @@ def test_a_callback_that_fails_is_reported_once(tmp_path, text, said):
 
 
 def test_what_a_callback_leaves_behind_holds_nothing_up(tmp_path):
-    """It writes a lot, and starts a process that outlives it."""
+    """The callback writes a lot, and starts a process that outlives it."""
     text = """
 import os, sys
 for _ in range(100):
@@ -169,7 +169,7 @@ def test_a_signal_ends_the_callback_too(tmp_path):
 
 
 def test_what_is_not_whole_is_not_dumped(tmp_path):
-    """The launches are from a killed process, and from a process whose device failed."""
+    """One launch is from a killed process, the other from a process whose device failed."""
     segment = launches(2)
     lost = [r | {"lost": "the device failed"} if r["kind"] == "buffer" else r for r in segment]
     for record in lost:
@@ -177,7 +177,7 @@ def test_what_is_not_whole_is_not_dumped(tmp_path):
     done = dump(tmp_path, [segment[:-2], lost], "--dumps", "d")
     assert done.returncode == 0
     assert done.stderr.decode() == (
-        "gpt-dump: warning: launches not dumped, as not all that they saved is in the stream: 1\n"
+        "gpt-dump: warning: launches not dumped, because the stream lacks some of their data: 1\n"
     )
     assert os.listdir(tmp_path / "d") == ["10-1.mp"]
 
@@ -222,7 +222,7 @@ def test_a_file_that_exists_stays(tmp_path):
 
 @pytest.mark.full
 def test_the_stream_is_not_held_up_by_callbacks(tmp_path):
-    """The reader gets the complete stream while callbacks still run."""
+    """The reader gets the complete stream while callbacks are still running."""
     data = forge.pack(launches(5, script(tmp_path, "#!/bin/sh\nsleep 1", "hook")))
     with subprocess.Popen(["gpt-dump"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(data)
@@ -257,7 +257,7 @@ def test_the_folder_goes_also_if_it_is_killed(tmp_path):
 
 
 def test_callbacks_that_the_run_did_not_name_are_reported_and_not_run(tmp_path):
-    """A watched program writes the stream, and may be in a sandbox."""
+    """The stream is written by a watched program, which may be in a sandbox."""
     named, other = (script(tmp_path, f"open({name!r}, 'a').write('ran ')", f"{name}.py") for name in ("named", "other"))
     done = dump(tmp_path, [launches(2, named), launches(2, other)], "--only", named)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""Pipelines in which a stage was forgotten, or has nothing to do: the stage that notices says which."""
+"""Pipelines in which a stage was forgotten or has nothing to do: the stage that notices says which."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_locate_of_ptx(library, tmp_path):
     done = pipe(["gpt-extract", "--ptx", library], locate)
     assert done.status == 1 and f"gpt-locate: error: {NO_CODE}\n" in done.err
     after = run("gpt-patch", "-o", tmp_path, data=done.out)
-    assert (after.status, after.err) == (1, "")  # a stage before has said it
+    assert (after.status, after.err) == (1, "")  # an earlier stage has reported it
 
 
 def test_nothing_to_cut_is_no_fault(library, tmp_path):
@@ -75,7 +75,7 @@ def test_nothing_to_cut_is_no_fault(library, tmp_path):
 
 
 def test_a_stage_of_somebody_elses_may_find_none(library, tmp_path):
-    """Another project's stage put its name into the header, and no span into the stream."""
+    """Another project's stage added its name to the header, but no span to the stream."""
     listed = run("gpt-extract", "--json", library).out.decode()
     data = listed.replace('"via": []', '"via": ["my-locate"]').encode()
     done = run("gpt-patch", "--from-json", "-o", tmp_path, data=data)

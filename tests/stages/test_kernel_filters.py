@@ -1,7 +1,7 @@
-"""Options that select kernels by name: the same rule in all tools.
+"""Options that select kernels by name follow the same rule in all tools.
 
-An empty one is wrong usage, as a script's variable may be empty; repeated ones add up; one of several that chooses
-nothing is named in a warning, and if nothing is left that is an error.
+An empty one is a usage error, because a script's variable may be empty. Repeated options add up. If one of several
+selects nothing, a warning names it; if nothing is selected at all, that's an error.
 """
 
 import pytest
@@ -22,7 +22,7 @@ PART = "names no part of a kernel's name"
 
 @pytest.fixture
 def kernels(tmp_path):
-    """Return a file with two kernels, as PTX, as a stream, and a trace that has launched one."""
+    """Return a file with two kernels, as PTX and as a stream, and a trace that has launched one of them."""
     (tmp_path / "k.ptx").write_bytes(PTX)
     (tmp_path / "k.mp").write_bytes(run("gpt-extract", "--ptx", "k.ptx", cwd=tmp_path).out)
     launches = forge.calls([forge.launch(1000, 10, 1, 2)], forge.LAUNCH)
@@ -61,7 +61,7 @@ def test_an_empty_one_is_wrong_usage(kernels, command, option, fact):
         ("gpt-extract k.ptx", "--kernel alpha --kernel b*", ""),
         ("gpt-ptx-probe -p block_sched k.mp", "-k alp:zzz -k yyy", "-k: matches no kernel: 'zzz:yyy'"),
         ("gpt-ptx-probe -p block_sched k.mp", "-k alp -k bet", ""),
-        ("gpt-ptx-probe -p block_sched k.mp", "--filter zzz", ""),  # there's nothing to leave out
+        ("gpt-ptx-probe -p block_sched k.mp", "--filter zzz", ""),  # there's nothing to exclude
         ("gpt-analyze summary t.mp", "--kernel zzz --kernel *", "--kernel: matches no kernel: 'zzz'"),
         ("gpt-analyze summary t.mp", "--kernel *", ""),
     ],

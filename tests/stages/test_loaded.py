@@ -1,4 +1,4 @@
-"""The libraries that a trace saw loaded, and files that several names, links or signatures hold."""
+"""The libraries that a trace recorded as loaded, and files with several names, links or signatures."""
 
 import io
 import json
@@ -96,7 +96,7 @@ def test_files_of_negativa(sample, tmp_path):
     assert (done.status, "loaded_sos is not a list of strings" in done.err) == (3, True)
     (tmp_path / "names").write_text("x")
     done = run("gpt-locate", "--used", tmp_path / "spans.json", "--arch", "sm_90", data=extract(sample("lz4")).out)
-    assert done.status == 3  # spans aren't a list of used code
+    assert done.status == 3  # a file of spans isn't a list of used code
     assert extract("--loaded", "-r", tmp_path).status == extract("--loaded").status == 2
 
 
@@ -148,7 +148,7 @@ def test_hard_links_are_told(sample, tmp_path):
     assert "lib.so: has 1 more name (hard links), which keep the original" in done.err
     assert (tmp_path / "other.so").read_bytes() == before
     done = run("gpt-patch", "--in-place", data=located(library, "nothing"))
-    assert (done.status, done.err) == (0, "")  # the new file has one name
+    assert (done.status, done.err) == (0, "")  # the new file has only one name
 
 
 def test_a_signed_file_is_not_replaced(sample, tmp_path):
@@ -192,7 +192,7 @@ def test_tables_of_patched_libraries(sample, tmp_path, monkeypatch):
     shared = libraries[0].parents[1]
     assert shared == libraries[1].parents[1]
     made = located(libraries, "_Z4manyILi3EEvPfi", "--granularity", "kernel")
-    tallies = run("gpt-patch", "-n", "-o", tmp_path, data=made).kind("tally")  # also of elements that stay
+    tallies = run("gpt-patch", "-n", "-o", tmp_path, data=made).kind("tally")  # includes tallies of elements that stay
     for width in (80, 120, 160):
         lines = tables(made, width, monkeypatch, tmp_path)
         text = "\n".join(lines)
@@ -235,6 +235,6 @@ def test_an_upgrade_is_not_undone(sample, tmp_path):
     library.write_bytes(slim)
     assert run("gpt-patch", "--restore", library).status == 0
     assert library.read_bytes() == before
-    shutil.move(library, tmp_path / "lib.so.gpt-orig")  # nothing is in its place
+    shutil.move(library, tmp_path / "lib.so.gpt-orig")  # nothing takes its place
     assert run("gpt-patch", "--restore", library).status == 0
     assert library.read_bytes() == before

@@ -1,6 +1,6 @@
-"""Real libraries from PyPI: slimmed to a few kernels, checked by NVIDIA's and GNU's tools, loaded.
+"""Real libraries from PyPI: slimmed to a few kernels, checked with NVIDIA's and GNU's tools, loaded.
 
-Skipped where they cannot be had. With GPT_TEST_LARGE=1 nccl and torch too.
+Skipped if they aren't available. With GPT_TEST_LARGE=1, nccl and torch are tested, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ else:
 
 
 def loaded(library: Path, package: Package) -> str:
-    """Return the result of loading a library: an answer, or the loader's complaint about a missing one."""
+    """Return the result of loading a library: an answer, or the loader's message about a missing library."""
     command = [sys.executable, "-c", LOAD, library, package.call or ""]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.returncode} {done.stderr}"
@@ -57,7 +57,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
     names = oracle.listed(library)
     assert len(names) == len(elements)
 
-    # Three kernels, of the first, the middle and the last element for the device.
+    # Three kernels: from the first, the middle and the last element for the device.
     of_arch = [e for e in elements if e["arch"] == package.arch and e["type"] == "cubin" and e["kernels"]]
     used = sorted({of_arch[n]["kernels"][0]["name"] for n in (0, len(of_arch) // 2, -1)})
     stream = located(library, "\n".join(used), arch=package.arch)
@@ -70,7 +70,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
 
     # cuobjdump lists the elements without spans, in their order, byte for byte.
     spans = {span["start"] for span in spans_of(stream)}
-    elements.sort(key=lambda element: element["section"] == "__nv_relfatbin")  # it takes these last
+    elements.sort(key=lambda element: element["section"] == "__nv_relfatbin")  # cuobjdump lists these last
     cubins, rest = sorted_names(names)
     kept = []
     for element in elements:
@@ -149,7 +149,7 @@ def test_slimmed_inside_of_elements(name, tmp_path):
 
 
 def sections_of(library, folder):
-    """Return the sections of each cubin that cuobjdump finds, by its file's name."""
+    """Return the sections of each cubin that cuobjdump finds, by its file name."""
     found = oracle.extracted(library, folder)
     return {
         name: list(ELFFile(io.BytesIO(data)).iter_sections()) for name, data in found.items() if name.endswith(".cubin")
@@ -170,7 +170,7 @@ def sorted_names(names):
 
 
 def compare(library: Path, patched: Path, kept: list[str], folder: Path) -> None:
-    """Check that cuobjdump finds the same elements in the patched library as, under these names, in the original."""
+    """Check that cuobjdump finds the same elements in the patched library as under these names in the original."""
     after = oracle.extracted(patched, folder / "after")
     before: dict[str, bytes] = {}
     for arch in {name.split(".")[-2] for name in kept}:
@@ -196,7 +196,7 @@ def test_other_modes(mode, tmp_path):
 
 
 def test_assembled_for_a_gpu_that_it_has_ptx_for(tmp_path, monkeypatch):
-    """Each kernel of the PTX is in a cubin, and cuobjdump reads the same needs from it."""
+    """Each kernel of the PTX is in a cubin, and cuobjdump reports the same resources for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     library = fetch(PACKAGES["bitsandbytes"])
     found = extract("--ptx", library)

@@ -81,7 +81,7 @@ def test_it_needs_a_probe(image):
 
 
 def test_the_original_comes_along_on_request(image):
-    """`gpt-hook run --benchmark` and --memusage compare with it."""
+    """`gpt-hook run --benchmark` and --memusage compare with this code."""
     done = weave("-p", "block_sched", "--original", data=segment(element(image)))
     assert [list(CubinEditor(record["original"]).kernels) for record in done.kind("cubin")] == [[b"sums"], [b"copy"]]
 
@@ -107,7 +107,7 @@ def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
 
 
 def test_what_is_left_alone_follows_without_probes(image):
-    """tensorop_count has no place there; and requests from a hook are rejected by name."""
+    """tensorop_count has no place in this kernel; and requests from a hook are rejected by name."""
     done = weave("-p", "tensorop_count", data=segment(element(image)), status=1)
     assert [record["kind"] for record in done.records] == ["header", "cubin", "kernel", "kernel", "diag", "diag", "end"]
     assert [record["code"] for record in done.kind("kernel")] == ["no_place"] * 2
@@ -119,7 +119,7 @@ def test_what_is_left_alone_follows_without_probes(image):
 
 
 def test_a_kernel_has_no_more_registers_than_are_allowed(image):
-    """gpt-hook asks again with a limit if a block doesn't fit."""
+    """gpt-hook requests the kernel again with a register limit if a block doesn't fit."""
     for limit, kinds in ((64, {"module", "cubin", "map", "kernel"}), (16, {"module", "refused"})):
         module = records.make("module", id=7, type="cubin", arch="sm_90", only=["copy"], registers=limit)
         done = weave("-p", "gmem_bytes", data=segment(module, element(image, only=["copy"])))
@@ -145,7 +145,7 @@ def test_other_architectures_are_refused_as_a_whole(arch):
 
 
 def test_kernels_of_cuda_tile_are_left_alone(image):
-    """Their attribute LANGUAGE, which nvcc 13.5 writes, is 7; for C++ it's 3."""
+    """The attribute LANGUAGE, which nvcc 13.5 writes, is 7 for these kernels; for C++ it's 3."""
     for language, code in ((3, None), (7, "tile_kernel")):
         editor = CubinEditor(image)
         kernel = KernelEditor(editor, "copy")
@@ -235,7 +235,7 @@ def test_closed_libraries_are_left_alone_before_anything_is_decoded(image, libra
     known = build_id and read_table()["build-id"][0]
     found = records.make("library", path=library, type="elf", size=1, build_id=known)
     kernels = {"kernels": [{"name": name} for name in names]} if names else {}
-    nonsense = image.replace(b".nv.info.copy", b".nv.xxxx.copy")  # which isn't noticed
+    nonsense = image.replace(b".nv.info.copy", b".nv.xxxx.copy")  # this change isn't noticed
     done = explain(data=segment(found, element(nonsense, library, **kernels)))
     assert {row["kernel"]: row["code"] for row in rows(done)} == dict.fromkeys(("copy", "sums"), "closed_library")
     assert len(rows(done)) == 2

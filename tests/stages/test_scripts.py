@@ -1,4 +1,4 @@
-"""Test that the scripts over the stages replace links instead of following them."""
+"""The scripts built on the stages replace links instead of following them."""
 
 import os
 import subprocess

@@ -18,7 +18,7 @@ from tests import loaded
 
 MIB = 1 << 20
 
-# Starts the command from a small process, because a child's resident size includes its parent's.
+# Start the command from a small process, because a child's resident size includes its parent's.
 LAUNCH = """
 import os, sys
 pid = os.fork()
@@ -33,8 +33,8 @@ os._exit(code if code >= 0 else 128 - code)
 
 @dataclass(frozen=True)
 class Run:
-    """The result of a finished process. If it was measured, `memory` is its peak resident size in bytes, and
-    `seconds` the CPU time of it and its children, which hardly changes on a busy machine.
+    """The result of a finished process. If it was measured, `memory` is its peak resident size in bytes, and `seconds`
+    the CPU time of the process and its children, which hardly changes on a busy machine.
     """
 
     status: int
@@ -88,7 +88,9 @@ def run(
 
 
 def wait(process: subprocess.Popen[bytes], timeout: float) -> None:
-    """Wait for the end. Popen.wait with a timeout looks every 50 ms, which is most of a stage's time."""
+    """Wait for the process to end. Popen.wait with a timeout only checks every 50 ms, which is most
+    of a stage's time.
+    """
     number = os.pidfd_open(process.pid)
     try:
         if not select.select([number], [], [], timeout)[0]:
@@ -103,7 +105,9 @@ def extract(*args: str | Path, data: bytes = b"", cwd: Path | None = None, measu
 
 
 def located(libraries: Path | list[Path], used: str, *options: str, arch: str = "sm_90") -> bytes:
-    """Run extract | locate with the kernel names in `used`, whether or not a library has them; both must succeed."""
+    """Run extract | locate with the kernel names in `used`, whether or not a library has these kernels; both must
+    succeed.
+    """
     found = extract(*libraries) if isinstance(libraries, list) else extract(libraries)
     assert found.status == 0, found.err
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:

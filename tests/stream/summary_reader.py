@@ -1,4 +1,4 @@
-"""Sum up a trace like 'gpt-analyze summary'. Written from gpt-stream(5) alone: it imports nothing but msgpack."""
+"""Sum up a trace like `gpt-analyze summary`. It's written from gpt-stream(5) alone, and imports only msgpack."""
 
 import struct
 from collections import Counter, defaultdict

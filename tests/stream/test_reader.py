@@ -1,4 +1,4 @@
-"""A short reader written from gpt-stream(5) alone (summary_reader.py) finds the same as gpt-analyze."""
+"""A short reader written from gpt-stream(5) alone (summary_reader.py) gets the same results as gpt-analyze."""
 
 import ast
 import json
@@ -12,9 +12,9 @@ from tests.runtime import hooked
 from tests.stream import summary_reader
 
 SOURCE = Path(__file__).with_name("traced.c")
-LAUNCHED = 2 * 3 * 200  # calls that launch `one`: of two processes with three threads each
+LAUNCHED = 2 * 3 * 200  # calls that launch `one`, in two processes with three threads each
 REPLAYED = 2 * 5 * 2  # launches of it by graphs
-FAILED = 2 * 3  # launches that are counted although they failed, where launches aren't recorded as calls
+FAILED = 2 * 3  # failed launches that are counted if launches aren't recorded as calls
 RECORDED = {  # options, and launches of `one`
     "all": (("--calls", "all,-query"), LAUNCHED + REPLAYED),
     "gpu": (("--calls", "all,-query", "--gpu-time"), LAUNCHED + REPLAYED),
@@ -66,7 +66,7 @@ def test_it_finds_what_summary_finds(tmp_path, program, how):
     assert len(processes) == 2 and {one["status"] for one in processes.values()} == {0, 7}
 
     names = "calls", "counted", "failed", "total"
-    rows = [row for row in answers.get("functions", []) if "name" in row]  # the others are sums of a type
+    rows = [row for row in answers.get("functions", []) if "name" in row]  # the other rows are sums by type
     by_name = {key: {name: sums[name] for name in names} for key, sums in functions.items()}
     assert by_name == keep(rows, lambda row: (row["type"], row["op"], row["name"]), *names)
 
@@ -78,7 +78,7 @@ def test_it_finds_what_summary_finds(tmp_path, program, how):
     assert {name: (sums["launches"], sums["captured"], sums["gpu_calls"]) for name, sums in kernels.items()} == {
         name: (row["launches"], row["captured"], row.get("gpu_launches", 0)) for name, row in found.items()
     }
-    loading = any("for loading" in line for line in verdicts)  # which gpt-analyze takes out of the GPU time
+    loading = any("for loading" in line for line in verdicts)  # gpt-analyze subtracts that from the GPU time
     for name, sums in kernels.items():
         assert loading or sums["gpu_total"] == found[name].get("gpu_total", 0)
 

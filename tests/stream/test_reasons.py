@@ -1,4 +1,4 @@
-"""Reasons: one table for Python, C and gpt-stream(5); records of now and of before read alike."""
+"""Reasons: Python, C and gpt-stream(5) share one table; current and old records are read alike."""
 
 import io
 import re
@@ -30,7 +30,7 @@ def test_each_reason_has_a_text_and_an_advice_and_is_documented():
     assert documented == {code: text for code, (text, _) in TABLE.items()}
     assert all(text for text, _ in TABLE.values())
     assert [code for code, (_, advice) in TABLE.items() if not advice] == ["left_out"]
-    assert len({text for text, _ in TABLE.values()}) == len(TABLE)  # else a printed reason could be two
+    assert len({text for text, _ in TABLE.values()}) == len(TABLE)  # otherwise a printed reason could be ambiguous
     assert "\n## Kernels without PTX\n" in (ROOT / "README.md").read_text()
 
 
@@ -42,7 +42,8 @@ def test_each_code_that_is_used_is_in_the_table_and_each_in_it_is_used():
         for code in match
     } - {"", "code"}
     assert found <= set(TABLE)
-    assert set(TABLE) - found == {"stage_error", "no_place", "no_save"} - found | {OTHER, "supervisor"}  # one was split
+    # One reason was split.
+    assert set(TABLE) - found == {"stage_error", "no_place", "no_save"} - found | {OTHER, "supervisor"}
 
 
 def test_c_has_the_same_table(tmp_path):
@@ -68,7 +69,7 @@ def test_a_code_of_another_stage_is_printed_as_it_is():
     assert str(Reason("sass_hazard", "at 0x40")) == "sass_hazard: at 0x40" and not Reason("sass_hazard").advice
 
 
-OLD = {  # as the hook wrote them before there were codes
+OLD = {  # the sentences that the hook wrote before there were codes
     "its device is not known": ("no_device", ""),
     "the driver does not load it with probes: 209": ("load_refused", "209"),
     "no PTX comes with it": ("no_ptx", ""),
@@ -89,7 +90,7 @@ def test_a_sentence_of_before_has_a_code(sentence):
 
 
 def test_an_old_trace_reads_like_a_new_one():
-    """An old trace has only the sentence; counts and messages are the same."""
+    """An old trace only has the sentence; counts and messages are the same."""
     told = {}
     for age in ("old", "new"):
         made = [forge.launches(dict.fromkeys(range(1, len(OLD) + 1), 9))]

@@ -139,8 +139,8 @@ def read_sums(record, data):
 
 
 def read_reduced(path):
-    """By the map's name, for each launch of which only sums were kept: the size of its buffer, and its sums; of a
-    histogram the bins.
+    """For each map, by name, the launches for which only sums were kept: the size of the buffer, and its sums; for a
+    histogram, its bins.
     """
     path, found, maps = Path(path), {}, {}
     for record in records(path.read_bytes()):

@@ -28,7 +28,7 @@ static void *work(void *bytes) {
     for (int i = 0; i < 300; i++) {
         OK(D(cuMemcpyHtoDAsync_v2)(memory, host, size + i, stream));
         start(i % 3 ? one : two, stream);
-        D(cuStreamQuery)(stream); // 0 or CUDA_ERROR_NOT_READY, neither of which is a failure
+        D(cuStreamQuery)(stream); // returns 0 or CUDA_ERROR_NOT_READY, neither of which is a failure
     }
     OK(D(cuMemcpyDtoH_v2)(host, memory, size));
     assert(cuLaunchKernel(one, 0, 1, 1, 1, 1, 1, 0, stream, 0, 0)); // no blocks: it fails
@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 3; i++)
         pthread_join(threads[i], NULL);
     replay();
-    usleep(150000); // the rate of time stamps is then known from the `clock` at the end
+    usleep(150000); // so that the `clock` record at the end gives the rate of time stamps
     OK(D(cuCtxSynchronize)());
     if (argc > 1 && !child)
         exit(7); // so that the two processes end differently

@@ -48,11 +48,14 @@ PATTERNS = {
     "is none": r"\b(?:is|are|was|were) none\b",
     "is of": r"\b(?:is|are) of (?:a|an|the|that|this|one|another|its)\b",
     "comes of it": r"\b(?:comes?|came|become|becomes|became) of\b",
+    "all else, in turns, at one time": r"\b(?:all else|not all that|(?:in|by) turns|at one time|(?:its|their) like)\b",
+    "as something has it": r"(?:# |// |, )as \w+ (?:has|have|had) (?:it|them)\b",
+    "a docstring that begins with 'as'": r"\"\"\"As\b",
     "all the same, likewise, shall": r"\b(?:all the same|[Ll]ikewise|shall|put aside|by way of|as far as)\b",
 }
 COMPILED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in PATTERNS.items()}
 # A comment behind code whose noun is missing: `rows = []  # of launches`
-CLIPPED = re.compile(r"^\s*[^\s#/].*(?:\s#|//) (?:of|whose|whether)\b")
+CLIPPED = re.compile(r"^\s*[^\s#/].*(?:\s#|//) (?:of|whose|whether|that)\b")
 C_PROSE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 
 

@@ -1,15 +1,15 @@
-"""`make tally`: every probe in every kernel of the corpora (tests/tally/sources.py), and all their PTX through the
-grammar.
+"""`make tally`: weave every probe into every kernel of the corpora (tests/tally/sources.py), and parse all of their
+PTX.
 
     python -m tests.tally [-j N] [--minutes M] [--corpus NAME]... [--stale] [--fresh] [--report]
 
-Results go to XDG_CACHE_HOME/gpt-tests/tally/lines.jsonl, a line for a module or a kernel, written as soon as
-it is known: a run that was interrupted, or whose minutes are over, is taken up by the next one, which tries again what
-failed; with --stale also results from another state of this project. Without --minutes it goes on until all is
-done: hours. The sum goes to docs/figures/tally/tally.json, and the lines beside it, so that another machine goes on
-from there.
+Results go to XDG_CACHE_HOME/gpt-tests/tally/lines.jsonl, one line per module or kernel, written at once. So the next
+run continues a run that was interrupted or whose --minutes were over. It also retries failures and, with --stale,
+repeats work that was done with another version of this project. Without --minutes, it runs until everything is done,
+which takes hours. The summary goes to docs/figures/tally/tally.json, with the lines next to it, so that another machine
+can continue.
 
-Exit status: 0; 1 if something failed; 4 where a corpus cannot be had.
+Exit status: 0; 1 if something failed; 4 if a corpus isn't available.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.tally.plan import Piece, plan
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/figures/tally/tally.json"
 LINES = sources.CACHE / "lines.jsonl"
-JUDGED = ("gpt/ptx", "gpt/probe", "gpt/asm", "probes")  # every line has their digest
+JUDGED = ("gpt/ptx", "gpt/probe", "gpt/asm", "probes")  # the code under test; every line has its digest
 
 Line = dict[str, Any]
 
@@ -82,12 +82,12 @@ def main(argv: list[str]) -> int:
 
 
 def kept() -> Path:
-    """Return the lines next to the sum, from which another machine goes on."""
+    """Return the lines next to the summary, from which another machine can continue."""
     return RESULTS.with_name(f"{LINES.name}.xz")
 
 
 def begin(fresh: bool) -> None:
-    """Make the file of lines: empty, the existing ones, or the committed ones."""
+    """Create the file of lines: empty, with the existing lines, or with the committed ones."""
     LINES.parent.mkdir(parents=True, exist_ok=True)
     if fresh or not LINES.exists():
         LINES.write_bytes(lzma.decompress(kept().read_bytes()) if kept().exists() and not fresh else b"")
@@ -103,7 +103,7 @@ def read_lines() -> Iterator[Line]:
 
 
 def remaining(pieces: list[Piece], stale: bool) -> Iterator[Piece]:
-    """Return the work that's left, or failed the last time, or, with `stale`, was done with other code."""
+    """Return the remaining work: pieces not done, failed, or, with `stale`, done with another version of the code."""
     good: dict[tuple[str, str], bool] = {}
     for line in read_lines():
         good[line["module"], line["kernel"]] = not is_failure(line) and (not stale or line["code"] == code())
@@ -124,11 +124,11 @@ def is_failure(line: Line) -> bool:
 
 
 def sweep(pieces: list[Piece], jobs: int, end: float | None) -> None:
-    """Do the pieces in their order until the time is up; finish the ones that have begun."""
+    """Do the pieces in order until time is up; finish the ones that have started."""
     console = Console(stderr=True)
     waiting = iter(pieces)
     done = 0
-    if LINES.stat().st_size and not LINES.read_bytes().endswith(b"\n"):  # a crash has torn the last one
+    if LINES.stat().st_size and not LINES.read_bytes().endswith(b"\n"):  # a crash has truncated the last line
         with open(LINES, "ab") as file:
             file.write(b"\n")
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
@@ -145,7 +145,7 @@ def sweep(pieces: list[Piece], jobs: int, end: float | None) -> None:
 
 
 def do(piece: Piece) -> None:
-    """Do one piece in a process of its own; its lines are written as they come."""
+    """Do one piece in its own process; write its lines as they arrive."""
     module = piece.module
     data = module.data()
     if piece.whole:
@@ -157,7 +157,7 @@ def do(piece: Piece) -> None:
 
 
 def write(piece: Piece, kernel: str, found: Line) -> None:
-    """Append a line in one write, as several processes do."""
+    """Append a line with a single write, because several processes append."""
     module = piece.module
     line = {"corpus": module.corpus, "module": module.digest, "name": module.name, "kernel": kernel, "code": code()}
     with open(LINES, "ab", buffering=0) as file:

@@ -1,10 +1,10 @@
 """The tally's checks of a module and of a kernel, and its records of the results.
 
-A module is cut, each of its items goes through the grammar, is printed, and has the tokens that it had. A kernel is
-pruned to what it needs, and that is printed too: ptxas must make the same cubin of it, byte for byte, or, where it has
-debug information, which knows the lines of the text, the same instructions. Then the built-in probes go in: `alone`,
-one at a time, or `joint`, all at once, plus the ones in BOUNDED alone. Woven kernels can be unwoven, and ptxas
-assembles it.
+A module is scanned; each item is parsed and printed, and must keep its tokens. A kernel is pruned to the code that it
+needs, parsed and printed: ptxas must compile it to the same cubin, byte for byte. With debug information, which
+contains line numbers of the text, the instructions must be the same. Then the built-in probes are woven in: `alone`,
+one at a time, or `joint`, all at once, plus each of BOUNDED alone. It must be possible to unweave woven kernels, and
+ptxas must assemble them.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from gpt.ptx.scan import Module, scan_module
 from tests import cuda
 from tests.ptx.tokens import tokens
 
-TIMEOUT = 600  # seconds of ptxas, as gpt-asm has it
-WHOLE = 1 << 18  # bytes of a module that ptxas gets whole, twice
-OLDEST = GpuTarget(7, 5, "")  # that ptxas knows
-BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # these should add few registers
+TIMEOUT = 600  # seconds for ptxas, the default of gpt-asm
+WHOLE = 1 << 18  # modules up to this size are assembled as a whole, twice
+OLDEST = GpuTarget(7, 5, "")  # the oldest architecture that ptxas knows
+BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # probes that should add few registers
 NOWHERE = "no probe applies to it"
 Result = dict[str, Any]
 
 
 @cache
 def probes() -> dict[str, Any]:
-    """Return the built-in probes, proved harmless."""
+    """Return the built-in probes, verified."""
     found = {path.stem: load.load_probes(path) for path in sorted(load.BUILTIN.glob("*.toml"))}
     for file in found.values():
         verify.verify(file)
@@ -52,13 +52,13 @@ def probes() -> dict[str, Any]:
 
 @cache
 def assembler(relocatable: bool) -> Assembler:
-    """Return the ptxas of the extra `cuda`; CUDA_HOME may lead to a newer one for newer PTX."""
+    """Return the ptxas of the extra `cuda`. CUDA_HOME may name a newer one for newer PTX."""
     os.environ["GPT_PTXAS"] = str(cuda.tool("ptxas"))
     return Assembler([GpuTarget(9, 0, "")], Options(relocatable=relocatable, timeout=TIMEOUT), Cache(None))
 
 
 def device_of(text: bytes) -> GpuTarget:
-    """Return the target to assemble a module for: its own, or the oldest that ptxas knows."""
+    """Return the target to assemble a module for: its own target, or the oldest that ptxas supports."""
     head = find_head(text)
     own = find_target((head and head.target) or "") or OLDEST
     return max(own, OLDEST)
@@ -70,7 +70,7 @@ def assemble(text: bytes, name: str, relocatable: bool = False) -> TargetCode:
 
 
 def code_of(cubin: bytes) -> str:
-    """Return nvdisasm's reading of it, without the line numbers that ptxas appends to names."""
+    """Return nvdisasm's listing, without the line numbers that ptxas appends to names."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cubin")
         path.write_bytes(cubin)
@@ -78,7 +78,9 @@ def code_of(cubin: bytes) -> str:
 
 
 def check_module(data: bytes, name: str) -> Result:
-    """Check a module: `parsed`, and `same` if ptxas got all of it; each "ok" or a fault."""
+    """Check a module: whether it's `parsed`, and whether ptxas compiles the printed text to the `same` code; each is
+    "ok" or a fault.
+    """
     start = time.process_time()
     found: Result = {"parsed": "ok", "same": None}
     try:
@@ -102,9 +104,10 @@ def check_module(data: bytes, name: str) -> Result:
 
 
 def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, TargetCode | None]:
-    """Return whether ptxas compiles a text and the printed tree to the same code, and the code, relocatable or not.
+    """Return whether ptxas compiles a text and its printed tree to the same code; whether that's relocatable; and the
+    code.
 
-    Only "ok" or a text that begins with "differs" or "not parsed" say something of us.
+    Only "ok", or a text that begins with "differs" or "not parsed", is a statement about our code.
     """
     try:
         before = assemble(data, name, relocatable)
@@ -125,7 +128,7 @@ def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, Ta
 
 
 def check_kernel(module: Module, kernel: str, alone: bool) -> Result:
-    """Check a kernel: whether it's the `same` after parsing and printing, and the result of each probe."""
+    """Check a kernel: whether it's the `same` after parsing and printing, and the result for each probe."""
     start = time.monotonic()
     try:
         data = prune(module, [kernel])
@@ -150,11 +153,11 @@ class Kernel:
         self.relocatable, self.before = relocatable, before
 
     def each(self, names: Iterable[str]) -> dict[str, Result]:
-        """Return the results of these probes, each alone."""
+        """Return the result for each of these probes alone."""
         return {name: self.weave([name]) for name in names}
 
     def joint(self) -> dict[str, Result]:
-        """Return the result of all probes together or, if that fails or one keeps the others out, of each alone."""
+        """Return the result for all probes together or, if that fails or one excludes the others, for each alone."""
         everything = list(probes())
         together = self.weave(everything)
         if together["status"] != "woven":
@@ -164,7 +167,9 @@ class Kernel:
         return found | self.each(name for name in BOUNDED if name in places)
 
     def weave(self, names: list[str]) -> Result:
-        """Weave once. `status` is woven, nowhere (nothing to probe), left (with `why`), or failed (with `why`)."""
+        """Weave once. `status` is woven, nowhere (nothing to probe), left (skipped; `why` has the reason), or failed
+        (with `why`).
+        """
         try:
             woven = weave(
                 self.data, self.kernel, [probes()[name] for name in names], self.name, relocatable=self.relocatable
@@ -175,7 +180,7 @@ class Kernel:
             return {"status": "left", "why": error.fact}
         except GptError as error:
             return {"status": "failed", "why": str(error)}
-        except Exception as error:  # a bug: the tally goes on
+        except Exception as error:  # a bug: record it and go on
             return {"status": "failed", "why": f"{type(error).__name__}: {error}"}
         if unweave(woven.data) != self.data:
             return {"status": "failed", "why": "unweaving gives another text"}
@@ -186,7 +191,7 @@ class Kernel:
         return {"status": "woven", **self.added(woven, after)}
 
     def added(self, woven: Woven, after: TargetCode) -> Result:
-        """Return the registers and spilled bytes that probes cost, from the records of `gpt-asm --compare`."""
+        """Return the registers and spilled bytes that probes add, from the records of `gpt-asm --compare`."""
         old, new = self.before.kernels[self.kernel], after.kernels[self.kernel]
         found: Result = {key: new[key] - old[key] for key in ("registers", "spills") if key in new and key in old}
         found["woven"] = sorted({site.probe.partition(".")[0] for site in woven.sites if site.woven})

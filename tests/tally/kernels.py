@@ -1,6 +1,6 @@
-"""The kernels of tests/tally/corpus in Python: each function changes its arrays like the kernel of the same name.
+"""The kernels of tests/tally/corpus in Python. Each function changes its arrays like the kernel of the same name.
 
-What CUDA gives an `int` wraps around; where threads race, or a library's function is approximate, launches.py says so.
+CUDA's `int` arithmetic wraps around. Where threads race, or a library function is approximate, launches.py has a note.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def integers(random: Random, count: int, least: int = -(1 << 31), end: int = 1 <
 
 
 def dyadic(random: Random, count: int, bits: int = 12, type_: Any = f32) -> Array:
-    """Make numbers below 8 with this many bits, so that sums of a few products are exact or rounded once."""
+    """Make numbers below 8 with this many bits, so that sums of a few products are exact or need one rounding."""
     return (random.integers(-(1 << bits), 1 << bits, count) / (1 << (bits - 3))).astype(type_)
 
 
 def nothing(*_: Any) -> None:
-    """Do nothing: this is checked in another way."""
+    """Do nothing: this kernel is checked in another way."""
 
 
 def assign(place: int, index: int, value: Any) -> Callable[..., None]:
@@ -121,7 +121,8 @@ def cgk(p: Array) -> None:
 
 
 def hf(h: Array, h2: Array, b: Array, b2: Array, e: Array, f: Array) -> None:
-    # h[0] is 0, and becomes exp(0) = 1, less than h[1]: then h[2]. b and b2 are the high halves of floats.
+    # h[0] is 0, and becomes exp(0) = 1, which is less than h[1], so the result is h[2]. b and b2 are the high halves of
+    # floats.
     b[0] = (f32(2.25) + f[0]).view(u32) >> 16
     b2[:2] = [f32(x * x + y).view(u32) >> 16 for x, y in ((2.0, 0.5), (1.5, 3.0))]
     e[0] = 0x4C  # 6
@@ -157,7 +158,7 @@ def lm(p: Array, n: Any) -> None:
 
 
 def lm_values(random: Random) -> list[Any]:
-    """Return values such that p[1] becomes n - 1, the one byte of alloca that's set."""
+    """Return values such that p[1] becomes n - 1, the only byte of alloca that's set."""
     while True:
         p = random.integers(0, 64, 64).astype(i32)
         if swapped(p, 40)[1] == 39:
@@ -284,7 +285,7 @@ def wp(p: Array, f: Array) -> None:
 
 
 def _wp_last(v: int, b: int) -> int:
-    """Return the results of byte_perm, which is v; dp4a, vadd4, funnelshift_l, mulhi, sad, umul24."""
+    """Return the results of byte_perm (which is v), dp4a, vadd4, funnelshift_l, mulhi, sad, umul24."""
     signed, bytes_ = wrap(v), v.to_bytes(4, "little")
     dot = b + sum(((one ^ 128) - 128) ** 2 for one in bytes_)
     four = sum((x + y & 255) << 8 * i for i, (x, y) in enumerate(zip(bytes_, b.to_bytes(4, "little"), strict=True)))

@@ -1,8 +1,9 @@
-"""The kernels of tests/tally/corpus: their launches, and their effect in Python.
+"""The kernels of tests/tally/corpus: their launches, and what they compute, in Python.
 
-A launch has values for the parameters: arrays are buffers, numbers and bytes are given as they are. `does` gets copies
-of them and changes the arrays as the kernel does. `open_` says what of a buffer no reference and no two devices need
-agree on, as threads race there, or it is an address or a clock; `near` how far an approximation may be off.
+A launch has values for the parameters: arrays become buffers, numbers and bytes are passed as they are. `does` gets
+copies of them and changes the arrays as the kernel does. `open_` names the parts of a buffer that may differ between
+any two devices, because threads race there, or because they hold addresses or clock values. `near` is the tolerance for
+approximations.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ from tests.tally.kernels import (
 
 @dataclass(frozen=True)
 class Launch:
-    """`kernel` is a regular expression that one kernel of the source matches, `counts` what built-in probes see."""
+    """`kernel` is a regular expression that matches one kernel of the source; `counts` has the counts that built-in
+    probes must show.
+    """
 
     source: str
     kernel: str
@@ -77,17 +80,19 @@ class Launch:
     block: int | tuple[int, ...]
     values: Callable[[Random], list[Any]]
     does: Callable[..., None]
-    open_: Mapping[int, Any] = field(default_factory=dict)  # by buffer: an index or slice
-    near: Mapping[int, float] = field(default_factory=dict)  # by buffer: relative, of the largest too
-    check: Callable[[list[Array], list[Array]], bool] | None = None  # for undefined results: buffers before and after
+    open_: Mapping[int, Any] = field(default_factory=dict)  # for each buffer, an index or slice
+    # For each buffer, the tolerance relative to each value and to the largest.
+    near: Mapping[int, float] = field(default_factory=dict)
+    # For undefined results; takes the buffers before and after.
+    check: Callable[[list[Array], list[Array]], bool] | None = None
     shared: int = 0
     cooperative: bool = False
     variables: Mapping[str, bytes | int] = field(default_factory=dict)
-    after: tuple[bytes, ...] = ()  # contents of the variables that have a size
-    linked: bytes = b""  # PTX that the kernel is linked with
-    cluster: int = 1  # blocks for each of the grid, which counts clusters
+    after: tuple[bytes, ...] = ()  # expected contents of the variables that have a size
+    linked: bytes = b""  # PTX to link the kernel with
+    cluster: int = 1  # blocks per cluster; the grid then counts clusters
     simulated: bool = True
-    fault: bool = False  # it ends with one
+    fault: bool = False  # the launch must end with a fault
     counts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -114,11 +119,11 @@ class Launch:
         return -(-self.threads // 32)
 
     def given(self) -> list[Any]:
-        """Return the values, the same each time."""
+        """Return the parameter values, which are the same each time."""
         return self.values(np.random.default_rng(15))
 
     def job(self, image: bytes, kernel: str, maps: list[int] | None = None) -> Job:
-        """Return the launch of an image, with buffers of these sizes after the parameters."""
+        """Return the launch of a device image, with buffers of these sizes appended to the parameters."""
         values: list[bytearray | bytes] = []
         for value in self.given():
             data = value if isinstance(value, bytes) else value.tobytes()
@@ -134,7 +139,7 @@ class Launch:
         return [value for value in self.given() if isinstance(value, np.ndarray)]
 
     def wanted(self) -> list[Array]:
-        """Return the buffers as the kernel should leave them."""
+        """Return the expected final contents of the buffers."""
         values = self.given()
         with np.errstate(all="ignore"):
             self.does(*values)
@@ -175,7 +180,9 @@ class Launch:
 
 
 def tiles(side: int, n: int) -> dict[str, int]:
-    """Count for gemm: each thread loads two elements of each tile and stores one; two barriers per tile."""
+    """Return the counts for gemm: each thread loads two elements of each tile and stores one; there are two barriers
+    per tile.
+    """
     return {"read": 8 * n // side * n * n, "loads": 2 * n // side * n * n, "written": 4 * n * n, "waits": 2 * n // side}
 
 
@@ -271,7 +278,7 @@ LAUNCHES: list[Launch] = [
            wm),
 ]  # fmt: skip
 
-# Kernels that are not launched, and why: by source, or by a part of their name.
+# Kernels that aren't launched, with the reason: by source, or by a part of their name.
 LEFT = {
     "cub_all": "takes structures of the library's",
     "thrust_all": "takes structures of the library's",
@@ -285,7 +292,7 @@ LEFT = {
 
 
 def images(source: str, ptx: bytes) -> Iterator[tuple[Launch, str, bytes]]:
-    """Yield the launches of a source, each with its kernel and that kernel's PTX.
+    """Yield the launches of a source, each with its kernel's name and PTX.
 
     Variables become visible: nvcc hides variables that no host code refers to.
     """

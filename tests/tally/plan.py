@@ -1,10 +1,10 @@
-"""The order of the work, in which the pieces done so far are always a sample of every kind of kernel.
+"""Order the work so that the pieces done so far are always a sample of every kind of kernel.
 
 Modules are divided into strata by corpus, target and size (within a factor of four). Within a stratum they're ordered
-by digest, so effectively at random: first the first piece of each, then the second pieces. A piece is the module itself
-and some of its kernels, or more of its kernels. All strata get the same share of the time, which is estimated from
-bytes: the next piece is from the stratum whose sum, including the piece, is least. Modules that take the grammar long
-are separate pieces at the end. The order is the same each time.
+by digest, so effectively at random: first the first piece of each module, then the second pieces, and so on. A piece is
+the module itself and some of its kernels, or more of its kernels. All strata get the same share of the time, which is
+estimated from sizes: the next piece comes from the stratum whose total, including that piece, is lowest. Modules that
+take long to parse are separate pieces at the end. The order is the same each time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from typing import NamedTuple
 
 from tests.tally.sources import Module
 
-PIECE = 4  # kernels, and one more for each PER bytes of the module, which each piece cuts anew
+PIECE = 4  # kernels per piece, plus one for each PER bytes of the module, because each piece scans it again
 PER = 8 << 20
-LONG = 4 << 20  # bytes of a module that takes long: the grammar does half a megabyte a second
-ALONE = 8  # one kernel in ALONE gets each probe alone; all kernels do in corpora of at most SMALL
+LONG = 4 << 20  # modules from this size on take long: parsing does half a megabyte a second
+ALONE = 8  # one in ALONE kernels gets each probe alone, or every kernel in corpora of at most SMALL
 SMALL = 64
-LARGE = 1 << 18  # bytes of a kernel for which ptxas takes longer with all probes at once than with each alone
-FIXED = 3000  # bytes that would take as long as what each kernel takes whatever its size
-GRAMMAR = 16  # bytes of a module that take the grammar as long as one of a kernel takes all the rest
+LARGE = 1 << 18  # from this size on, ptxas takes longer with all probes at once than with each alone
+FIXED = 3000  # fixed cost of a kernel, in bytes
+GRAMMAR = 16  # parsing this many bytes of a module takes as long as the other checks for one byte of a kernel
 
 
 class Piece(NamedTuple):
-    """Some kernels of a module, each with whether it gets every probe alone; `whole`: and the module itself."""
+    """Some kernels of a module, each with a flag that says whether it gets every probe alone. `whole` includes the
+    module itself.
+    """
 
     module: Module
     whole: bool
@@ -73,5 +75,5 @@ def _cost(piece: Piece) -> int:
 
 
 def _number(kernel: str) -> int:
-    """Return a number that's independent of the kernel's contents."""
+    """Return a number that doesn't depend on the kernel's contents."""
     return int.from_bytes(hashlib.sha256(kernel.encode("latin-1", "replace")).digest()[:8], "big")

@@ -1,4 +1,4 @@
-"""Summarize the tally's lines: a summary to commit, and its tables."""
+"""Summarize the tally's lines: a summary to commit, and tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Line = dict[str, Any]
 
 
 def summarise(modules: Iterable[Module], lines: Iterable[Line]) -> dict[str, Any]:
-    """Return the counts per corpus, added registers and spills, and failures. The last line about a kernel counts."""
+    """Return the counts per corpus, added registers and spills, and failures. If a kernel has several lines, the last
+    one counts.
+    """
     latest = {(line["module"], line["kernel"]): line for line in lines}
     everything = list(modules)
     corpora: dict[str, Line] = {}
@@ -78,12 +80,12 @@ def _corpus(modules: list[Module], latest: dict[tuple[str, str], Line], failures
 
 
 def is_ours(same: str | None) -> bool:
-    """Return whether ptxas accepted the original, so that any failure is ours."""
+    """Return whether ptxas accepted the original, which makes any failure ours."""
     return same is None or not same.startswith("ptxas:")
 
 
 def _general(why: str) -> str:
-    """Return a reason without the names in it."""
+    """Return a reason with the names removed."""
     return QUOTED.sub("..", why)[:160]
 
 
@@ -130,7 +132,7 @@ def tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def markdown(table: Table) -> Iterator[str]:
-    """Yield the lines of a Markdown table, without blanks that only a terminal needs."""
+    """Yield the lines of a Markdown table, without the blanks that only a terminal needs."""
     cells = zip(*(column.cells for column in table.columns), strict=True)
     yield _line(str(column.header) for column in table.columns)
     yield _line("---:" if column.justify == "right" else "---" for column in table.columns)
@@ -154,7 +156,8 @@ def _cells(row: dict[str, int]) -> Iterable[str]:
     yield f"{row['modules']:,}"
     yield _share(row["modules_parsed"], row["modules_swept"])
     yield f"{row['kernels']:,}"
-    share = f" ({100 * row['kernels_swept'] // row['kernels']}%)" if row["kernels"] else ""  # 100 % is all of them
+    # Rounded down, so that 100 % means all of them.
+    share = f" ({100 * row['kernels_swept'] // row['kernels']}%)" if row["kernels"] else ""
     yield f"{row['kernels_swept']:,}{share}"
     yield _share(row["same"], row["kernels_swept"] - row["unjudged"])
     yield f"{row['woven']:,}"

@@ -1,10 +1,10 @@
-"""Fetch or compile the tally's PTX: four kinds of corpus, each stored once in the cache as PTX files.
+"""Fetch or compile the tally's PTX: four kinds of corpora, each cached as PTX files.
 
     XDG_CACHE_HOME/gpt-tests/tally/CORPUS/NAME.ptx      the modules
     XDG_CACHE_HOME/gpt-tests/tally/CORPUS/index.json    their contents, once the corpus is complete
 
-Wheels are pinned; Triton's, tinygrad's and the ptxas's that knows the newest PTX go into folders of their own
-beside the corpora, not into the environment.
+Wheels are pinned. The wheels of Triton, tinygrad and the ptxas for the newest PTX are installed into folders of their
+own next to the corpora, not into the environment.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PLATFORMS = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_17", "2014", "_
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
 ARCHS = ("75", "80", "90", "90a", "100a")
 RELOCATABLE = ("cdp", "rdcext")  # sources that need -rdc=true
-SINCE = {"cluster": 90, "setmaxnreg": 90, "tma": 90}  # compute capability that a source needs
-NEWEST = "nvidia-cuda-nvcc==13.5.37"  # its ptxas; the extra `cuda` has one that is asked first
+SINCE = {"cluster": 90, "setmaxnreg": 90, "tma": 90}  # minimum compute capability of a source
+NEWEST = "nvidia-cuda-nvcc==13.5.37"  # used if the ptxas of the extra `cuda` is too old
 WHEELS = {
     "nccl": "nvidia-nccl-cu12==2.27.5",
     "xgboost": "xgboost==3.4.1",
@@ -45,9 +45,9 @@ WHEELS = {
     "ctranslate2": "ctranslate2==4.8.5",
 }
 GENERATORS = {"triton": "triton==3.5.0", "tinygrad": "tinygrad==0.14.0"}
-GENERATED = {  # targets: Triton makes sm_90a and sm_100a of its last two
+GENERATED = {  # targets; Triton turns its last two into sm_90a and sm_100a
     "triton": ("75", "80", "90", "100"),
-    "tinygrad": ("75", "80", "90", "120"),  # for sm_100 it writes a PTX version that does not have it
+    "tinygrad": ("75", "80", "90", "120"),  # for sm_100, it writes a PTX version without that target
 }
 FIELDS = re.compile(rb"\.version\s+(\S+)\s+\.target\s+(\w+)")
 
@@ -63,14 +63,14 @@ class Module(NamedTuple):
     target: str
     size: int
     kernels: list[str]
-    sizes: list[int]  # bytes of the kernels' own text
+    sizes: list[int]  # bytes of each kernel's own text
 
     def data(self) -> bytes:
         return (CACHE / self.path).read_bytes()
 
 
 def iter_sources(folder: Path, jobs: int) -> Iterator[tuple[str, bytes]]:
-    """Compile tests/tally/corpus for each target, by nvcc."""
+    """Compile tests/tally/corpus for each target with nvcc."""
 
     def build(source: Path, arch: str) -> tuple[str, bytes]:
         return f"{source.stem}.sm_{arch}", compile_source(source, arch, folder / f"{source.stem}.sm_{arch}.nvcc")
@@ -113,7 +113,7 @@ def iter_wheel(wheel: str, folder: Path, jobs: int) -> Iterator[tuple[str, bytes
 
 
 def iter_generated(name: str, folder: Path, jobs: int) -> Iterator[tuple[str, bytes]]:
-    """Write PTX with NAME_kernels.py and the package of that name, for each target."""
+    """Generate PTX for each target, using NAME_kernels.py and the package of that name."""
     library = install(GENERATORS[name])
     for arch in GENERATED[name]:
         out = folder / arch
@@ -130,7 +130,7 @@ def _environment(*more: Path) -> dict[str, str]:
 
 
 def install(wheel: str) -> Path:
-    """Return the folder with a package of its own, installed when it's first needed."""
+    """Return a folder in which a package is installed; it's installed on first use."""
     folder = CACHE / wheel
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ CORPORA: dict[str, Callable[[Path, int], Iterator[tuple[str, bytes]]]] = {
 
 
 def load(corpus: str, jobs: int = 1) -> list[Module]:
-    """Return the modules of a corpus, each text once; made first if they aren't there.
+    """Return the modules of a corpus, without duplicate texts. The corpus is made if it isn't there.
 
     Raises RuntimeError, CalledProcessError, OSError.
     """
@@ -174,26 +174,26 @@ def _lay_out(corpus: str, texts: Iterator[tuple[str, bytes]], folder: Path) -> I
 
 
 def describe(corpus: str, path: str, name: str, digest: str, data: bytes) -> Module:
-    """Return a module's entry in the index. If it can't be scanned, it has no kernels; the tally will say why."""
+    """Return a module's entry in the index. If it can't be scanned, it has no kernels; the tally reports the reason."""
     found = FIELDS.search(data)
     version, target = (found[1].decode(), found[2].decode()) if found else ("", "")
     try:
         kernels = [(item.name, item.end - item.start) for item in scan_module(data, name).entries]
-    except Exception:  # whatever it is, the check reports it
+    except Exception:  # any exception; the check reports it
         kernels = []
     names, sizes = [kernel for kernel, _ in kernels], [size for _, size in kernels]
     return Module(corpus, path, name, digest, version, target, len(data), names, sizes)
 
 
 def newest_cuda() -> Path:
-    """Return a folder with `bin/ptxas` for PTX that's too new for the extra `cuda`."""
+    """Return a folder with `bin/ptxas`, for PTX that's too new for the extra `cuda`."""
     (home,) = install(NEWEST).glob("nvidia/cu[0-9]*")
     (home / "bin" / "ptxas").chmod(0o755)
     return home
 
 
 def provenance() -> dict[str, Any]:
-    """Return the tools that made the corpora."""
+    """Return the names and versions of the tools that made the corpora."""
     found = re.search(r"V[\d.]+", cuda.run("ptxas", "--version"))
     versions = {"ptxas": found[0] if found else "", "newest": NEWEST}
     return versions | {"wheels": [*WHEELS.values(), *GENERATORS.values()]}

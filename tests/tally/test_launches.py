@@ -1,4 +1,4 @@
-"""tests/tally/corpus, compiled by nvcc, computes on the simulated device what the sources say."""
+"""tests/tally/corpus, compiled by nvcc, gives the right results on the simulated device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_results(source, tmp_path):
 
 @pytest.mark.parametrize("source", [full(name) for name in SOURCES])
 def test_probes(source, tmp_path):
-    """Every built-in probe is in every kernel."""
+    """Every kernel has every built-in probe."""
     found = [
         (one, ptx, list(woven.cases(one, name, ptx))) for one, name, ptx in images(source, compiled(source, tmp_path))
     ]

@@ -1,7 +1,7 @@
-"""A sample of the tally (`make tally`): it reports faults, and can be interrupted.
+"""A sample of the tally (`make tally`) finds no faults; the tally reports faults, and can be interrupted.
 
-Of tests/tally/corpus each source for one of the targets, but for the three that take nvcc longest; of libraries from
-PyPI (tests/packages.py) some kernels.
+The sample has each source of tests/tally/corpus for one target, except the three that nvcc takes longest for, and some
+kernels of libraries from PyPI (tests/packages.py).
 """
 
 import json
@@ -23,12 +23,12 @@ from tests.tally.plan import plan
 SLOW = ("blockcub", "cub_all", "thrust_all")
 SOURCES = sorted(path for path in (sources.HERE / "corpus").glob("*.cu") if path.stem not in SLOW)
 STATUSES = {"woven", "nowhere", "left"}
-LONG = 20_000  # bytes of a kernel that takes too long for a sample
-NEWEST = b".version 9.0"  # that the ptxas of the tests knows
+LONG = 20_000  # kernels from this size on take too long for a sample
+NEWEST = b".version 9.0"  # newest PTX version for the ptxas of the tests
 
 
 def sound(found):
-    """Check that the tally found no fault of ours in a kernel, and return the probes that went into it."""
+    """Check that the tally found no fault of ours in a kernel, and return the probes that were woven into it."""
     assert found["same"] == "ok"
     assert not tally.is_failure(found)
     assert {result["status"] for result in found["probes"].values()} <= STATUSES, found
@@ -113,7 +113,7 @@ def test_a_module_that_cannot_be_cut_is_a_failure():
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    """Return two corpora of small modules in a cache of their own."""
+    """Return two corpora of small modules, in a separate cache."""
     monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(tally, "LINES", tmp_path / "cache" / "lines.jsonl")
     monkeypatch.setattr(tally, "RESULTS", tmp_path / "results" / "tally.json")
@@ -130,7 +130,7 @@ def corpus(tmp_path, monkeypatch):
 def test_everything_is_done_once_and_added_up(corpus, capsys, monkeypatch):
     assert tally.main(["-j", "1"]) == 0
     lines = tally.LINES.read_text()
-    assert len(lines.splitlines()) == 3 + 3  # modules and kernels: the same text counts once
+    assert len(lines.splitlines()) == 3 + 3  # modules and kernels; identical texts count once
     (summary,) = [json.loads(tally.RESULTS.read_text())]
     one, two = summary["corpora"]["one"], summary["corpora"]["two"]
     assert (one["modules"], one["kernels"], one["kernels_swept"], one["kernels_same"]) == (2, 3, 3, 3)
@@ -141,13 +141,13 @@ def test_everything_is_done_once_and_added_up(corpus, capsys, monkeypatch):
     assert added["kernels"] == 3
     assert added["median"] <= added["max"] < 20
     assert "3 of 3" in capsys.readouterr().out
-    assert tally.main(["-j", "1", "--stale"]) == 0  # nothing is left to do
+    assert tally.main(["-j", "1", "--stale"]) == 0  # there's nothing left to do
     assert tally.LINES.read_text() == lines
-    tally.LINES.unlink()  # as on another machine
+    tally.LINES.unlink()  # as if on another machine
     assert tally.main(["-j", "1", "--stale"]) == 0
     assert tally.LINES.read_text() == lines
     monkeypatch.setattr(tally, "code", lambda: "other")
-    assert tally.main(["-j", "1", "--stale"]) == 0  # all of it is
+    assert tally.main(["-j", "1", "--stale"]) == 0  # everything is left to do
     assert len(tally.LINES.read_text().splitlines()) == 2 * len(lines.splitlines())
     assert tally.main(["--fresh", "--report"]) == 0
     assert json.loads(tally.RESULTS.read_text())["corpora"]["one"]["kernels_swept"] == 0
@@ -157,7 +157,7 @@ def test_an_interrupted_run_is_taken_up_and_failures_are_tried_again(corpus):
     tally.main(["-j", "1"])
     lines = tally.LINES.read_bytes().splitlines(keepends=True)
     failed = {**json.loads(lines[1]), "same": "differs"}
-    rest = b"".join(lines[2:-1]) + lines[-1][:20]  # the last one was torn
+    rest = b"".join(lines[2:-1]) + lines[-1][:20]  # the last line is truncated
     tally.LINES.write_bytes(lines[0] + json.dumps(failed).encode() + b"\n" + rest)
     assert tally.main(["--report"]) == 1
     assert json.loads(tally.RESULTS.read_text())["failed"] == 1

@@ -1,5 +1,5 @@
-"""Kernels of tinygrad's PTX renderer, made without a GPU: python tinygrad_kernels.py ARCH FOLDER, with tinygrad
-importable. The device is its NULL, which schedules and renders, and runs nothing.
+"""Kernels of tinygrad's PTX renderer, generated without a GPU: `python tinygrad_kernels.py ARCH FOLDER`, with tinygrad
+importable. The device is tinygrad's NULL, which schedules and renders, but runs nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How often a launch of launches.py reads and writes each byte of its buffers, in closed form.
 
-By source and kernel: for each buffer, by the number of its parameter, offset and bytes of every access of a thread, or
-None where that's the compiler's choice. Counts per byte are compared, because accesses may be joined.
+By source and kernel. Each buffer, identified by its parameter number, has offset and size of every access that a thread
+makes, or None if that's up to the compiler. Counts are compared per byte, because accesses may be combined.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def each(count: int, width: int, repeats: int = 1) -> Array:
 
 
 def tiles(side: int, n: int) -> Touched:
-    """Return the accesses of a product whose blocks load a row of a's tiles and a column of b's."""
+    """Return the accesses of a matrix product whose blocks load a row of a's tiles and a column of b's."""
     return {0: each(n * n, 4, n // side), 1: each(n * n, 4, n // side), 2: each(n * n, 4)}
 
 
@@ -51,7 +51,7 @@ TOUCHED: dict[tuple[str, str], Callable[[], Touched]] = {
 
 
 def times(rows: Array, size: int) -> Array:
-    """Return how often each byte is touched."""
+    """Return how often each byte is accessed."""
     steps = np.zeros(size + 1, np.int64)
     np.add.at(steps, rows[:, 0], 1)
     np.add.at(steps, rows[:, 0] + rows[:, 1], -1)

@@ -1,7 +1,7 @@
-"""Kernels in Triton, compiled to PTX without a GPU: python triton_kernels.py ARCH FOLDER, with triton importable.
+"""Triton kernels, compiled to PTX without a GPU: `python triton_kernels.py ARCH FOLDER`, with triton importable.
 
-They look like the kernels that people write in it: tiles, masks, loops over blocks, tensor cores, reductions and
-scans, atomics, random numbers, several pipeline stages and numbers of warps.
+They're like the kernels that people write: tiles, masks, loops over blocks, tensor cores, reductions and scans,
+atomics, random numbers, various numbers of pipeline stages and warps.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ MATMUL = {"m": "i32", "n": "i32", "k": "i32", "sam": "i32", "sbk": "i32", "scm":
 TILE = {"M": 64, "N": 64, "K": 32, "INT": False}
 THREE = {"m": "i32", "n": "i32", "k": "i32"}
 HEADS = {"q": P16, "k": P16, "v": P16, "out": P16, "length": "i32", "scale": "fp32"}
-JOBS = {  # name: kernel, types, constants, options, oldest target
+JOBS = {  # name -> kernel, types, constants, options, oldest target
     "add": (add, {"x": P32, "y": P32, "out": P32, "n": "i32"}, {"BLOCK": 1024}, {}, 75),
     "add_half": (add, {"x": P16, "y": P16, "out": P16, "n": "i64"}, {"BLOCK": 4096}, {"num_warps": 8}, 75),
     "copy": (copy_unmasked, {"x": P32, "out": P32}, {"BLOCK": 2048}, {}, 75),

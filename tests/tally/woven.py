@@ -1,8 +1,8 @@
-"""Every built-in probe woven into the kernels of launches.py: results don't change, and probe counts match the sources.
+"""Weave every built-in probe into the kernels of launches.py: results don't change, and probe counts match the sources.
 
-The text of a kernel without branches shows what it executes, once per thread; for the others a launch has totals in
+If a kernel has no branches, its text shows what each thread executes. For other kernels, a launch has totals in
 `counts`: bytes `read` and `written`, `loads` and `accesses` of global memory by lanes, `waits` of each warp at
-barriers, branches that lanes `reached`, and the `range` of what threads compute.
+barriers, branches that lanes `reached`, and the `range` of the values that threads compute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.gpu.weave import buffer_size, rows
 from tests.tally.launches import Launch
 
 PROBES = sorted(path.stem for path in load.BUILTIN.glob("*.toml"))
-BUDGET = 1 << 20  # bytes of a log: what does not fit is counted
+BUDGET = 1 << 20  # bytes of a log; records that don't fit are counted
 SAMPLED = 8  # log one block or warp in this many
 ACCESS = re.compile(r"(?<![.\w])(ld|st|atom|red|cp\.async\.c[ag])((?:[.:]+\w+)*)\s")
 BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
@@ -32,7 +32,7 @@ BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 @dataclass(frozen=True)
 class Case:
-    """A woven kernel; `totals` are the known totals of its launch."""
+    """A woven kernel; `totals` are its launch's known totals."""
 
     launch: Launch
     kernel: str
@@ -47,7 +47,7 @@ class Case:
 
 
 def cases(launch: Launch, kernel: str, ptx: bytes) -> Iterator[Case]:
-    """Weave each probe that applies into a kernel, except ones that calls through pointers keep out."""
+    """Weave each applicable probe into a kernel, except probes that don't support calls through pointers."""
     if launch.fault or launch.linked or not launch.simulated:
         return
     totals = {**static(ptx.decode(), launch), **launch.counts}
@@ -57,20 +57,20 @@ def cases(launch: Launch, kernel: str, ptx: bytes) -> Iterator[Case]:
         except LeftAlone:
             assert launch.source == "recurse" or not totals.get(NEEDED[probe]), f"{kernel}: {probe} finds no place"
             continue
-        if not woven.variables:  # tests/gpu/variables.py has those
+        if not woven.variables:  # tests/gpu/variables.py tests those
             yield Case(launch, kernel, probe, woven, totals)
 
 
 @cache
 def probe_file(name: str) -> ProbeFile:
-    """Return a built-in probe, with a small log."""
+    """Return a built-in probe with a small log."""
     text = load.find_probe(name).read_text()
     file = load.parse_toml(re.sub(r"^budget = .*", f"budget = {BUDGET}", text, flags=re.M), f"{name}.toml")
     verify.verify(file)
     return file
 
 
-NEEDED = {  # what a kernel must do for a probe to apply
+NEEDED = {  # a probe applies if the kernel does this
     "bank_conflict": "shared", "block_sched": "threads", "branch_divergence": "bra", "dmat": "accesses",
     "gmem_bytes": "accesses", "inst_latency": "loads", "program_progress": "bra", "sync_wait": "waits",
     "tensorop_count": "operations", "value_range": "f32", "warp_progress": "operations", "warp_sched": "threads",
@@ -78,7 +78,7 @@ NEEDED = {  # what a kernel must do for a probe to apply
 
 
 def static(text: str, launch: Launch) -> dict[str, Any]:
-    """Return what a kernel without branches does, by its text; for others, only what they lack."""
+    """Return a branch-free kernel's counts, derived from its text; for other kernels, only the counts that are zero."""
     text = re.sub(r"//.*|/\*[\s\S]*?\*/", "", text)
     body = text[text.index("{", text.index(".entry")) :]
     threads, warps = launch.blocks * launch.threads, launch.blocks * launch.warps
@@ -117,7 +117,7 @@ def static(text: str, launch: Launch) -> dict[str, Any]:
 
 
 def jobs(launch: Launch, woven: list[Case], plain: bytes, images: Iterable[bytes]) -> list[Job]:
-    """Return the jobs for the kernel as it was, then with each probe."""
+    """Return the jobs for the original kernel and for the kernel with each probe."""
     kernel = woven[0].kernel
     return [
         launch.job(plain, kernel),
@@ -132,7 +132,7 @@ def lanes(launch: Launch) -> Any:
 
 
 def check(case: Case, plain: Answer, answer: Answer) -> str:
-    """Return how a result or a count differs; empty if none does."""
+    """Return how a result or a count differs; empty if all are equal."""
     try:
         _check(case, plain, answer)
     except AssertionError as error:
@@ -150,7 +150,7 @@ def _check(case: Case, plain: Answer, answer: Answer) -> None:
 
 
 def equal(case: Case, what: str, found: Any) -> None:
-    """Check that a total has its known value."""
+    """Check that a total has its known value, if there's one."""
     if what in case.totals:
         assert int(found) == case.totals[what], f"{what}: {int(found)}, not {case.totals[what]}"
 

@@ -1,4 +1,4 @@
-"""A page in headless Chromium, asked through its debugging protocol over pipes.
+"""A page in headless Chromium, controlled through its debugging protocol over pipes.
 
 https://chromedevtools.github.io/devtools-protocol
 """
@@ -62,9 +62,9 @@ class Page:
 
 @contextmanager
 def opened(url, folder, ready=READY, size=(WIDTH, HEIGHT)):
-    """Open a page, once it's `ready`; `folder` is for the browser's own files."""
+    """Open a page, and wait until it's `ready`; `folder` is for the browser's own files."""
     low = [*os.pipe(), *os.pipe()]
-    theirs, ours, answers, back = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in low)  # none is 3 or 4
+    theirs, ours, answers, back = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in low)  # none of them is 3 or 4
     for one in low:
         os.close(one)
     command = [CHROMIUM, *OPTIONS, f"--user-data-dir={folder}"]

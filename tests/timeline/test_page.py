@@ -43,7 +43,7 @@ def test_spans_arrows_search_and_notes(tmp_path):
         shape = "grid 1 x 2 x 3, block 32 x 4 x 1, 128 bytes of shared memory"
         assert ("default stream", 16, 20, "add(float*, int)", shape) in spans
         assert ("thread 1", 0, 100, "step", "") in spans
-        assert ("", 1, 9, "cuMemcpyHtoD", "4,096 bytes") in spans  # within it
+        assert ("", 1, 9, "cuMemcpyHtoD", "4,096 bytes") in spans  # inside the range
         assert len(spans) == 13
         names = "view.timeline.names[view.timeline.name[i]]"
         call_ = f"[...Array({len(spans)}).keys()].find((i) => {names} == 'cuGraphLaunch')"
@@ -62,7 +62,7 @@ def test_hostile_names_are_text(tmp_path):
     calls = [call("cuStreamSynchronize", 5, 0), launch(1, 9, 2), copy, copied]
     cut = segment(*pushed(1, evil, 0, 10), *calls, argv=[evil])[:-1]
     with page(tmp_path, forge.pack(cut)) as shown:
-        evil = evil.replace("\u202e", r"\u202e")  # it would reverse the text drawn after it
+        evil = evil.replace("\u202e", r"\u202e")  # the character would reverse the text after it
         assert shown.ask("view.timeline.names").count(evil) == 1
         assert f"bytes copied {evil}" in shown.ask("view.timeline.counters.map((counter) => counter[1])")
         assert shown.ask("document.title") == f"process 10 on here: {evil}".replace("  ", " ")
@@ -74,7 +74,7 @@ def test_hostile_names_are_text(tmp_path):
 
 
 def test_times_that_a_double_rounds(tmp_path):
-    """A step of the axis may be less than the distance between two doubles."""
+    """A step of the axis may be smaller than the distance between two doubles."""
     late = records.make("range", type="mark", thread=1, name="late", start=2**63 - 1)
     with page(tmp_path, forge.pack(segment(*pushed(1, "early", 0, 10), late))) as shown:
         shown.ask("view.zoom(1e-18, 800), view.draw()")
@@ -82,7 +82,7 @@ def test_times_that_a_double_rounds(tmp_path):
 
 
 def test_keys_wheel_hover_and_clicks(tmp_path):
-    """The browser gets the events of a person's input."""
+    """The browser gets the same events as from a person's input."""
     view = "[view.timeline.from, view.timeline.to, view.timeline.scroll]"
     with page(tmp_path, forge.pack(small())) as shown:
 

@@ -1,4 +1,4 @@
-"""gpt-analyze timeline: probes' data under the kernel, and data that's missing, in each format."""
+"""gpt-analyze timeline: probes' data below the kernel, and data that's missing, in each format."""
 
 import json
 import struct
@@ -20,7 +20,7 @@ TOTALS = b"".join(struct.pack("<6Q", 32, 256, 0, 0, block, 0) for block in range
 
 
 def probed(id_, start, sched=None, total=TOTALS, kernel=1):
-    """Return a launch at a time, and its records."""
+    """Return a launch at a given time, and its records."""
     told = forge.probed(id_, kernel, kernel, 4, 32) | {"start": ZERO + start * US, "stream": 0}
     saved = blocks.saved(BLOCKS) if sched is None else sched
     found = [(saved, 1), (total, 2)]

@@ -42,7 +42,7 @@ def rows_of(found):
 
 
 def check_rows(found):
-    """Check that the spans of each row are apart or nested."""
+    """Check that the spans of each row are separate or nested."""
     for spans in rows_of(found).values():
         stack = []
         for begin, end, _ in sorted(spans, key=lambda span: (span[0], -span[1])):
@@ -76,7 +76,7 @@ def test_arrows_and_correlation_join_calls_with_what_they_made_the_gpu_do():
     for start in (e for e in events if e["ph"] == "s"):
         (end,) = (e for e in events if e["ph"] == "f" and e["id"] == start["id"])
         left, right = (spans[e["pid"], e["tid"], e["ts"]] for e in (start, end))
-        assert left["args"]["correlation"] == right["args"]["correlation"] > 1 << 15  # HTA refuses less
+        assert left["args"]["correlation"] == right["args"]["correlation"] > 1 << 15  # HTA rejects smaller numbers
         joined.append((left["name"], right["name"]))
     assert sorted(joined) == [
         ("cuGraphLaunch", "graphed"), ("cuGraphLaunch", "graphed"), ("cuLaunchKernel", "add(float*, int)"),
@@ -276,7 +276,7 @@ def perfetto(*segments):
 
 
 def spans_of(packets):
-    """Return the spans of each track from their begins and ends, in ns since ZERO, with their notes."""
+    """Return the spans of each track with their notes, from begins and ends in ns since ZERO."""
     said = packets[0].interned_data
     names, notes = ({one.iid: one.name for one in each} for each in (said.event_names, said.debug_annotation_names))
     tracks = {p.track_descriptor.uuid: p.track_descriptor.name for p in packets if p.HasField("track_descriptor")}
@@ -311,7 +311,7 @@ def test_perfetto_has_its_own_records_of_work():
     names = {one.iid: one.name for one in said.event_names}
     queues = {one.iid: one.name for one in said.gpu_specifications}
     stages = {one.iid: one.description for one in said.gpu_specifications}
-    assert [(one.pid, one.api) for one in said.graphics_contexts] == [(10, 4)]  # CUDA
+    assert [(one.pid, one.api) for one in said.graphics_contexts] == [(10, 4)]  # 4 stands for CUDA
     found = {}
     for packet in (packet for packet in packets if packet.HasField("gpu_render_stage_event")):
         work, launch_ = packet.gpu_render_stage_event, packet.gpu_render_stage_event.launch
@@ -319,7 +319,7 @@ def test_perfetto_has_its_own_records_of_work():
             [[d.x, d.y, d.z] for d in (launch_.grid_size, launch_.workgroup_size)] if work.HasField("launch") else []
         )
         where = queues[work.hw_queue_iid], stages[work.stage_iid]
-        assert queues[work.stage_iid] == names[work.name_iid]  # as versions of Perfetto before 2026 call it
+        assert queues[work.stage_iid] == names[work.name_iid]  # the name that versions of Perfetto before 2026 show
         begin = (packet.timestamp - ZERO) // US
         found[begin] = (names[work.name_iid], *where, work.duration // US, shape)
         assert work.submission_id

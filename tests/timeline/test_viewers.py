@@ -1,4 +1,4 @@
-"""Timelines of gpt-analyze, as viewers read them: Perfetto's own trace processor, Chrome's page."""
+"""gpt-analyze's timelines, as read by viewers: Perfetto's own trace processor, Chrome's page."""
 
 import json
 
@@ -20,7 +20,7 @@ WORK = """SELECT track.name, gpu_slice.name, ts, dur, extract_arg(arg_set_id, 'd
 COUNTERS = "SELECT track.name, ts, value FROM counter JOIN counter_track AS track ON track.id = track_id"
 FAULTS = "SELECT name FROM stats WHERE value AND severity IN ('error', 'data_loss')"
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-UNKNOWN = [["unknown_extension_fields"]]  # the arrows: this version of Perfetto is older than they are
+UNKNOWN = [["unknown_extension_fields"]]  # the arrows, which are newer than this version of Perfetto
 
 
 def draw(form, data):

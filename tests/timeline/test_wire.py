@@ -35,7 +35,7 @@ def test_digits(numbers):
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 6)), max_size=12))
 def test_ends_are_in_order(spans):
-    """Return begins and ends of spans, even empty ones, in a stack's order."""
+    """Return begins and ends of spans, including empty ones, in the order of a stack."""
     nested = []
     for begin, end in sorted(((begin, begin + took) for begin, took in spans), key=lambda span: (span[0], -span[1])):
         if all(other[1] <= begin or end <= other[1] for other in nested):

@@ -13,10 +13,10 @@ from tests import packages
 from tests.timeline import browser
 
 SIZE = 1600, 900
-SETTLED = 3  # seconds after which a viewer has drawn all
+SETTLED = 3  # seconds after which a viewer has drawn everything
 EXPANDED = """(() => {
     try { app.trace.commands.runCommand("dev.perfetto.ExpandAllGroups"); return true; } catch { return false; }
-})()"""  # which fails until the trace is there
+})()"""  # fails until the trace is loaded
 ASKED = """(async () => {
     const answer = await app.trace.engine.query(%s), columns = answer.columns(), rows = [];
     const plain = (value) => typeof value == "bigint" ? Number(value) : value;
@@ -27,7 +27,7 @@ CHROME = "document.querySelector('x-profiling-view')"
 
 
 class _Pages(SimpleHTTPRequestHandler):
-    """Files of a folder, and the trace where the UI looks for one."""
+    """Serves the files of a folder, and the trace at the place where the UI looks for one."""
 
     extensions_map = SimpleHTTPRequestHandler.extensions_map | {".wasm": "application/wasm"}
 
@@ -90,7 +90,8 @@ def chrome(trace, folder, size=SIZE):
     """Open a trace in the page of chrome://tracing."""
     with _served(b"") as (url, version):
         url = f"{url}/{version}/assets/catapult_trace_viewer.html"
-        ready = f"(window.__hideTraceViewerPolyfillWarning = true) && {CHROME}?.setActiveTrace"  # old web components
+        # For its old web components.
+        ready = f"(window.__hideTraceViewerPolyfillWarning = true) && {CHROME}?.setActiveTrace"
         with browser.opened(url, folder, ready, size) as page:
             page.ask(f"{CHROME}.setActiveTrace('t.json', {json.dumps(trace.decode())}), 1")
             end = time.monotonic() + 60
@@ -101,9 +102,9 @@ def chrome(trace, folder, size=SIZE):
 
 
 def shoot(page, path):
-    """Take a picture of everything, once it's drawn."""
+    """Take a screenshot of the whole page, once it's drawn."""
     time.sleep(SETTLED)
-    for x in (700, 900):  # they draw changes when something moves
+    for x in (700, 900):  # viewers only redraw when something moves
         page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=5)
         time.sleep(SETTLED / 2)
     page.shoot(path)

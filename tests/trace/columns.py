@@ -1,4 +1,4 @@
-"""Columns of gpt-stream(5), written and read one byte at a time, from the man page alone."""
+"""The columns of gpt-stream(5), written and read one byte at a time, from the man page alone."""
 
 from __future__ import annotations
 

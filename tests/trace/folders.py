@@ -1,4 +1,6 @@
-"""Trace folders like Neutrino's, of both generations, and gpt-neutrino's; and the analyses' answers."""
+"""Trace folders like Neutrino's, of both generations, and like gpt-neutrino's; and the answers that analyses give for
+them.
+"""
 
 import struct
 import sys
@@ -12,7 +14,7 @@ from gpt.trace.process import iter_processes
 
 NAME = "_Z6matmulPf"
 START = 1_700_000_000_000_000_000  # ns since the epoch
-# As in the README of the first generation, and its tool: one word of 64 bits and two of 32, of 32 bits each.
+# As in the first generation's README and its tool: one 64-bit word and two 32-bit ones, or only 32-bit words.
 BLOCK_SCHED = '''analyze_hook = "block_sched_local.py"
 [block_sched]
 position = "kernel"
@@ -47,7 +49,7 @@ position = "ld.global:st.global"
 datamodel = "thread:16:count"
 before = "SAVE.u64 {CLOCK, ADDR};"
 """
-# As written by the second generation's compiler of Python: SAVE has no semicolon, types have a first value.
+# As written by the second generation's Python compiler: SAVE has no semicolon, and types have an initial value.
 COMPILED = """regs = 5
 CALLBACK = "block_sched_callback.py"
 dynamic = true
@@ -92,8 +94,9 @@ SAVE [block_sched] {%start, %cycles, SMID};"""
 
 
 def result(grid, block, *sections, total=False, second=None):
-    """Return a `.bin` of sections (bytes per unit, all records). With `total` it has the size of all records, as early
-    versions do; `second` is the threads per unit."""
+    """Return a `.bin` of sections (bytes per unit, all records). With `total`, the size field has the size of all
+    records, as in early versions; `second` is the number of threads per unit.
+    """
     head = struct.pack("<8I", *grid, *block, 0, len(sections))
     at, table = 32 + 16 * len(sections), b""
     for unit, data in sections:
@@ -126,7 +129,7 @@ def neutrino(folder, probe, *results, log=True, name=NAME):
 
 
 def write(folder, segment, probe=TOOLS / "block_sched.toml", second=False, **sizes):
-    """Return the folder that gpt-neutrino makes of a stream."""
+    """Return the folder that gpt-neutrino makes from a stream."""
     asked = {"kernels": "", "filter": "", "hook": "", "hook_path": "", "python": sys.executable, "benchmark": False}
     asked["second"] = second
     (folder / "trace").mkdir()
@@ -137,7 +140,7 @@ def write(folder, segment, probe=TOOLS / "block_sched.toml", second=False, **siz
 
 
 def answer(analysis, *paths, **options):
-    """Return the rows, by name, of the answers of an analysis of a map, in process, and their verdicts."""
+    """Return the rows, by name, of a map analysis's answers, run in this process, and their verdicts."""
     fold, rows, verdicts = analysis(**options), {}, {}
     for path in map(Path, paths):
         for process in iter_processes(read_input(path, lambda one: iter(())), fold.kinds, side_folder(path)):

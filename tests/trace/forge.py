@@ -1,4 +1,4 @@
-"""Traces in gpt-hook's encoding, with contents chosen by a test."""
+"""Forged traces in gpt-hook's encoding, with contents chosen by a test."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def layout_of(layout: dict[str, str]) -> dict:
 
 
 def rows(values: Iterable[tuple], layout: dict[str, str]) -> dict:
-    """Return the three keys of a record of rows."""
+    """Return the three keys of a record with rows."""
     pack = packing(layout).pack
     return layout_of(layout) | {"rows": b"".join(pack(*row) for row in values)}
 

@@ -1,4 +1,4 @@
-"""Traces as long as wanted: calls of several threads with their GPU times, ranges, ioctls, and launches with probes.
+"""Traces of any length: calls of several threads with their GPU times, ranges, ioctls, and launches with probes.
 
 A file is written like gpt-hook's, with chunks from each thread in turn. Time stamps are ns, so that each row's contents
 follow from its number.
@@ -31,7 +31,7 @@ def dtype_of(layout: dict[str, str]) -> np.dtype[np.void]:
 
 
 def make_calls(first: int, thread: int) -> list[tuple[dict[str, str], Any]]:
-    """Return BATCH calls of a thread, half of them launches, by layout."""
+    """Return a batch of a thread's calls, half of them launches, by layout."""
     starts = 1000 + np.arange(first, first + BATCH, dtype=np.uint64) * np.uint64(PERIOD) + np.uint64(thread)
     launches = np.zeros(BATCH // 2, dtype_of(forge.LAUNCH))
     launches["start"], launches["api"], launches["duration"] = starts[::2], LAUNCHES, TOOK

@@ -1,4 +1,4 @@
-"""The driver functions by name: Python and the hook classify them alike."""
+"""Driver functions by name: Python and the hook classify them alike."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Buffers of probed launches as arrays: their contents, the places of their bytes, and rejected ones."""
+"""Buffers of probed launches as arrays: their contents, where their bytes are, and buffers that are rejected."""
 
 import os
 import struct
@@ -50,7 +50,7 @@ def test_an_array_has_the_slots_of_each_unit(level):
 
 @pytest.mark.parametrize("repeats", [0, 1])
 def test_an_array_in_a_launch_that_repeats_keeps_the_last(repeats):
-    """Record N is in the slot with the number N modulo the capacity."""
+    """Record N is in slot N modulo the capacity."""
     found, kept = Probes(None), {0: [], 2: [0, 1], 3: [0, 1, 2], 4: [1, 2, 3], 8: [5, 6, 7]}
     numbers = [list(range(max(0, count - 3), count)) for count in kept]
     data = b"".join(
@@ -150,7 +150,7 @@ def test_a_buffer_waits_for_what_it_refers_to():
 
 
 def test_a_buffer_waits_for_the_record_that_names_its_maps():
-    """A kernel has two records, of which the one about its code may come first, in a chunk before the other."""
+    """A kernel has two records. The record about its code may come first, in an earlier chunk than the other."""
     code = records.make("kernel", id=5, name="_Z1kv", function=2, arch="sm_90", registers=9)
     made = probes(MAP, code, LAUNCH, forge.buffer(7, DATA))
     assert list(made.take()) == []
@@ -235,14 +235,14 @@ HUGE = (1 << 64) - 1
         ([MAP | {"level": "grid"}], "'grid' is not one of"),
         ([MAP | {"fields": []}], "rows without fields"),
         ([KERNEL | {"maps": [2]}], "not one of map 'm'"),
-        ([forge.buffer(7, DATA)], "not one of map 'm'"),  # a second one
+        ([forge.buffer(7, DATA)], "not one of map 'm'"),  # a second buffer
         ([forge.buffer(7, DATA) | {"path": "x"}], "not one of data, path and lost"),
         ([{"kind": "buffer", "launch": 7, "map": 1, "size": 16}], "not one of data, path and lost"),
         ([forge.buffer(9, DATA)], "buffer of launch 9 and map 1: no such records"),
     ],
 )
 def test_what_makes_no_sense_is_malformed(wrong, said):
-    two = [KERNEL | {"maps": [1, 3]}]  # so that the launch is not over
+    two = [KERNEL | {"maps": [1, 3]}]  # so that the launch isn't complete
     with pytest.raises(MalformedError, match=said):
         made = probes(MAP, *two, *([] if wrong[0]["kind"] == "probed" else [LAUNCH]), *wrong, forge.buffer(7, DATA))
         for buffer in made.take():

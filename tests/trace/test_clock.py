@@ -31,12 +31,12 @@ def test_ticks_are_counted_from_the_header():
 
 
 def test_a_later_pair_of_clocks_tells_the_rate_better():
-    found = clock(monotonic=0, tsc=0, tsc_hz=10**9)  # measured in a hurry: it is 2 GHz
-    found.add(records.make("clock", monotonic=1000, tsc=9000))  # too near
+    found = clock(monotonic=0, tsc=0, tsc_hz=10**9)  # measured in a hurry: the rate is really 2 GHz
+    found.add(records.make("clock", monotonic=1000, tsc=9000))  # too close to the header
     assert found.ns_per_tick == 1.0
     found.add(records.make("clock", monotonic=10**9, tsc=2 * 10**9))
     assert found.ns_per_tick == 0.5
-    found.add(records.make("clock", monotonic=5 * 10**8, tsc=1))  # no farther than that
+    found.add(records.make("clock", monotonic=5 * 10**8, tsc=1))  # not farther away than the last one
     found.add(records.make("clock", monotonic=10**10, tsc=0))  # back in time
     assert found.ns_per_tick == 0.5
 

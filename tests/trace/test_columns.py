@@ -34,7 +34,7 @@ def test_the_example_of_the_page():
 
 @st.composite
 def tables(draw):
-    """Return the bytes of rows that resemble each other more or less."""
+    """Return the bytes of rows that are more or less similar."""
     row, rows = 4 * draw(st.integers(1, 20)), draw(st.integers(2, 60))
     random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     steps = random.integers(0, 1 << 32, (rows, row // 4), np.uint64).astype(np.uint32)
@@ -69,14 +69,14 @@ def test_what_another_writer_packs_is_read(table, framed):
     held = write_columns(data, row)
     held = zstandard.ZstdCompressor().compress(held) if framed else held
     if framed and len(write_columns(data, row)) > len(data):
-        return  # a frame of more than the record has
+        return  # Return a frame that contains more than the record claims.
     assert unpack(held, len(data), row, "columns+zstd" if framed else "columns") == data
 
 
 @pytest.mark.parametrize("rows", [4, 63, 130, 100_000])
 @pytest.mark.parametrize("row", [4, 32, 40, 256])
 def test_sizes_around_tiles(rows, row):
-    """Words have each width; the rows fill several pieces that the hook makes at once."""
+    """Words have each width; the rows fill several of the pieces that the hook packs at once."""
     rows = min(rows, packing.MOST // row)
     steps = np.arange(rows * (row // 4), dtype=np.uint64).reshape(rows, -1)
     widths = np.arange(row // 4) % 5 * 6

@@ -22,7 +22,7 @@ def read(path):
 
 
 def followed(*paths, read=read):
-    """Return each trace after reading it, and the paths of absent ones."""
+    """Return each trace after reading it, and the paths of missing ones."""
     found = Follow(paths, read)
     traces = [(trace, sum(1 for _ in trace)) and trace for trace in found]
     return traces, [path for _, path in found.absent]
@@ -56,7 +56,7 @@ def test_the_trace_of_a_child_that_cannot_be_is_absent(write, tmp_path):
 
 
 def test_only_files_beside_the_trace_are_opened(write, tmp_path):
-    """The writer of a trace chose the names in it. A file elsewhere is only read if the user names it, too."""
+    """The writer of a trace chose the names in it, so a file elsewhere is only read if the user names it, too."""
     for folder in ("inner", "other"):
         (tmp_path / folder).mkdir()
     other = write("other/b", forge.trace())

@@ -63,7 +63,7 @@ def test_parts_are_joined(cuts):
 
 
 def test_parts_may_come_one_by_one():
-    """Parts arrive as in a live stream: the buffer isn't there before the last one."""
+    """Parts arrive as in a live stream: the buffer isn't complete before the last one."""
     made, found = take(part(DATA[:48], length=48))
     assert not found and made.pending == 1
     made.add(part(DATA[48:], at=48, length=48))

@@ -1,4 +1,4 @@
-"""The time for which a process was recorded while gpt-hook ctl turned recording on and off."""
+"""The time for which a process was recorded, if gpt-hook ctl turned recording on and off meanwhile."""
 
 import pytest
 
@@ -22,9 +22,10 @@ def recorded(*changes, last, **header):
         ([], 900, None),
         ([(0, OFF)], 900, 0),
         ([(0, OFF), (100, ON), (250, OFF)], 240, 150),
-        ([(0, OFF), (100, ON), (250, OFF), (400, ON)], 900, 150 + 500),  # to the last call
+        ([(0, OFF), (100, ON), (250, OFF), (400, ON)], 900, 150 + 500),  # recorded until the last call
         ([(300, OFF), (400, ON), (500, OFF)], 450, 300 + 100),  # it began recorded
-        ([(500, OFF), (100, ON), (0, OFF), (700, ON)], 600, 400),  # in any order; nothing came after
+        # Changes in any order; there's nothing after the last one.
+        ([(500, OFF), (100, ON), (0, OFF), (700, ON)], 600, 400),
     ],
 )
 def test_periods_are_added_up(changes, last, ns):

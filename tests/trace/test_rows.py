@@ -95,7 +95,7 @@ FIELDS = GOOD["fields"]
     ],
 )
 def test_nonsense_is_named(change, fault):
-    for before in ([], [GOOD]):  # also where a layout like it is known already
+    for before in ([], [GOOD]):  # also if a similar layout is already known
         with pytest.raises(MalformedError, match=fault):
             collected(*before, GOOD | change)
 

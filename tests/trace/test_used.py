@@ -91,7 +91,7 @@ def test_a_record_that_is_none_is_refused(write):
 
 
 def test_modules_do_not_stay_in_memory(write):
-    """Their images can be large, so only the way to the file is kept."""
+    """The files' images can be large, so only the path to the file is kept."""
     import tracemalloc
 
     modules = [records.make("module", id=n, type="cubin", data=bytes(4 << 20)) for n in range(20)]
@@ -142,7 +142,7 @@ def test_a_truncated_trace_is_refused(write, data, tmp_path):
 
 
 def test_children_are_followed(write, tmp_path):
-    """Traces are read next to the trace that names them, once each; elsewhere only if the user names them."""
+    """Traces next to the trace that names them are read, once each; others only if the user names them."""
     child = lambda path, how="fork": records.make("child", pid=2, how=how, path=path)  # noqa: E731
     root = write(segment(function("root"), child("1"), child("2"), child("root"), child(None)), "root")
     write(segment(function("one"), child("2"), child("root")), "1")
@@ -167,7 +167,7 @@ def test_an_interrupted_child_is_a_warning(write):
 
 
 def test_what_gpt_extract_wrote_is_no_trace(write):
-    """None of its records says that a kernel was used, so all kernels would count as unused."""
+    """None of these records says that a kernel was used, so all kernels would count as unused."""
     made = wire.pack(wire.header("gpt-extract", []))
     with pytest.raises(MalformedError, match="not a trace, but output of gpt-extract"):
         read_used([write(made + segment(function("a")))], allow_incomplete=True)
@@ -194,7 +194,7 @@ def test_a_pipe_can_be_named(write, data):
     library = segment(records.make("library", path="l", size=1), records.make("library_end", path="l"))
     command = 'gpt-locate --arch sm_90 --used <(cat "$0") "$1"'
     done = run("bash", "-c", command, write(data), write(library, "stream"))
-    assert done.status == (data == "kernel\n"), done.err  # a list alone must have every name
+    assert done.status == (data == "kernel\n"), done.err  # for a list alone, every name must exist
     assert "used, but in no library: 'kernel'" in done.err
 
 

@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 Whole = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
-Line = tuple[Whole, npt.NDArray[np.float64]]  # moments, and the value from each one on
+Line = tuple[Whole, npt.NDArray[np.float64]]  # points in time, and the value from each one on
 
 PAGE = 2 << 20
 NEVER = (1 << 62) - 1
 
 
 class Kind(NamedTuple):
-    """A kind of memory: its name, and whether it's on a GPU, is in pages that pieces share, and ends with the context.
+    """A kind of memory: its name; whether it's on a GPU, is in pages that several pieces share, and ends with the
+    context.
 
-    `space` says what its addresses are: addresses in memory, handles, or addresses of memory that the program
+    `space` is the kind of its addresses: addresses in memory, handles, or addresses of memory that the program
     registered.
     """
 
@@ -86,8 +87,8 @@ class Pieces:
     """The pieces of a process, in order of allocation; times are ns since the first process began.
 
     `kinds` are indexes into KINDS. `left` marks pieces that weren't freed; they end with their context or NEVER.
-    `failed` counts failed allocations by kind, host first, then GPU. `lost` pieces were freed without a record;
-    `strange` counts frees without a matching allocation.
+    `failed` counts failed allocations by kind, host first, then GPU. `lost` counts pieces that were freed without a
+    record; `strange` counts frees without a matching allocation.
     """
 
     process: Process
@@ -137,7 +138,9 @@ class Pieces:
         return (self.begins <= time) & (time < self.ends)
 
     def pages(self) -> tuple[Whole, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return moments, and from each on, the bytes of pieces that share pages, and of the pages that hold them."""
+        """Return points in time and, from each on, the bytes of pieces that share pages, and of the
+        pages themselves.
+        """
         own = self._sharing
         begins, ends = self.begins[own], self.ends[own]
         first = self.addresses[own] // PAGE
@@ -152,7 +155,7 @@ class Pieces:
         return moments, np.concatenate(([0.0], live))[np.searchsorted(known, moments, side="right")], held
 
     def holes(self, time: int) -> tuple[int, npt.NDArray[np.float64]]:
-        """Return how many pieces share pages at a time, and the sizes of the holes between them in these pages."""
+        """Return how many pieces share pages at a given time, and the sizes of the holes between them."""
         now = self._sharing & self.live_at(time)
         order = np.argsort(self.addresses[now], kind="stable")
         begins = self.addresses[now][order].astype(float)
@@ -187,7 +190,7 @@ def make_pieces(trace: TraceModel) -> list[Pieces]:
 
 
 def _iter_inside(trace: TraceModel, launches: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:
-    """Yield what graphs allocate and free as separate calls: at the start and end of each launch."""
+    """Yield the allocations and frees in graphs as separate calls, at the start and end of each launch."""
     for number, process in enumerate(trace.processes):
         mine = launches[launches["process"] == number]
         for _, graph, places in process.graphs.iter_launched(mine["object"], mine["stamp"]):
@@ -241,7 +244,9 @@ def _make(process: Process, calls: npt.NDArray[np.void]) -> Pieces:
 
 
 def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
-    """Return when the process's memory ended with its context: never if it has several, as calls don't name theirs."""
+    """Return the times at which the process's memory ended with its context: none if it has several contexts, because
+    calls don't name theirs.
+    """
     found, held, objects = [], 0, set()
     ops = {number: process.api(number).op for number in np.unique(calls["api"]).tolist()
            if process.api(number).type == "context"}  # fmt: skip
@@ -261,7 +266,8 @@ def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
 def _pair(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, over: Whole
 ) -> tuple[Whole, Mask, int, int]:
-    """Return when each call's piece ended, whether nobody freed it, and the counts `lost` and `strange` of Pieces.
+    """Return the time at which each call's piece ended, whether it was left unfreed, and the counts `lost` and
+    `strange` of Pieces.
 
     In time order, the next call with the same address ends an allocation.
     """
@@ -305,7 +311,7 @@ def _end_overlapped(calls: npt.NDArray[np.void], times: Whole, kinds: Whole, end
     if not ((later <= reach[:-1]) & (later != begins[by_address][:-1])).any():
         return 0  # at no time
     lost = 0
-    starts: list[int] = []  # live pieces, which never overlap
+    starts: list[int] = []  # starts of live pieces, which never overlap
     live: dict[int, tuple[int, int]] = {}
     for at, begin, last in zip(own.tolist(), begins.tolist(), lasts.tolist(), strict=True):
         place = bisect_right(starts, last)
@@ -324,13 +330,13 @@ def _hold(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, maps: Mask, names: list[str],
     which: Whole, ends: Whole, left: Mask,
 ) -> None:  # fmt: skip
-    """Keep memory of cuMemCreate alive while it's mapped, too."""
+    """Extend the lifetime of memory from cuMemCreate until it's no longer mapped."""
     if not maps.any():
         return
     events = np.flatnonzero((spaces == HANDLES) | maps)
     events = events[np.argsort(times[events], kind="stable")]
     pieces: dict[int, int] = {}  # by handle
-    mapped: dict[int, tuple[int, int]] = {}  # address: its end, and the piece
+    mapped: dict[int, tuple[int, int]] = {}  # start address -> (end, piece)
     uses: Counter[int] = Counter()
     for at in events.tolist():
         to, size, handle = int(calls["to"][at]), int(calls["bytes"][at]), int(calls["from"][at])

@@ -79,7 +79,7 @@ def make_array_answer(
         form, array = rows[column.name].dtype, np.asarray(array)
         if form.kind == "u" and array.dtype.kind == "f":
             array = np.clip(np.rint(array), 0, min(1 << 63, np.iinfo(form).max))
-        elif form.kind == "u" and not np.can_cast(array.dtype, form):  # sums of malformed rows may not fit
+        elif form.kind == "u" and not np.can_cast(array.dtype, form):  # sums of malformed rows may not fit the type
             array = np.clip(array, 0, np.iinfo(form).max)
         rows[column.name] = array
     keys = {"columns": declared, "stride": stride, "texts": list(texts), "rows": rows.tobytes()}

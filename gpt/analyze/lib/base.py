@@ -42,7 +42,7 @@ EMPTY = "the trace has no records: no process that gpt-hook watched used the CUD
 
 
 class Fold(Protocol):
-    """An analysis while it reads traces. Methods raise MalformedError if the records make no sense.
+    """An analysis while it reads traces. Methods raise MalformedError for records that make no sense.
 
     If the answer can be computed from parts, the fold has a method `merge`, which adds the fold of later traces. Such
     an analysis can run on a cluster (cluster.py).
@@ -55,17 +55,17 @@ class Fold(Protocol):
         """Take the rows that a process has collected; called when there are many, and when it has ended."""
 
     def end(self, process: Process) -> None:
-        """Note that the segment of a process has ended."""
+        """Record that the segment of a process has ended."""
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the answers about everything that was read; the lines of `incomplete` list missing input."""
+        """Yield the answers about everything that was read; the lines of `incomplete` tell which input is missing."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return why a trace with records of these kinds gives no answer, or None."""
+        """Return the reason why a trace with only these kinds of records gives no answer, or None."""
 
 
 def find_lack(kinds: set[str], wanted: frozenset[str]) -> str | None:
-    """Return what to say about a trace without calls."""
+    """Return the message for a trace without calls."""
     return None if kinds & (wanted | {"child"}) else "no calls in the stream: 'gpt-hook run' records some"
 
 
@@ -89,7 +89,8 @@ def read(
         return read_input(path, lambda one: stage.read([one]) if one else _read_stdin(stage))
 
     if selection and (selection.timed or getattr(fold, "timed", False)):
-        selection.look(filter(None, inputs), read_one)  # since the first of all began, whichever trace is read first
+        # Times count from the start of the first process, whichever trace is read first.
+        selection.look(filter(None, inputs), read_one)
     passage = Passage(stage, fold, selection, seen)
     followed = Follow(inputs or [None], read_one)
     for trace in followed:
@@ -143,7 +144,7 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
 class Passage:
     """The state of one run: the records that have been read but not written.
 
-    `known` has processes that were read elsewhere, each with its trace.
+    `known` maps processes that were read elsewhere to their traces.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class Passage:
             self._complete[trace.path] = False
 
     def note_whole(self, trace: Trace) -> None:
-        """Note that the trace was read to its end without errors."""
+        """Record that the trace was read to its end without errors."""
         if trace.path:
             self._complete[trace.path] = not self._processes
 
@@ -281,7 +282,7 @@ class Passage:
             self._left_out.add(process.left_out)
         if process.started:
             self._missing |= dict.fromkeys(process.missing)
-            self._news = True  # at least how it ended
+            self._news = True  # at least the fact that it ended
         if end is not None:
             self._end = end
 
@@ -324,7 +325,7 @@ class Passage:
         self._simulated |= other._simulated
 
     def _find_left_out(self) -> str | None:
-        """Return what to say if the selection excludes everything that the analysis is about."""
+        """Return the message for a selection that excludes everything the analysis could show."""
         if not self._selection or self._left_out != {True}:
             return None
         if self._names:
@@ -384,9 +385,9 @@ class Passage:
         elif idle and not (lack or left_out) and (fact := self._find_unmatched()):
             self._write(self._stage.warn("--kernel", fact))
         if lack := left_out or lack:
-            self._seen = None  # no picture of anything else
+            self._seen = None  # nothing else gets a picture
             if not (self._told or self._stage.faults):
-                self._stage.flush()  # ends quietly if nobody reads
+                self._stage.flush()  # exits quietly if nobody reads the output
                 self._write(self._stage.error(GptError(lack)))
         answered = "answer" in self._kinds and not self._kinds & self._taken  # an earlier stage took the records
         if not (left_out or answered):

@@ -1,9 +1,9 @@
-"""Find when kernels ran, from the clocks of their blocks that the probe block_sched saved.
+"""Find when kernels ran, from the clocks that the probe block_sched saved for their blocks.
 
 A block saves its SM's clock when it begins and ends, and the GPU's time in ns when it ends; in older traces, each warp
-does. So it began that many clocks earlier, at the rate that its SM's clock shows from one launch to the next. The GPU's
-times are aligned with the clock of the calls by assuming that the launch that waited least for its first warp waited
-zero.
+does. So the block began that many clocks before that time; the SM's clock rate follows from comparing launches. The
+GPU's times are aligned with the clock of the calls by assuming that the launch with the shortest delay before its first
+warp had no delay.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ SIDE = ".buffers"  # suffix of the file next to a trace that holds its probes' b
 
 
 class Engine(StrEnum):
-    """Engines that can run an analysis instead of this process."""
+    """Engines that can run an analysis outside this process."""
 
     dask = "dask"
 
@@ -93,9 +93,9 @@ def of_model(
 ) -> Analysis:
     """Return the analysis that calls a function with a model of the traces, which holds these `kinds`.
 
-    None stands for all kinds of records. `lack` returns what would record the kinds that a trace doesn't have. `need`
-    does the same if the kinds are there but not what the analysis is about. Only calls of functions of these `types`
-    are kept, by default all. If the analysis `drains`, NVTX ranges are spilled to disk too, instead of being kept with
+    None stands for all kinds of records. `lack` returns the options that would record the missing kinds. `need` does
+    the same if the kinds are there but have nothing for this analysis. Only calls of functions of these `types` are
+    kept, by default all. If the analysis `drains`, NVTX ranges are spilled to disk too, instead of being kept with
     their processes.
     """
     return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need, types, drains), options or {})
@@ -132,7 +132,7 @@ class _Whole:
         self._model.end(process)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what would have recorded the missing input, or None."""
+        """Return the option that would record the missing input, or None."""
         lack = self._lack(kinds) if self._lack else base.find_lack(kinds, self.kinds)
         return lack or (self._need(self._model) if self._need else None)
 
@@ -229,7 +229,7 @@ def open_stage(form: AnswerFormat | None, as_stream: bool, json: bool, from_json
     if form and (as_stream or json):
         raise UsageError("--format cannot be combined with --stream or --json")
     stage = Stage(TOOL, json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
-    if stage.table:  # tables show only answers, whatever else passes through
+    if stage.table:  # tables only show answers, not the records that pass through
         from gpt.screen.answers import AnswerReport, AnswerTables
 
         stage.table = AnswerReport(form) if form else AnswerTables()
@@ -323,7 +323,7 @@ def make_command(declared: Analysis) -> Callable[..., int]:
 
     own_options = {**declared.options, **declared.choices}
     options = {"traces": TRACES, **own_options, **FILTERS, **({} if declared.lines else ANSWERED), **COMMON}
-    options |= own_options  # in place of a common option of the same name
+    options |= own_options  # replaces a common option of the same name
     command.__doc__ = declared.about
     command.__annotations__ = options
     command.__kwdefaults__ = {name: False if get_args(type_)[0] is bool else None for name, type_ in options.items()}

@@ -1,4 +1,4 @@
-"""Count launches with and without probes, and say why: part of every answer from probes."""
+"""Count launches with and without probes, and why: part of every answer from probes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ NOT_KNOWN = Reason(OTHER, "not known: the trace of its process has no end")
 
 
 class Coverage:
-    """Launches: how many were `probed`, the others by kernel and reason; bytes that the writer packed in haste."""
+    """Counts of launches: the `probed` ones, and the others by kernel and reason. Also counts the bytes that the writer
+    packed less well because it lagged behind.
+    """
 
     def __init__(self) -> None:
         self.probed = 0
@@ -125,7 +127,8 @@ def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -
             found.unprobed[names.get(function, f"#{function}"), reason] += count
     all_ = launches or {}
     otherwise = NOT_KNOWN if process.status is None else NOT_ASKED
-    unnamed = max(0, known[0] - all_.get(0, 0))  # have a reason, but only the launch names the kernel
+    # These launches have a reason, but only the launch record names the kernel.
+    unnamed = max(0, known[0] - all_.get(0, 0))
     for function, count in all_.items():
         left = max(0, count - known[function])
         told, unnamed = min(left, unnamed), max(0, unnamed - left)

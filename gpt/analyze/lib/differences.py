@@ -3,8 +3,8 @@
 A different count or number of bytes is a difference. Times vary from call to call and from run to run. With RUNS runs
 or more per side, the spread within a side is the noise: means over m and n runs differ if they're more than NOISE
 standard errors apart, sqrt(a/m + b/n) with the variances a and b of the runs. With fewer runs, only the calls within
-them show a spread, so the same rule is applied to the m and n calls. Either way LITTLE of a mean counts as noise too,
-because clocks and temperature change.
+them show a spread, so the same rule is applied to the m and n calls. Either way, a difference of at most LITTLE of the
+mean counts as noise, too, because clocks and temperature change.
 
 A run that is far from the others of its side raises the variance, and so hides a difference that the others show. Such
 outliers are found by the median and the median distance from it, which a single run can't move, and the verdict names
@@ -158,7 +158,7 @@ def _values_differ(a: Sequence[float], b: Sequence[float], several: bool) -> boo
 
 
 def _medians_differ(a: Durations, b: Durations) -> bool:
-    """Return True if medians differ, and noise couldn't move them far enough to meet."""
+    """Return True if medians differ by more than noise."""
     lows, middles, highs = zip(*(
         [times.percentile(min(1.0, max(0.0, 0.5 + side * NOISE / 2 / math.sqrt(times.count)))) for side in (-1, 0, 1)]
         for times in (a, b)

@@ -1,6 +1,6 @@
 """The lengths of gaps by group. If recording was off in a gap, its length isn't known: such a gap is CUT.
 
-Of cut gaps only the number and the recorded time are kept, which is part of the total.
+Only the number and the recorded time of cut gaps are kept; that time is included in the total.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from gpt.screen.units import amount, human_time
 
 
 def describe_cut(count: int, what: str, where: str) -> str:
-    """Say where the time of cut gaps is; `what` tells their number, and `where` names columns."""
+    """Say which columns include the time of cut gaps; `what` is their number, and `where` names columns."""
     verb = "is" if count == 1 else "are"
     return f"{what} around that time {verb} not counted or listed, but the recorded time is in {where} and 'share'"
 
 
 def describe_loading(kernels: int, time: float) -> str:
-    """Say how much idle time lies in first launches, while their code was loaded."""
+    """Say how much of the idle time was spent in first launches, while their code was loaded."""
     return f"idle includes {human_time(time)} in which first launches loaded the code of {amount(kernels, 'kernel')}"
 
 
@@ -40,7 +40,7 @@ class GapLengths(Numbers):
         return whole
 
     def cut(self, group: Hashable) -> tuple[int, int]:
-        """Return the number of cut gaps, and their recorded ns."""
+        """Return the number of cut gaps, and the recorded ns in them."""
         return self._cut.get(group, (0, 0))
 
     def recorded(self, group: Hashable) -> int:

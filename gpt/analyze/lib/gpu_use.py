@@ -95,19 +95,20 @@ class GpuUse:
     """The work on a GPU, and the idle time of each group.
 
     A group is the whole GPU (ALL), a process, or a stream of a process. `gaps` has the lengths of its idle periods.
-    `longest` has the longest idle periods of the whole GPU, without those in which recording was off. In `breaks` no
-    process had work left, until the next one began to use the GPU: it isn't known what the GPU did, so it wasn't idle.
+    `longest` has the longest idle periods of the whole GPU, except those in which recording was off. `breaks` has
+    periods in which no process had work left, until the next process began to use the GPU: what the GPU did then isn't
+    known, so they don't count as idle.
     """
 
     def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded], breaks: Unrecorded) -> None:
-        """Begin without work; `unrecorded` has the times that each process didn't record."""
+        """`unrecorded` has the periods that each process didn't record."""
         self.name = name
         self.places = places
         self.processes = sorted({process for process, _ in places})
         self.gaps = GapLengths()
         self.streams: dict[int, set[int]] = defaultdict(set)  # the streams of each process
         self._began: dict[Hashable, int] = {}
-        self._reach: dict[Hashable, int] = {}  # when all earlier work had ended
+        self._reach: dict[Hashable, int] = {}  # the time at which all earlier work had ended
         self._groups = Groups()
         self._last: int | None = None  # the process whose kernel started last
         self.longest: list[IdlePeriod] = []
@@ -116,7 +117,7 @@ class GpuUse:
         self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([self._paused, breaks])}
         for process, off in unrecorded.items():
             self._unrecorded[process] = off
-        self._unknown = defaultdict[Hashable, int](int)  # ns by which gaps were shortened, by group
+        self._unknown = defaultdict[Hashable, int](int)  # by group: ns by which gaps were shortened
 
     def whole(self, group: Hashable) -> int:
         """Return the time from the first start to the last end, without unrecorded idle time."""

@@ -1,4 +1,6 @@
-"""Tell memory that grows from memory that a program allocates once: it grows until the last allocation."""
+"""Distinguish memory that keeps growing from memory that a program allocates once, which grows only until the last
+allocation.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from gpt.analyze.lib.allocations import Pieces
 
-PARTS, EACH = 4, 0.1  # parts of the time in which it allocates, and the least share of the growth that each must have
-START = 0.1  # share of the allocated bytes that come before that time
+PARTS, EACH = 4, 0.1  # parts of that time, and the minimum share of the growth in each
+START = 0.1  # share of all allocated bytes that come before that time
 LEAST = 10  # allocations that were not freed
-LONG = 0.2  # least share of the time from there to the last call
+LONG = 0.2  # the period must take at least this share of the time to the last call
 
 
 class Growth(NamedTuple):
-    """Memory that grew from `start` to `end` bytes in `time` ns, in `pieces` that weren't freed in that time."""
+    """Memory that grew from `start` to `end` bytes in `time` ns, in `pieces` that weren't freed meanwhile."""
 
     start: float
     end: float
@@ -27,10 +29,10 @@ class Growth(NamedTuple):
 
 
 def find_growth(pieces: Pieces, last: int, chosen: npt.NDArray[np.bool_]) -> Growth | None:
-    """Return how the `chosen` memory of a process grew until its last call, or None if it didn't all the time.
+    """Return how the `chosen` memory of a process grew until its last call, or None if it didn't grow steadily.
 
-    It did if each quarter of the time from the first allocations, START of all bytes, to the last one has at least a
-    tenth of the growth.
+    The time considered is from when START of all bytes had been allocated until the last allocation. Each quarter of it
+    must have at least a tenth of the growth.
     """
     begins, ends, sizes = (one[chosen] for one in (pieces.begins, pieces.ends, pieces.sizes))
     if len(begins) < LEAST:

@@ -1,4 +1,4 @@
-"""Make a layer (overlay.py) of the calls of a process, and sum up its copies and the blocks of its kernels."""
+"""Turn the calls of a process into a layer (overlay.py), and sum up its copies and its kernels' blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pointers = npt.NDArray[np.uint64]
 
 NAMES = ("function", "bytes", "to", "from", "grid_x", "grid_y", "grid_z")
 PINNING = ("cuMemAllocHost", "cuMemHostAlloc", "cuMemAllocManaged", "cuMemHostRegister")
-WAYS = (("HtoD", IN, "from"), ("DtoH", OUT, "to"))  # where a copy goes, and its argument with the host's address
+WAYS = (("HtoD", IN, "from"), ("DtoH", OUT, "to"))  # direction, act, and the argument with the host's address
 
 
 class Copied(NamedTuple):
@@ -42,9 +42,9 @@ class Copied(NamedTuple):
 
 
 class HostCalls:
-    """The calls of a process. Once they were read, `copied` has the sums of copies by op.
+    """The calls of a process. After reading them, `copied` has sums of the copies by op.
 
-    `blocks` has the number of launches of each function, and the sum of the parts of the SMs that each had blocks for.
+    `blocks` has, for each function, the number of launches and the sum of the shares of SMs that had blocks.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -127,7 +127,7 @@ class Addresses:
         self._begins = self._ends = np.zeros(0, np.uint64)
 
     def add(self, begins: Pointers, sizes: Pointers) -> None:
-        """Add ranges, whose addresses don't wrap around."""
+        """Add address ranges. Those that wrap around are ignored."""
         begins, sizes = begins.astype(np.uint64), sizes.astype(np.uint64)
         ends = begins + sizes
         good = ends > begins

@@ -1,20 +1,21 @@
-"""Say why a GPU was idle: what the host did meanwhile, in the thread that launched what the GPU ran next.
+"""Find the cause of each idle time of a GPU, in the calls of the host thread that launched the GPU's next work.
 
-Each idle time is cut where a call of that thread or its NVTX range begins or ends: a nanosecond counts for the call
-or the code that the thread was in. From the call that launches the next work to its beginning, the thread counts as
-being in that call, and once it has returned the work is *queued*. Then each idle time gets one cause, by the first rule
-that holds:
+Each idle time is cut where a call of that thread, or an NVTX range, begins or ends, so each nanosecond counts for the
+call or host code that the thread was executing. From the start of the call that launches the next work until it
+returns, the thread counts as being in that call; from its return until the work begins, the work is *queued*. Then each
+idle time gets one cause, by the first rule that matches:
 
-- OFF: recording was off for a part of it. Neither its length nor what happened in that part is known.
+- OFF: recording was off for a part of it, so its length isn't known.
 - UNKNOWN: the trace doesn't say which call launched the next work.
-- BETWEEN, LATE: half of the time or more passed after that call returned. The GPU had work and didn't begin. Up to FAST
-  that's what it takes from one piece of work to the next; beyond that it waited for another stream, say.
-- WAIT: when the GPU ran out of work the thread waited for it, and had waited for at least as long as the GPU was then
-  idle. Without this wait the host could have launched the next work in that time.
-- PACE: at most SHORT, and no call but launches fills half of it. Kernels are shorter than what the host needs to launch
-  the next one.
-- CALL: CUDA calls take more of the time than host code. The function that takes most is named.
-- HOST: the rest. The thread ran code of its own between calls.
+- BETWEEN, LATE: at least half of the time passed after that call had returned, so the GPU had work and didn't start it.
+  Up to FAST, the cause is BETWEEN: a GPU takes that long from one piece of work to the next. Longer times are LATE: the
+  work waited, for example for another stream.
+- WAIT: when the GPU ran out of work, the thread was waiting for it, and had waited for at least as long as the GPU was
+  then idle. Without this wait, the host could have launched the next work in that time.
+- PACE: the time is at most SHORT, and no call other than launches fills half of it. Kernels take less time than the
+  host needs to launch the next one.
+- CALL: CUDA calls take more of the time than host code. The function that takes the most time is named.
+- HOST: anything else. The thread ran its own code between calls.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from gpt.trace.spill import Array, Aside, Sorted, Tape, join
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
-HOST, QUEUED_WORK, NOT_SAID = NOTHING, -2, -3  # in `what` of a piece; other values are ids of functions
+HOST, QUEUED_WORK, NOT_SAID = NOTHING, -2, -3  # special values of a piece's `what`; other values are function ids
 OFF, UNKNOWN, BETWEEN, LATE, WAIT, PACE, CALL, HOST_CODE = CAUSES = (
     "recording off", "not known", "between work", "begun late", "after a wait", "launch pace", "in a call", "host code",
 )  # fmt: skip
 SHORT, FAST = 100_000, 20_000  # ns
 QUEUED = "launched, not begun"
 IO, ASYNC = ("memcpy", "memset"), "Async"
-ITEM = 64  # bytes: the program looks at a value if it copies no more than that
+ITEM = 64  # bytes: a program that copies no more than that reads a single value
 LISTED = 1000
 GROUP = [("number", "<i8"), ("what", "<i8"), ("range", "<i8"), ("ns", "<i8")]
 FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8")]
@@ -53,7 +54,7 @@ FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note",
 
 @dataclass
 class Times:
-    """Idle times of one kind: how many, their total and longest ns, and what the causes need to know.
+    """Idle times of one kind: their number, total and longest ns, and sums that the causes need.
 
     `waited` is how long the host had waited for the GPU, `items` how many of these waits were for a small copy, `took`
     the ns of the work that ended the idle times.
@@ -83,17 +84,17 @@ class Longest(NamedTuple):
     before: str
     cause: str
     name: str | None
-    share: float  # percentage that passed in the cause's call or code
+    share: float  # percentage spent in the cause's call or code
     range: str | None
     thread: int
 
 
 @dataclass
 class Reasons:
-    """The idle times that the work of one process ended, or of several.
+    """The idle times that ended with work of one process, or of several.
 
-    `causes` is by cause and function, `doing` by what the thread did and the function that it had waited in, `ranges`
-    by NVTX range and cause. `places` is where the threads' own code was, from samples.
+    `causes` is indexed by cause and function; `doing` by what the thread did and the function in which it had waited;
+    `ranges` by NVTX range and cause. `places` says where the threads' own code was, from samples.
     """
 
     causes: dict[tuple[str, str | None], Times] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Reasons:
 
 
 def find_reasons(trace: TraceModel, number: int, idle: Sorted, host: HostCalls) -> Reasons:
-    """Return why GPUs were idle before work from a process. This also reads the calls of `host`."""
+    """Return the causes of a GPU's idle times before work of a process. This also reads the calls of `host`."""
     tape = Tape(Aside(), idle.dtype)
     pieces: Iterator[Array] = overlay(_iter_pieces(trace, number, idle, tape), host.iter_layer(), "what")
     pieces = map(_mark_queued, pieces)
@@ -131,7 +132,9 @@ def find_reasons(trace: TraceModel, number: int, idle: Sorted, host: HostCalls) 
 
 
 def _iter_pieces(trace: TraceModel, number: int, idle: Sorted, tape: Tape) -> Iterator[Array]:
-    """Yield the recorded parts of idle times, cut at the call that launched the next work; fill the tape with these."""
+    """Yield the recorded parts of idle times, cut at the call that launched the next work; store the idle times on the
+    tape.
+    """
     unrecorded = trace.unrecorded(trace.processes[number])
     found = Sorted(Aside(), PIECE, "begin")
     for rows in idle:
@@ -155,14 +158,16 @@ def _iter_pieces(trace: TraceModel, number: int, idle: Sorted, tape: Tape) -> It
 
 
 def _mark_queued(pieces: Array) -> Array:
-    """Let a piece after the beginning of the call that launched the next work be in that call, or else queued."""
+    """Assign pieces after the start of the call that launched the next work to that call, or to QUEUED_WORK after it
+    returned.
+    """
     other = (pieces["begin"] >= pieces["call"]) & (pieces["since"] != pieces["call"]) & (pieces["what"] >= 0)
     pieces["what"][other] = QUEUED_WORK
     return pieces
 
 
 class _Sums:
-    """Adds up pieces; an idle time has its cause once all pieces of it have come."""
+    """Adds up pieces. An idle time gets its cause once all of its pieces have been added."""
 
     def __init__(self, trace: TraceModel, number: int, tape: Tape) -> None:
         self.reasons = Reasons()
@@ -193,7 +198,7 @@ class _Sums:
             self.finish(int(pieces["end"].max()))
 
     def finish(self, bound: int | None) -> None:
-        """Find the causes of the idle times that end by then, or of all that are left."""
+        """Find the causes of the idle times that end by then, or of all that remain."""
         if bound is None:
             self.reasons.places = self._samples.places()
         numbers = np.unique(self._groups["number"])
@@ -251,7 +256,9 @@ class _Sums:
         self._keep_longest(rows, total, cause, named, parts, groups, which)
 
     def _block(self, apis: Array, waited: Array) -> npt.NDArray[np.bool_]:
-        """Return which calls copy or set memory and wait for that: an asynchronous copy does if it took over FAST."""
+        """Return which calls copy or set memory and wait for it. An asynchronous copy counts if it took longer than
+        FAST.
+        """
         known = self._process.apis
         copies = {id_: known[id_] for id_ in np.unique(apis).tolist() if id_ in known}
         blocks = [id_ for id_, api in copies.items() if api.type in IO and not api.name.endswith(ASYNC)]
@@ -259,7 +266,7 @@ class _Sums:
         return np.isin(apis, blocks) | (np.isin(apis, may) & (waited > FAST))
 
     def _copied_out(self, rows: Array) -> npt.NDArray[np.bool_]:
-        """Return after which idle times a copy from the device was the last work."""
+        """Return which idle times follow a copy from the device."""
         found = np.zeros(len(rows), bool)
         for number in np.unique(rows["after_process"]).tolist():
             own = rows["after_process"] == number
@@ -334,14 +341,16 @@ def _add_up(which: Array, values: Array, count: int) -> npt.NDArray[np.int64]:
 
 
 def _find_top(groups: Array, numbers: Array) -> tuple[Array, Array, Array]:
-    """Return the ns of all calls in each idle time, and the function that took most with its ns (NOTHING, 0)."""
+    """Return, for each idle time, the ns in all calls, and the function that took the most time with its ns, or
+    (NOTHING, 0).
+    """
     own = groups[groups["what"] >= 0].copy()
     own["range"] = 0
     own = _unite(own)
     which = np.searchsorted(numbers, own["number"])
     calls = _add_up(which, own["ns"], len(numbers))
     top, time = np.full(len(numbers), NOTHING), np.zeros(len(numbers), np.int64)
-    order = np.argsort(own["ns"], kind="stable")  # the last one assigned stays
+    order = np.argsort(own["ns"], kind="stable")  # the last one wins
     top[which[order]], time[which[order]] = own["what"][order], own["ns"][order]
     return calls, top, time
 
@@ -349,7 +358,7 @@ def _find_top(groups: Array, numbers: Array) -> tuple[Array, Array, Array]:
 def _by(
     numbers: Array, which: Array, keys: tuple[Array, ...], ns: Array
 ) -> tuple[tuple[Array, ...], Array, Mapping[str, Array]]:
-    """Return keys, ns and counts for _sum_by, with the parts of an idle time that have one key put together."""
+    """Return keys, ns and counts for _sum_by, after merging the parts of an idle time that have the same key."""
     order = np.lexsort((which, *keys))
     columns = [column[order] for column in (*keys, which)]
     first = np.zeros(len(order), bool)
@@ -364,7 +373,7 @@ def _by(
 def _sum_by(
     keys: tuple[Array, ...], total: Array, values: Mapping[str, Array]
 ) -> Iterator[tuple[tuple[int, ...], Times]]:
-    """Yield each combination of keys, with the sums of the idle times that have it."""
+    """Yield each combination of keys, with the sums of its idle times."""
     if not len(total):
         return
     order = np.lexsort(keys)

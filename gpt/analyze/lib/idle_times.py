@@ -1,8 +1,8 @@
-"""Find the times in which a GPU ran nothing: with what ran before, what ran next, and the call that launched that.
+"""Find the times when a GPU was idle, with the work before, the work after, and the call that launched the latter.
 
-Work of all processes on a GPU counts, overlaps count once, and so do copies: a GPU that copies isn't idle. Times are
-from its first work to its last, as nobody knows what it does outside of that. If several processes use it, one after
-the other, that holds for each of them: the time between two runs is not in a trace.
+Work of all processes on a GPU counts, and overlaps count once. Copies count as work, too: a GPU that copies isn't idle.
+Times range from a GPU's first work to its last, because nothing is known outside of that. If several processes use the
+GPU one after the other, this applies to each of them: the time between two runs isn't in a trace.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
     from gpt.trace.model import TraceModel
 
-# A time in which a GPU was idle. `after` is what ran before it; `function`, `api` and `took` are about what ran next,
-# which the `call` of a `thread` launched.
+# An idle time of a GPU. `after` is the work before it. `function`, `api` and `took` describe the work after it, which
+# the `call` of a `thread` launched.
 IDLE = [("begin", "<i8"), ("end", "<i8"), ("gpu", "<u4"), ("thread", "<u8"), ("call", "<i8"), ("off", "<i8"),
         ("process", "<u4"), ("after_process", "<u4"), ("after_function", "<u4"), ("after_api", "<u4"),
         ("function", "<u4"), ("api", "<u4"), ("took", "<f8")]  # fmt: skip
 
 
 class Use(NamedTuple):
-    """The use of a GPU from its first work to its last, in ns: by kernels or graphs, by copies alone, by nothing."""
+    """The use of a GPU between its first and last work, in ns: for kernels or graphs, for copies
+    only, or not at all.
+    """
 
     key: Hashable  # identifies the GPU among all processes
     processes: list[int]
@@ -39,26 +41,28 @@ class Use(NamedTuple):
     kernels: int
     copies: int
     idle: int
-    times: int  # idle periods, without cut ones
-    cut: int  # those in which recording was off for a while
-    host_copies: float  # part of the time of copies and memsets that is of copies to the device or from it
+    times: int  # number of idle periods, without cut ones
+    cut: int  # number of idle periods in which recording was off for a while
+    host_copies: float  # share of the time of copies and memsets that was spent on copies to or from the device
     first: int
     last: int
-    off: int  # ns between work that aren't recorded: recording was off, or no process had work left
+    off: int  # ns that aren't known: recording was off, or no process had work left
 
 
 class _Gpu:
-    """The union of the work of a GPU so far."""
+    """The union of a GPU's work so far."""
 
     def __init__(self, unrecorded: Unrecorded) -> None:
         self.unrecorded = unrecorded
         self.first: int | None = None
         self.reach = self.kernel_reach = 0
         self.kernels = self.idle = self.count = self.cut = self.off = 0
-        self.ender: tuple[int, int, int] = (0, 0, 0)  # process, function and call of the work that ended last
+        self.ender: tuple[int, int, int] = (0, 0, 0)  # process, function and call of the last work to end
 
     def add(self, rows: Array, is_kernel: npt.NDArray[np.bool_], number: int) -> Array:
-        """Return the idle times before these rows, which follow the ones added before; `number` is the GPU's."""
+        """Return the idle times before these rows, which must follow the rows added before; `number` is the GPU's
+        number.
+        """
         begins = rows["begin"]
         ends = begins + rows["duration"].astype(np.int64)
         if self.first is None:
@@ -98,9 +102,10 @@ class _Gpu:
 
 
 def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[int]]]:
-    """Return the use of each GPU, and for each process the idle times that its work ended, sorted by begin, as IDLE.
+    """Return the use of each GPU, and for each process the idle times that ended with its work, sorted by begin, as
+    IDLE.
 
-    The last are, for each process, the ns that each of its functions ran.
+    The last value has, for each process, the ns of GPU work by function.
     """
     places: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for number, device in trace.gpus():
@@ -134,7 +139,7 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
 
 
 def _find_edges(trace: TraceModel, number: int, places: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return when the first work of a process on these devices began, and when the last one ended."""
+    """Return the begin of a process's first work on these devices, and the end of its last."""
     first: int | None = None
     last = 0
     for rows in trace.iter_gpu_times([place for place in places if place[0] == number]):
@@ -144,7 +149,7 @@ def _find_edges(trace: TraceModel, number: int, places: list[tuple[int, int]]) -
 
 
 def find_breaks(trace: TraceModel, places: list[tuple[int, int]]) -> Unrecorded:
-    """Return the times between the first and the last work on some devices in which no process had work left."""
+    """Return the periods between the first and the last work on some devices in which no process had work left."""
     edges = [_find_edges(trace, number, places) for number in {number for number, _ in places}]
     begins, ends = [], []
     reach: int | None = None

@@ -1,4 +1,4 @@
-"""The innermost NVTX range that each thread was in: pushed ranges as a layer that doesn't overlap (overlay.py)."""
+"""The innermost NVTX range of each thread over time: pushed ranges as a layer without overlaps (overlay.py)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BATCH = 1 << 14  # rows of Python numbers before they become an array
 
 
 def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
-    """Yield the parts of pushed ranges that are in no inner range of their thread, as LAYER, sorted by begin.
+    """Yield the parts of pushed ranges outside of any inner range of their thread, as LAYER, sorted by begin.
 
     `what` is an index into the texts of the process's ranges. An inner range ends with the outer one at the latest, and
     a range that never ended lasts FOREVER.
     """
     found = Sorted(Aside(), LAYER, "begin")
     parts: list[tuple[int, int, int, int, float]] = []
-    stacks: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # ends and names, the innermost last
-    since: dict[int, int] = {}  # from when on the innermost one has no part yet
+    stacks: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # by thread: ends and names, the innermost last
+    since: dict[int, int] = {}  # by thread: time from which on no part was added yet
 
     def leave(thread: int, until: int | None) -> None:
-        """Add parts of the ranges that ended by then, or of all."""
+        """Add the parts of ranges that ended by then, or of all ranges."""
         stack = stacks[thread]
         while stack and (until is None or stack[-1][0] <= until):
             end, name = stack.pop()

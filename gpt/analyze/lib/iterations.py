@@ -36,7 +36,7 @@ WHOLE, INSIDE, OTHER = (
     "repetition",
 )  # roles of units: what covers most, repetitions inside it, others of the same length
 NESTED = 3  # units per sequence: the iteration, and repetitions inside it
-OTHERS, LITTLE = 7, 0.05  # other units of the same length to list, and the share that each must cover
+OTHERS, LITTLE = 7, 0.05  # number of other units of the same length to list, and minimum coverage of each
 SCOPES = 8  # threads, and streams, to examine: the ones with the most launches
 GRAPH = np.uint32(1 << 31)  # set in codes of graphs: the rest is a handle's index, or else a function's id
 HASH = np.uint64(0x9E3779B97F4A7C15)  # hashes a stream: the upper 16 bits are kept
@@ -71,10 +71,10 @@ class LaunchSequence:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._kept = 0
-        self._totals = Counter[int]()  # by api, as in the parts
+        self._totals = Counter[int]()  # calls by api, as in the parts
         self._parts: list[tuple[int, tuple[npt.NDArray[Any], ...]]] = []  # api, -api for kernels, and the columns
-        self._graphs: dict[int, int] = {}  # places, by handle
-        self._threads: dict[int, int] = {}  # places, by id
+        self._graphs: dict[int, int] = {}  # index of each graph, by handle
+        self._threads: dict[int, int] = {}  # index of each thread, by id
 
     def first(self) -> int | None:
         """Return the time stamp of the first launch, or None."""
@@ -220,16 +220,16 @@ def _make_unit(role: str, scope: str, starts: Stamps, times: Places, off: Places
     period, length = begin_at_break(codes, times, period), period.length
     first, ends, count = int(period.begins[0]), int(period.ends[-1]), period.times
     took, whole = find_steps(times, period), find_steps(off, period) == 0
-    took = took[whole] if whole.any() else took  # launches may be missing where recording was off
+    took = took[whole] if whole.any() else took  # exclude units in which recording was off: launches may be missing
     time = float(np.median(took)) if len(took) else 0.0
-    last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # including the wait after it
+    last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # including the wait after the last unit
     end = int(starts[ends]) if ends < len(starts) else last
     unit = codes[first : first + length]
     return Unit(role, scope, len(codes), count * length, unit, count, first, int(starts[first]), end, time)
 
 
 class CallTimes:
-    """When which functions were called: every call, or one in `step` if there are over a million."""
+    """The times of calls, by function: every call, or one in `step` if there are over a million."""
 
     KEPT = 1 << 20
 
@@ -260,7 +260,7 @@ class CallTimes:
 
 
 class BusyTimes:
-    """When the GPU was busy, if that's recorded, for the first MOST kernels and copies."""
+    """The times when the GPU was busy, if recorded, for the first MOST kernels and copies."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -301,10 +301,10 @@ class BusyTimes:
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
-        whole = np.where(unknown > 0, 0, gaps)  # how long an idle time lasted in which recording was off isn't known
+        whole = np.where(unknown > 0, 0, gaps)  # How long an idle time lasted isn't known if recording was off in it.
         at = int(whole.argmax())
         number = int((whole > 0).sum())
-        last = int(ends[: at + 1].argmax())  # the work that ended last may have begun before the rest
+        last = int(ends[: at + 1].argmax())  # the last work to end may have begun before other work
         around = [(int(function[work]), int(api[work])) for work in (last, at + 1)]
         return IdleShare(total, int(gaps.sum()), number, int(whole[at]), int(end[at]), *around)
 
@@ -312,7 +312,7 @@ class BusyTimes:
 class IdleShare(NamedTuple):
     """The idle time of a GPU: `idle` ns of `total`; the `longest` of `number` began `at` ns of CLOCK_MONOTONIC.
 
-    Idle times in which recording was off are only in `idle` and `total`, without that time.
+    `idle` and `total` include idle times in which recording was off, but not the unrecorded part.
     """
 
     total: int
@@ -320,5 +320,5 @@ class IdleShare(NamedTuple):
     number: int
     longest: int
     at: int
-    after: tuple[int, int]  # the work: its kernel's function, or 0, and the call that started it
+    after: tuple[int, int]  # the work after it: its kernel's function, or 0, and the call that started it
     before: tuple[int, int]

@@ -48,8 +48,8 @@ class _Last(NamedTuple):
 class Between:
     """The `gaps` between a process's launches, by thread and after waits, and the `longest` by thread.
 
-    `long` has the number and the ns of a thread's LONG gaps, `edges` when its first launch began and its last one
-    ended. Gaps in which recording was off are in neither `longest` nor `long`.
+    `long` has the number and total ns of a thread's LONG gaps; `edges` has the start of its first launch and the end of
+    its last. `longest` and `long` exclude gaps in which recording was off.
     """
 
     def __init__(self, unrecorded: Unrecorded) -> None:
@@ -101,7 +101,7 @@ class Between:
             begins = np.concatenate(([last.end if last else starts[0]], ends[:-1]))
             off = self.unrecorded.within(begins, starts)
             between = np.maximum(starts - begins, 0) - off
-            known = int(not last)  # nothing comes before the first launch of all
+            known = int(not last)  # nothing precedes the very first launch
             if len(between) > known:
                 whole = self.gaps.add_gaps(thread, between[known:], off[known:])
                 long, (count, time) = whole[whole > LONG], self.long.get(thread, (0, 0))

@@ -1,4 +1,5 @@
-"""Join launches with their work on the GPU: how long each call took, when its kernel or graph began, and for how long.
+"""Match launches with their GPU work: the duration of each call, and when its kernel or graph began and for how long it
+ran.
 
 A launch *starves* the GPU if no earlier launch of the process was still waiting or running when its call returned:
 nothing was queued, so the GPU had to wait for the host. A launch is *short* if its work took less time than its call.
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.short_calls import Tapes
     from gpt.trace.model import TraceModel
 
-# A launch: when its call began and how long that took, and, if it's `timed`, when its work began and for how long.
-# `depth` is how many launches that returned earlier were waiting or running when it `returned`.
+# A launch: when its call began and how long it took and, if it's `timed`, when its work began and for how long it ran.
+# `depth` is the number of earlier launches that were waiting or running when it `returned`.
 LAUNCHED = [("start", "<i8"), ("took", "<f8"), ("thread", "<u8"), ("function", "<u4"), ("begin", "<i8"),
             ("duration", "<f8"), ("timed", "?"), ("depth", "<i8"), ("number", "<i8"), ("returned", "<i8")]  # fmt: skip
 WORK = [("call", "<i8"), ("thread", "<u8"), ("begin", "<i8"), ("duration", "<f8")]
 END = [("end", "<i8")]
-POINTS = 1000  # parts of the time for which the depth of the queue is kept
-BLOCK = 1 << 16  # launches that are read at once
+POINTS = 1000  # parts of the time for which the queue's depth is kept
+BLOCK = 1 << 16  # launches to read at once
 MOST_STEPS = 1000  # rows of a unit's sequence
 DELAY = "delay"
 GRAPH = "(a graph)"
@@ -39,7 +40,7 @@ GRAPH = "(a graph)"
 
 @dataclass
 class Sums:
-    """Sums of launches, in ns if they are timed: of calls, of work, and from a call to its work."""
+    """Sums over launches, in ns if they are timed: the calls, the work, and the delay from call to work."""
 
     launches: int = 0
     timed: int = 0
@@ -66,7 +67,7 @@ class Sums:
 
 @dataclass
 class Step:
-    """Launches in a row, in the unit, of one kernel or graph: the sums are over all repetitions."""
+    """Consecutive launches of one kernel or graph in the unit; the sums are over all repetitions."""
 
     name: str
     times: int
@@ -75,7 +76,7 @@ class Step:
 
 @dataclass
 class UnitTimes:
-    """The unit that a process repeats: how many launches it has, how often it comes, and how long it takes, in ns."""
+    """The unit that a process repeats: its number of launches, how often it occurs, and how long it takes, in ns."""
 
     length: int
     times: int
@@ -87,20 +88,22 @@ class UnitTimes:
 
 @dataclass
 class ProcessLaunches:
-    """The launches of a process. Times are in ns, `depths` from its first launch on: begin, and the deepest queue."""
+    """The launches of a process. Times are in ns. `depths` starts with the first launch: when it began, and the deepest
+    queue in each part.
+    """
 
     header: dict[str, Any]
     sums: Sums
     delays: tuple[int, int, int] = (0, 0, 0)  # median, 99th percentile and largest
-    span: int = 0  # from the first call of a launch to the end of the last work
-    first: int = 0  # when that began, since the process did
+    span: int = 0  # from the start of the first launch to the end of the last work
+    first: int = 0  # when that began, from the start of the process
     ranges: dict[str | None, Sums] = field(default_factory=dict)
     unit: UnitTimes | None = None
     depths: list[tuple[int, int]] = field(default_factory=list)
 
 
 def find_launches(trace: TraceModel, number: int, tapes: Tapes, period: Period | None) -> ProcessLaunches:
-    """Return the launches of a process, whose repeated unit is known."""
+    """Return the launches of a process whose repeated unit is known."""
     process = trace.processes[number]
     tape = _join(trace, number)
     found = ProcessLaunches(process.header, Sums())
@@ -129,7 +132,7 @@ def _delays(rows: Array) -> npt.NDArray[np.int64]:
 
 
 def _join(trace: TraceModel, number: int) -> Tape:
-    """Return the launches in the order of their calls."""
+    """Return the launches in call order."""
     aside = Aside()
     work, ends = Sorted(aside, WORK, "call"), Sorted(aside, END, "end")
     joined, ordered = Sorted(aside, LAUNCHED, "returned"), Sorted(aside, LAUNCHED, "number")
@@ -170,7 +173,7 @@ def _join(trace: TraceModel, number: int) -> Tape:
 
 
 def _ends(rows: Array) -> npt.NDArray[np.int64]:
-    """Return when the work of launches had ended and their calls had returned."""
+    """Return the times by which both the launch's call had returned and its work had ended."""
     found: npt.NDArray[np.int64] = np.maximum(rows["begin"] + rows["duration"].astype(np.int64), rows["returned"])
     return found
 
@@ -186,7 +189,7 @@ def _iter_launches(trace: TraceModel, number: int) -> Iterator[Array]:
 
 
 def _in_chunks(tape: Tape) -> Iterator[Array]:
-    """Yield the rows of a tape so that launches of one nanosecond are in one chunk."""
+    """Yield the rows of a tape in chunks that don't separate launches of the same nanosecond."""
     rest = np.zeros(0, LAUNCHED)
     for rows in tape:
         rows = np.concatenate((rest, rows)) if len(rest) else rows
@@ -199,7 +202,7 @@ def _in_chunks(tape: Tape) -> Iterator[Array]:
 
 
 def _match(calls: Array, work: Array) -> npt.NDArray[np.int64]:
-    """Return for each call the place of its work, or -1: the work names the beginning of the call and its thread."""
+    """Return the index of each call's work, or -1. The work has the call's start time and thread."""
     found = np.full(len(calls), -1)
     if not (len(calls) and len(work)):
         return found
@@ -209,13 +212,13 @@ def _match(calls: Array, work: Array) -> npt.NDArray[np.int64]:
     keys["time"], keys["thread"] = np.append(own["call"], calls["start"]), np.append(own["thread"], calls["thread"])
     _, which = np.unique(keys, return_inverse=True)
     place = np.full(int(which.max()) + 1, -1)
-    place[which[: len(own)][::-1]] = order[::-1]  # the first of several stays
+    place[which[: len(own)][::-1]] = order[::-1]  # the first of several wins
     found = place[which[len(own) :]]
     return found
 
 
 def _find_depths(tape: Tape, first: int, last: int) -> list[tuple[int, int]]:
-    """Return the deepest queue in each of POINTS equal parts of the time in which something was launched."""
+    """Divide the time in which there were launches into POINTS equal parts, and return the deepest queue in each."""
     width = max(1, -(-(last + 1 - first) // POINTS))
     deepest: dict[int, int] = {}
     for rows in tape:
@@ -227,7 +230,7 @@ def _find_depths(tape: Tape, first: int, last: int) -> list[tuple[int, int]]:
 
 
 def _add_ranges(trace: TraceModel, number: int, tape: Tape, found: ProcessLaunches) -> None:
-    """Add the sums of launches by the innermost range that the thread was in when it launched."""
+    """Add up launches by the innermost NVTX range that the thread was in when it launched."""
     texts = [text if domain is None else f"{domain}: {text}" for domain, text in trace.ranges(number).texts]
     for pieces in overlay(_iter_moments(tape), iter_innermost(trace, number), "range"):
         pieces = pieces[np.argsort(pieces["number"])]
@@ -248,7 +251,9 @@ def _iter_moments(tape: Tape) -> Iterator[Array]:
 
 
 def _find_unit(trace: TraceModel, number: int, tape: Tape, tapes: Tapes, period: Period) -> UnitTimes:
-    """Return the sums of each launch in the unit over all repetitions; launches of one kernel in a row are one step."""
+    """Return the sums of each launch of the unit over all repetitions; consecutive launches of one kernel form one
+    step.
+    """
     names, length = trace.processes[number].kernels(), period.length
     begin = int(period.begins[0])
     functions = tape[begin : begin + length]["function"]

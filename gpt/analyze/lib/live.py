@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PAUSE, SHARE = 1.0, 4.0  # minimum seconds between looks; and the pause as a multiple of the time that a look took
 CLEAR = "\x1b[H\x1b[J"  # clears a terminal
-FRESH = 5.0  # for this many seconds, a file without a header may be a trace that's about to be written
+FRESH = 5.0  # for this many seconds, a file without a header may be a new trace
 _WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # a line of /proc/PID/fdinfo with O_WRONLY or O_RDWR
 
 

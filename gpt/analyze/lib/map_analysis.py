@@ -35,7 +35,7 @@ KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace
 
 
 def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
-    """Return the columns LAUNCH of the `number`th launch in all traces."""
+    """Return the columns LAUNCH for launch number `number`, counted over all traces."""
     launch = buffer.launch
     where = number, process.header["host"], process.pid
     ids = *where, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
@@ -47,8 +47,8 @@ class MapAnalysis(ABC):
 
     An analysis of several maps lists them in `maps`. Of fields separated by `|`, one must exist.
 
-    `add` takes the data that a launch saved. `add_sums` takes its sums if --detail left no more; `summed` says which
-    totals they give. `iter_answers` yields the answers; the `verdict` says what's missing.
+    `add` gets the data that a launch saved. If --detail left only sums, `add_sums` gets those; `summed` says which
+    totals they provide. `iter_answers` yields the answers; the `verdict` says what's missing.
     """
 
     streams = True
@@ -87,7 +87,7 @@ class MapAnalysis(ABC):
 
     @abstractmethod
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept."""
+        """Add a launch for which only sums were kept."""
 
     @abstractmethod
     def iter_answers(self, verdict: list[str]) -> Answers:
@@ -170,7 +170,7 @@ class MapAnalysis(ABC):
         return ((row[0], row[1] + self._number, *row[2:]) for row in rows)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return which probe would have recorded the map, or that no launch has the number to show."""
+        """Return which probe would have recorded the map, or a message that no launch has the requested number."""
         if self._read:
             absent = self._wanted is not None and self._wanted > self._number
             return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
@@ -197,7 +197,7 @@ class MapAnalysis(ABC):
         return kept_share(self._logs["kept"], self._logs["dropped"]) if self._logs["dropped"] else ""
 
     def titled(self, title: str) -> str:
-        """Return the title of a picture of all launches, with the share of the records that it shows below."""
+        """Return the title of a picture of all launches, which gives the share of records that were kept."""
         return f"{title}\n{self.kept}" if self.kept else title
 
     def _detail_lines(self) -> Iterator[str]:

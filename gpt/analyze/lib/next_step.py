@@ -1,6 +1,6 @@
-"""Name the analysis that says most about a program: the last line of gpt-analyze summary.
+"""Choose the analysis that says most about a program, for the last line of gpt-analyze summary.
 
-The first of these that holds decides:
+The first rule that applies decides:
 
 - collectives: several ranks, and collectives take MUCH of the GPU time.
 - memory: once the program repeats a unit, it allocates more than it frees.
@@ -32,14 +32,15 @@ NEXT = (
 )
 MUCH, MOST = 0.2, 0.5  # shares of the GPU time
 LONG, WARM = 10_000_000_000, 100_000_000  # ns
-GROWING = 5  # allocations that are not followed by a free
-BUSY = 25  # % of the time that a GPU may be idle
+GROWING = 5  # minimum number of allocations without a free
+BUSY = 25  # maximum % of the time that a busy GPU is idle
 
 
 class Hints(NamedTuple):
-    """Facts of a process that has a repeating unit, in ns: until its first launch, until it's steady, until its last.
+    """Facts about a process with a repeating unit, in ns: the time until its first launch, until it's steady, and until
+    its last launch.
 
-    `allocations` and `frees` are calls of the last three quarters of that time.
+    `allocations` and `frees` count calls in the last three quarters of that time.
     """
 
     loading: int
@@ -61,7 +62,7 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
     header, clock = process.header, process.clock
     launched = int(clock.times(_array(first))[0]) - clock.monotonic
     slow = _find_slow(totals, *units[0][3:8]) if units[0][1] == "all" else 0
-    begin = units[0][8] + slow  # ns since the process began
+    begin = units[0][8] + slow  # ns from the start of the process
     last = int(clock.times(totals.launches.starts()[-1:])[0]) - clock.monotonic
     since = header.get("tsc", 0) if "tsc_hz" in header else clock.monotonic
     stamp = since + round((begin + (last - begin) / 4) / clock.ns_per_tick)
@@ -75,7 +76,7 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
 
 
 def _find_slow(totals: ProcessTotals, length: int, _: int, times: int, usual: float, first: int) -> int:
-    """Return how many ns pass until a repetition takes at most USUAL times what they take usually."""
+    """Return the ns until a repetition first takes at most USUAL times the median."""
     import numpy as np
 
     from gpt.analyze.lib.steady import USUAL
@@ -102,7 +103,7 @@ def name_next(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[H
 
 
 def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints]) -> tuple[str, str, str | None]:
-    """Return the analysis, what it says, and the option that a better recording needs."""
+    """Return the analysis, its reason, and the option that a better recording needs."""
     from gpt.analyze.lib.ranks import is_collective
     from gpt.trace.graphs import GRAPH_LAUNCH
 

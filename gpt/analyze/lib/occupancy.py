@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import ProbedLaunch
 
 WARP = 32  # threads
-BINS = 500  # steps of time in the picture of resident blocks
+BINS = 500  # time steps in the picture of resident blocks
 
 
 class Resident(NamedTuple):

@@ -1,9 +1,10 @@
-"""Split pieces of time where something else begins and ends, for any number of both.
+"""Split pieces of time at the edges of other intervals, for any number of both.
 
-A *piece* is a time of a thread: part of a time in which a GPU was idle, for instance. A *layer* says what the threads
-did: rows that don't overlap on a thread, such as its calls, or the innermost ranges that it was in. `overlay` cuts each
-piece at the edges of the layer and notes what each part lies in. Both are read once, in step, and neither is kept: a
-piece that reaches beyond the rows of the layer that were read is cut there, and its rest waits for more rows.
+A *piece* is an interval of a thread's time, for instance part of a GPU's idle time. A *layer* says what the threads
+did: rows that don't overlap within a thread, such as its calls, or the innermost ranges that it was in. `overlay` cuts
+each piece at the edges of the layer's rows and records which row each part lies in. Both are read once, in step, and
+neither is kept in memory: a piece that extends beyond the rows read so far is cut there, and its rest waits for more
+rows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NEAR = 20_000  # ns by which a clock of the GPU and one of the host may differ
 
 
 class Split(NamedTuple):
-    """Parts of pieces: inside a row of a layer, and outside of all; each has the index of its piece."""
+    """Parts of pieces: those inside a row of a layer, and those outside; each has the index of its piece."""
 
     inside: Places
     rows: Places
@@ -63,7 +64,7 @@ def split(begins: Whole, ends: Whole, layer_begins: Whole, layer_ends: Whole) ->
 
 
 def cut_out(pieces: Array, unrecorded: Unrecorded) -> Array:
-    """Return the parts of pieces that were recorded; the first one of a piece stays the `first`."""
+    """Return the recorded parts of pieces; the first part of a piece remains the `first`."""
     if not len(unrecorded) or not len(pieces):
         return pieces
     parts = split(pieces["begin"], pieces["end"], unrecorded.begins, unrecorded.ends)
@@ -74,7 +75,7 @@ def cut_out(pieces: Array, unrecorded: Unrecorded) -> Array:
 
 
 def iter_alone(layer: Iterator[Array]) -> Iterator[Array]:
-    """Leave out the rows of a layer that overlap earlier ones of their thread: calls within other calls."""
+    """Remove rows of a layer that overlap earlier ones of their thread: calls within other calls."""
     groups, reached = Groups(), dict[int, int]()
     for rows in layer:
         alone = np.ones(len(rows), bool)
@@ -88,15 +89,17 @@ def iter_alone(layer: Iterator[Array]) -> Iterator[Array]:
 
 
 def overlay(pieces: Iterator[Array], layer: Iterator[Array], field: str) -> Iterator[Array]:
-    """Yield the parts of pieces; `field` of each has what it lies in, unless that's nothing.
+    """Yield the parts of pieces; `field` of each part gets the value of the row it lies in, or stays unchanged outside.
 
-    If the field is `what`, `since` says when that began, and `before`, `before_since` and `note` are filled. Pieces and
-    layer are sorted by their begin, with equal ones in one chunk. So are the parts.
+    If the field is `what`, then `since` becomes the begin of that row, and `before`, `before_since` and `note` are
+    filled as well. Pieces and layer rows must be sorted by begin, with equal begins in one chunk. The parts are sorted
+    the same way.
     """
     rest, open_ = np.zeros(0, PIECE), np.zeros(0, LAYER)
     places, groups = Groups(), Groups()
     for own, rows in iter_windows((pieces, PIECE, "begin"), (layer, LAYER, "begin")):
-        bound = 1 + max(int(part["begin"][-1]) for part in (own, rows) if len(part))  # the layer is known before it
+        # The layer is complete before this time.
+        bound = 1 + max(int(part["begin"][-1]) for part in (own, rows) if len(part))
         rows = join([open_, rows]) if len(open_) else rows
         own = join([rest, own]) if len(rest) else own.copy()
         rest = own[own["end"] > bound]
@@ -111,7 +114,7 @@ def overlay(pieces: Iterator[Array], layer: Iterator[Array], field: str) -> Iter
 
 
 def _lay(pieces: Array, rows: Array, known: dict[int, Places], places: Groups, field: str) -> Array:
-    """Return the parts of pieces, for which all rows of the layer that matter are there."""
+    """Return the parts of pieces for which all relevant rows of the layer have been read."""
     found = []
     for thread, at in places.iter(pieces["thread"]):
         own = take(pieces, at)
@@ -135,7 +138,7 @@ def _lay(pieces: Array, rows: Array, known: dict[int, Places], places: Groups, f
 
 
 def _note_before(pieces: Array, layer: Array) -> None:
-    """Note what covers the beginning of `first` pieces or ended right before, and the layer's note about it."""
+    """For `first` pieces, record the row that covers their beginning or ended right before it, and that row's note."""
     at = np.searchsorted(layer["begin"], pieces["begin"], "left") - 1
     good = pieces["first"] & (at >= 0)
     good[good] = layer["end"][at[good]] + NEAR >= pieces["begin"][good]

@@ -1,7 +1,7 @@
-"""A fold that asks one question about the traces it has read, and merges the results of several such folds.
+"""Fold traces to answer one question, and merge the results of several such folds.
 
-What a subclass finds is small enough to send from a worker of a cluster (cluster.py), and says nothing about other
-processes: how processes are named, and when each began, follows from all headers and is only decided in the answer.
+A subclass's result is small enough to send from a worker of a cluster (cluster.py), and says nothing about other
+processes: names of processes and their start times depend on all headers, so they're only computed for the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Part = TypeVar("Part")
 
 
 class Parts(ABC, Generic[Part]):
-    """The traces that were read here, and the parts that other folds found."""
+    """The traces that were read here, and the results of other folds."""
 
     streams = True
     drains: ClassVar[bool] = False
@@ -30,7 +30,7 @@ class Parts(ABC, Generic[Part]):
         from gpt.trace.model import TraceModel
 
         self._found: list[Part] = []
-        self._here: Part | None = None  # found in the traces so far, until more of them come
+        self._here: Part | None = None  # the result for the traces so far; None after reading more
         self._model: TraceModel | None = TraceModel(drains=self.drains)
 
     def take(self, process: Process) -> None:
@@ -51,7 +51,7 @@ class Parts(ABC, Generic[Part]):
 
     @abstractmethod
     def find_need(self, parts: list[Part]) -> str | None:
-        """Return what would have recorded the subject of the question, or None if it's there."""
+        """Return the option that would have recorded the missing data, or None."""
 
     @abstractmethod
     def answer_parts(self, parts: list[Part]) -> Answers:
@@ -73,7 +73,7 @@ class Parts(ABC, Generic[Part]):
         return {"_found": self.parts(), "_here": None, "_model": None}
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what would have recorded the missing input, or None."""
+        """Return the option that would have recorded the missing input, or None."""
         return base.find_lack(kinds, self.kinds) or self.find_need(self.parts())
 
     def answer(self, incomplete: list[str]) -> Answers:

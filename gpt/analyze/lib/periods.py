@@ -1,4 +1,5 @@
-"""Find the unit that a sequence repeats, and so how many launches an iteration has, without asking the user.
+"""Find the unit that a sequence of launches repeats, and so the number of launches in an iteration, without asking the
+user.
 
 A program launches kernels to warm up, then the same ones in the same order for each token or batch, with an odd one
 here and there. For a *period* p, look at runs of places where s[i] = s[i + p]. A run of 2p places or more is a

@@ -105,7 +105,7 @@ class ProgressFold(MapAnalysis):
         last = np.append(opens[1:], len(warp)) - 1
         done = slots[amount].astype(float)
         if ((done[1:] < done[:-1]) & (which[1:] == which[:-1])).any():
-            step = done.max() + 1  # more than any other, so that no warp begins with the previous one's amount
+            step = done.max() + 1  # larger than any amount, so that a warp can't seem to continue the previous one
             done = np.maximum.accumulate(done + which * step) - which * step
         whole = np.maximum(done[last], 1.0)
         progress = done / whole[which]
@@ -128,7 +128,7 @@ class ProgressFold(MapAnalysis):
             self._shown = _Shown(self._number, values, len(warp), saved.dropped)
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept, which don't tell how a warp went on."""
+        """Add a launch for which only sums were kept, which don't show how a warp progressed."""
         self._number += 1
         totals = self._kernels.setdefault(buffer.kernel, RateTotals(self.per))
         totals.launches += 1

@@ -57,10 +57,10 @@ IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
 NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the call's type
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
-SHOWN, WIDEST = 4, 60  # parts that a line names, and columns of a kernel's name
+SHOWN, WIDEST = 4, 60  # parts that a line names, and maximum width of a kernel's name
 TOP = 12  # rows per table
 NEVER = 1 << 64  # a time stamp
-FAR = 2  # times as long as by the median
+FAR = 2  # times the median
 WAIT = "cuStreamSynchronize"
 # The resource manager's control commands that put channels on the GPU's runlists or take them off (NVIDIA,
 # open-gpu-kernel-modules: ctrla06c.h, ctrla06f/ctrla06fgpfifo.h).
@@ -181,7 +181,9 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
 
 
 def answer_questions(totals: Totals, facts: Sequence[InferenceFacts], verbose: bool) -> Answers:
-    """Yield the tables of iterations and phases, and the list of questions; about ioctls only if it's `verbose`."""
+    """Yield the tables of iterations and phases, and the list of questions; ioctls are included only if `verbose` is
+    set.
+    """
     ordered = sorted(facts, key=lambda fact: (-fact.launches, fact.header.get("rank", -1)))
     who = tell_apart(fact.header for fact in ordered)
     names = {id(fact): describe(one) for fact, one in zip(ordered, who, strict=True)}
@@ -260,7 +262,9 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
 
 
 def _compare_median(main: InferenceFacts, usual: float) -> Iterator[str]:
-    """Say that iterations take far longer than `usual`, the ns by their median, or the GPU longer than the host."""
+    """Say that some iterations take far longer than `usual` (their median in ns), or that the GPU takes far longer than
+    the host.
+    """
     time = next((row[3] for row in main.phases if row[0] == ITERATING), 0)
     if time >= FAR * usual > 0:
         yield f"all of them take {human_time(time)}: some far longer than others"

@@ -30,8 +30,8 @@ ALL = None  # threads
 class Within(NamedTuple):
     """Some ranges, with the running sums at their begins and ends.
 
-    The rows are launches, ns on the GPU, bytes copied, and calls. They count the range's thread if that thread pushed
-    it, and all threads if not.
+    The rows are launches, ns on the GPU, bytes copied, and calls. For a pushed range they count only its thread; for
+    other ranges they count all threads.
     """
 
     ranges: Array

@@ -35,8 +35,8 @@ class Nested:
         self._names, self._threads = Groups(), Groups()
 
     def iter_names(self, within: Within) -> Any:
-        """Yield ranges by name and by whether a thread pushed them: both of these, places, and the sums within any of
-        them.
+        """Yield ranges grouped by name and by whether a thread pushed them: both keys, indexes, and the sums within any
+        range of the group.
 
         Calls within several ranges of one thread are counted once.
         """

@@ -28,7 +28,7 @@ TOGETHER = re.compile(
     r"|cross_device_reduce"
 )
 OTHERS = re.compile(r"nccl(Dev|Sym)*Kernel")
-OVERLAP = 0.95  # limit for changes of the distance between ends, from one to the next: ns, share of their time
+OVERLAP = 0.95  # minimum share of corresponding kernels that overlap
 STEADY = 50_000, 0.2  # limit for the change of the distance between ends from one to the next: ns, share of their time
 FEW = 9  # with fewer kernels, clocks differ by a constant
 
@@ -36,7 +36,7 @@ Offset = tuple[Whole, Whole]  # ns to add to a clock, at these times
 
 
 class Rank(NamedTuple):
-    """A rank: its process, its device's ordinal, its name in tables; `said` if its header gave its rank."""
+    """A rank: its process, its device's ordinal, its name in tables; `said` is True if its header gave its rank."""
 
     process: Process
     device: int
@@ -47,7 +47,7 @@ class Rank(NamedTuple):
 
 @dataclass
 class Lane:
-    """The collective kernels in a rank's stream, oldest first: their names, and when they began and ended."""
+    """The collective kernels in a rank's stream, oldest first: names, begins and ends."""
 
     rank: int
     clock: Hashable
@@ -80,7 +80,7 @@ class Collectives(NamedTuple):
 
 
 class Split:
-    """The times of a communicator, by rank and collective, and the rank that was last to begin each."""
+    """The times of a communicator by rank and collective, and the rank that began each collective last."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
@@ -169,7 +169,9 @@ Member = tuple[Lane, int]  # a lane, and the index in it of the group's first ke
 
 
 def _group(lanes: list[Lane]) -> list[list[Member]]:
-    """Return the lanes of each communicator: a lane joins the group with the steadiest distance to its ends."""
+    """Return the lanes of each communicator. A lane joins the group whose collective ends have the steadiest distance
+    from its own.
+    """
     groups: list[list[Member]] = []
     for lane in lanes:
         fits = [(*fit, at) for at, group in enumerate(groups) if (fit := _fit(group, lane))]
@@ -182,7 +184,8 @@ def _group(lanes: list[Lane]) -> list[list[Member]]:
 
 
 def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
-    """Return by how many ns a lane's ends vary from a group's, and the lane's shift; None if they don't match.
+    """Return the variation in ns of the distance between a lane's ends and a group's, and the lane's shift; None if
+    they don't match.
 
     A lane may lack kernels at its start or end.
     """

@@ -39,7 +39,7 @@ NAMED = 60  # width of a name in a sentence
 
 
 class Kernel:
-    """The sums of a kernel, and the ratios of its warps."""
+    """The sums of a kernel, and its warps' ratios."""
 
     def __init__(self, name: str) -> None:
         from gpt.analyze.lib.values import Distribution
@@ -80,7 +80,7 @@ class Ratios(MapAnalysis):
         self._add(process, buffer, kernel, sums)
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept."""
+        """Add a launch for which only sums were kept."""
         kernel = self.kernels.setdefault(buffer.kernel, Kernel(buffer.kernel))
         warps = buffer.launch.blocks * buffer.map.units(buffer.launch.threads)
         found = {name: int(sums.fields[name].total) for name in self.fields}

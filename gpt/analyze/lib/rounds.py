@@ -2,17 +2,17 @@
 
 summary and stages both use this, so they name the same launches and begin at the same one. A round is the longest unit
 that covers the launches: two passes through a model are two rounds, although each has many equal layers. A unit that
-occurs only twice, as any two launches may do by chance, has to cover ALL of them. If nothing repeats in the whole
-sequence, only the launches after the warm-up are searched. The warm-up ends when every kernel that's launched again has
-been launched once: a program that captures a graph launches kernels first, and then the graph.
+occurs only twice could be coincidence, so it must cover ALL of the launches. If nothing repeats in the whole sequence,
+only the launches after the warm-up are searched. The warm-up ends when every kernel that's launched again has been
+launched once: a program that captures a graph first launches kernels, and then the graph.
 
-A round could begin at any of its launches. It begins where the host takes its longest break, if that's clearly longer
-than the break where the sequence begins to repeat, and unless that would make fewer rounds: in M F M F with a break
+A round could begin at any of its launches. It begins where the host pauses longest, provided that this pause is clearly
+longer than the one at the start of the repetition, and that this choice doesn't lose a round: in M F M F with a pause
 after each M, the round is M F, twice.
 
-From the first round on, every place counts where all launches of a round follow each other, so that a reader who counts
-them finds as many. If threads launch at the same time, a launch of one may come inside a round of another, which then
-doesn't count: count_in_threads looks at each thread alone.
+From the first round on, every complete sequence of the round's launches counts, so a reader who counts them gets the
+same number. If threads launch at the same time, one thread's launch may interrupt a round of another thread, which then
+doesn't count; count_in_threads looks at each thread alone.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from gpt.analyze.lib.periods import (
 )
 from gpt.trace.rows import iter_groups
 
-ALL = 0.98  # share of the launches that a unit which comes only twice must cover
-SAMPLE = 1000  # rounds that are searched for breaks
-MOST = 1 << 22  # launches that are searched for breaks
+ALL = 0.98  # minimum coverage of a unit that occurs only twice
+SAMPLE = 1000  # rounds to search for pauses
+MOST = 1 << 22  # launches to search for pauses
 INTERLEAVED = "{} if the launches of each thread are counted alone, as threads interleave"
 
 
 class Times(Protocol):
-    """When launches began: the part of an array's interface that is used here."""
+    """Launch times: the part of an array's interface that's used here."""
 
     def __getitem__(self, places: slice, /) -> Places: ...
 
 
 class Rounds(NamedTuple):
-    """The unit that's repeated, or None; `others` of the same length, and shorter ones `inside` that repeat as well."""
+    """The repeated unit, or None; `others` of the same length, and shorter units that repeat `inside` it."""
 
     unit: Period | None
     others: list[Period]
@@ -57,7 +57,9 @@ class Rounds(NamedTuple):
 
 
 def find_rounds(codes: Codes | Sliced) -> Rounds:
-    """Find the unit that makes up most launches. If only several of one length do together, `others` has them."""
+    """Find the unit that makes up most launches. If only several units of the same length do so together, they're in
+    `others`.
+    """
     periods, least = find_periods(codes), SHARE * len(codes)
     often = split_units(codes, periods[0]) if periods and periods[0].covered >= least else []
     unit, others = (often[0], often[1:]) if often and often[0].covered >= least else (None, often)
@@ -98,7 +100,7 @@ class Rest:
 
 
 def begin_at_break(codes: Codes | Sliced, times: Times, period: Period) -> Period:
-    """Return the units that begin at a break, as stretches of complete units, from the start of the period on."""
+    """Shift a period so that its units begin at a pause, and return stretches of complete units."""
     length, first = period.length, int(period.begins[0])
     longest = int((period.ends - period.begins).argmax())
     begin = int(period.begins[longest])
@@ -111,7 +113,7 @@ def begin_at_break(codes: Codes | Sliced, times: Times, period: Period) -> Perio
 
 
 def _find_from(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
-    """Return the occurrences of a unit from a launch on, and right before it."""
+    """Return the occurrences of a unit from a launch on, including any that end right before the stretch."""
     found = find_all(codes, unit, first)
     if len(found.begins):
         begin = int(found.begins[0])
@@ -136,13 +138,13 @@ def find_all(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
 
 
 def count_in_threads(codes: Codes, threads: npt.NDArray[Any], unit: Codes) -> int:
-    """Return how often a unit is found if the launches of each thread are looked at on their own."""
+    """Return how often a unit occurs if each thread's launches are examined separately."""
     return sum(find_all(codes[own], unit, 0).times for _, own in iter_groups(threads))
 
 
 def _iter_places(codes: Codes | Sliced, unit: Codes, first: int) -> Iterator[Places]:
-    """Yield the places where a unit begins, BLOCKS launches at a time."""
-    length, free = len(unit), first  # free: the end of the last unit
+    """Yield the positions where a unit begins, BLOCKS launches at a time."""
+    length, free = len(unit), first  # `free` is the end of the last unit
     for at in range(first, len(codes) - length + 1, BLOCKS):
         near = codes[at : at + BLOCKS + length - 1]
         places = np.flatnonzero((near[: len(near) - length + 1] == unit[0]) & (near[length - 1 :] == unit[-1]))
@@ -163,7 +165,7 @@ def _iter_places(codes: Codes | Sliced, unit: Codes, first: int) -> Iterator[Pla
 
 
 def _find_break(times: Times, begin: int, end: int, length: int) -> int:
-    """Return how many launches into the stretch from `begin` up to `end` the host takes its longest break."""
+    """Return the offset of the launch after the host's longest pause, in the stretch from `begin` up to `end`."""
     rounds = min((end - begin - 1) // length, SAMPLE, max(1, MOST // length))
     if not rounds:
         return 0

@@ -29,7 +29,7 @@ SIDES = (
     Column("launches", "u64"),
     Column("probed", "u64", title="with probes", shown="any"),
 )
-CONDITIONS = (  # what each is called, what's said if A and B don't share it, and how B ran then
+CONDITIONS = (  # name, what to say if A and B differ, and how B ran in that case
     ("commands", "A and B ran different commands, which may do different work", "another command"),
     ("probes", "A and B ran with different probes, which take time of their own", "with different probes"),
     ("GPUs", "A and B ran on different GPUs", "on another GPU"),
@@ -41,7 +41,7 @@ class RunSummary:
     """One run: its processes, how long they ran, and sums by function and kernel."""
 
     def __init__(self, name: str) -> None:
-        self.name = name  # the name of its file
+        self.name = name  # the trace's file name
         self.commands: list[str] = []
         self.hosts: set[str] = set()
         self.gpus: set[str] = set()
@@ -49,9 +49,9 @@ class RunSummary:
         self.calls = self.counted = self.launches = self.probed = self.threads = 0
         self.functions: dict[Api, RunSums] = defaultdict(RunSums)
         self.kernels: dict[str, RunSums] = defaultdict(RunSums)
-        self.work: dict[Api, RunSums] = defaultdict(RunSums)  # on the GPU, but no kernel: copies, memsets, graphs
+        self.work: dict[Api, RunSums] = defaultdict(RunSums)  # GPU work other than kernels: copies, memsets, graphs
         self.on_gpu = 0.0  # ns
-        self.in_thread = 0.0  # ns in calls, in the thread that spends most time in them
+        self.in_thread = 0.0  # ns in calls, in the thread with the most time in calls
         self._begin, self._end, self.unrecorded = math.inf, -math.inf, 0
 
     def begin(self, process: Process) -> None:
@@ -89,7 +89,7 @@ class RunSummary:
             self.launches += launches
 
     def rename(self, names: dict[str, str]) -> None:
-        """Add up kernels that are compared as one."""
+        """Merge kernels that are compared as one."""
         for name, shape in names.items():
             if name in self.kernels:
                 kernel = self.kernels.pop(name)
@@ -102,7 +102,7 @@ class RunSummary:
 
     @property
     def outside(self) -> float:
-        """Return the rest of the recorded time, without calls of the thread that spends most time in them."""
+        """Return the recorded time outside of calls, in the thread with the most time in calls."""
         return max(0.0, self.wall - self.unrecorded - self.in_thread)
 
     @property
@@ -131,7 +131,7 @@ def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
 
 
 def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
-    """Say which conditions aren't the same in all runs."""
+    """Say which conditions differ between runs."""
     for at, (what, different, _) in enumerate(CONDITIONS):
         sides = _find_conditions(at, a, b)
         if what == "GPUs" and not (all(sides[0]) and all(sides[1])):  # a trace doesn't name them
@@ -150,7 +150,7 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
 
 
 def describe_change(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> str | None:
-    """Say what other conditions B ran under in all runs, or None if they were the same or aren't known."""
+    """Say under which other conditions all of B's runs ran, or return None if they were the same or aren't known."""
     found = []
     for at, (what, _, how) in enumerate(CONDITIONS):
         one, other = _find_conditions(at, a, b)

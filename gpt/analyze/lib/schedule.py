@@ -29,12 +29,12 @@ Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
 FIELDS = ("start", "sm")
-LENGTHS = ("stop", "elapsed")  # one of them: the last clock of a block, or how many clocks a warp ran
+LENGTHS = ("stop", "elapsed")  # a map has one of these: the last clock of a block, or how many clocks a warp ran
 TIME = "end"  # a field that some maps don't have
 LIMIT = np.uint64(1 << 60)  # clocks, ns: larger values are nonsense
 SLOPES = 0.1, 10.0  # ns per clock: 10 GHz, 100 MHz
 EXACT = 0.02  # greatest standard error of a usable slope, as a share of it
-UNKNOWN: Mapping[str, Any] = {}  # a device without a record
+UNKNOWN: Mapping[str, Any] = {}  # stands for a device without a record
 
 
 class Schedule(NamedTuple):
@@ -93,9 +93,9 @@ def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Sche
         return None
     slots, here = saved.slots[block, :, 0], here[block]
     lasts = np.uint64(np.iinfo(np.uint64).max)
-    first = np.where(here, slots["start"], lasts).min(axis=1)  # a block's
+    first = np.where(here, slots["start"], lasts).min(axis=1)  # the first start of each block
     late = np.minimum(np.where(here, slots["start"], first[:, None]) - first[:, None], LIMIT)
-    took = late + np.where(here, find_elapsed(slots), np.uint64(0))  # until a warp ended
+    took = late + np.where(here, find_elapsed(slots), np.uint64(0))  # clocks until a warp ended
     length = np.maximum(took.max(axis=1), 1).astype(np.int64)
     sm = slots["sm"][np.arange(len(block)), here.argmax(axis=1)]
     order = np.lexsort((first, sm))
@@ -128,9 +128,9 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
     far = which * (count + 1)
     least = np.minimum(np.minimum.accumulate(ended - number - far) + far, 0)
     before = np.concatenate(([0], least[:-1]))
-    again = ~opens & (least == before)  # takes a slot that was in use before
+    again = ~opens & (least == before)  # the block takes a slot that was in use before
     by_end = np.lexsort((end, which))
-    former = number.copy()  # the block in whose slot it is
+    former = number.copy()  # the previous block in its slot
     former[again] = by_end[(number - 1 + before)[again]]
     gap = np.where(again, begin - end[former], -1)
     root = former
@@ -156,7 +156,9 @@ def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float) ->
 
 
 def _find_error(x: Real, y: Real, which: Whole) -> float:
-    """Return the standard error of a slope that is due to the steps of `y`; warps that end together share one error."""
+    """Return the standard error of a slope that comes from the steps of `y`; warps that end
+    together share one error.
+    """
     steps = np.diff(np.unique(y))
     step = float(steps.min()) if len(steps) else np.inf
     opens = np.flatnonzero(np.diff(which, prepend=-1))

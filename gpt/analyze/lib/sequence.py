@@ -1,4 +1,4 @@
-"""Read the calls of one process in batches, oldest first: which of them launch, copy and wait."""
+"""Read the calls of one process in batches, oldest first, and classify them: launches, copies, waits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _find_acts(api: Api) -> int:
 
 
 class CallTable(NamedTuple):
-    """Calls that returned, oldest first; `end` is when each returned, `acts` what it does.
+    """Calls that returned, oldest first; `end` is the time when each returned, `acts` are the bits of what it does.
 
     A launch has the id of its kernel in `function`, or the handle of its graph in `object`.
     """
@@ -129,7 +129,7 @@ class Groups:
 
 
 class IdleWaits:
-    """Finds the waits after which the GPU has nothing left to do, judging by the recorded calls.
+    """Finds the waits after which, judging by the recorded calls, the GPU has no work left.
 
     A wait for an event counts as a wait for everything. The times of the last launch and the last wait are kept per
     stream.
@@ -168,16 +168,17 @@ class IdleWaits:
 
 
 def _latest(times: Whole, at: Whole, before: int) -> Whole:
-    """Return, for each of `at`, the last of the sorted `times` before it, or else `before`."""
+    """Return, for each element of `at`, the last of the sorted `times` before it, or else `before`."""
     found: Whole = np.concatenate(([before], times))[np.searchsorted(times, at)]
     return found
 
 
 class NextLaunches:
-    """Finds the times from a wait for everything to the next launch; if several waits precede it, the first one counts.
+    """Finds the times from a wait for everything to the next launch. If several waits precede the launch, the first one
+    counts.
 
-    A wait doesn't count if another thread's launch was in progress when it began, or if that thread launched anything
-    until it ended, because such work may run longer.
+    A wait doesn't count if another thread's launch was in progress when it began, or if another thread launched
+    anything before it ended, because such work may run longer.
     """
 
     def __init__(self) -> None:

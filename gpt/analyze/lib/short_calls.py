@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from gpt.trace.unrecorded import Unrecorded
 
 CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("api", "<u4"), ("thread", "<u8")]
-COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a call that copies, and when earlier work ended
-WAITED = 1 << 15  # an act: the part of a copy's call in which it waited for earlier work
-LAUNCHED = [("start", "<i8"), ("waits", "<u8"), ("thread", "<u8")]  # waits: how many of WAIT | OUT began before
+# A call that copies, and the time when earlier work ended.
+COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]
+WAITED = 1 << 15  # an act: the part of a copy's call that waited for earlier work
+LAUNCHED = [("start", "<i8"), ("waits", "<u8"), ("thread", "<u8")]  # waits: number of earlier calls with WAIT | OUT
 STEPS = "steps"
-BROKEN = "broken"  # steps in which recording was off
+BROKEN = "broken"  # marks units in which recording was off
 
 
 class Codes:
-    """The numbers of the kernels launched from some place on, or up to another, in the form that find_rounds needs."""
+    """The codes of kernels launched from one launch on, or up to another, in the form that find_rounds needs."""
 
     def __init__(self, tape: Tape, first: int, end: int | None = None) -> None:
         self._tape, self._first, self._end = tape, first, len(tape) if end is None else min(end, len(tape))
@@ -42,7 +43,7 @@ class Codes:
 
 
 class Starts:
-    """When the launches from some place on began, in ns of recorded time."""
+    """The start times of the launches from one launch on, in ns of recorded time."""
 
     def __init__(self, launches: Tape, first: int, unrecorded: Unrecorded) -> None:
         self._launches, self._first, self._unrecorded = launches, first, unrecorded
@@ -57,9 +58,9 @@ class Tapes:
     """The calls of a process that returned, oldest first, and its launches.
 
     Times are in ns: when the first call began, when the last one ended, when code was first loaded, when the last
-    launch ended. `again` is about the last kernel to appear among those launched more than once, or among all if no
-    kernel was: when it was first launched, when that call returned, and how many launches precede it. `copies_timed`
-    says whether it's known how long copies waited for earlier work.
+    launch ended. `again` describes the last kernel to appear among those launched more than once (or among all kernels,
+    if each was launched once): when it was first launched, when that call returned, and how many launches precede it.
+    `copies_timed` says whether it's known how long copies waited for earlier work.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -137,7 +138,7 @@ class Tapes:
 
     @property
     def done(self) -> int | None:
-        """Return when the program had waited for the last launch, or None."""
+        """Return when the program had finished waiting for the last launch, or None."""
         return self._copied if self.waited is None else self.waited
 
     @property
@@ -152,7 +153,9 @@ class Tapes:
 
     @property
     def again(self) -> tuple[int, int, int]:
-        """Return when the last recurring kernel was first launched, when that returned, and the launches before it."""
+        """Return when the last recurring kernel was first launched, when that call returned, and the number of launches
+        before it.
+        """
         again = [first for first, count in zip(self._firsts, self._counts, strict=True) if count > 1]
         before, start, end = max(again or self._firsts)
         return start, end, before
@@ -162,7 +165,7 @@ class Tapes:
         return int(self.launches[launch : launch + 1]["start"][0])
 
     def find_launch(self, time: int) -> int:
-        """Return how many launches began before a time."""
+        """Return the number of launches that began before a time."""
         low, high = 0, len(self.launches)
         while low < high:
             middle = (low + high) // 2
@@ -177,28 +180,28 @@ class Tapes:
         return Codes(self._codes, first, end)
 
     def count_graphs(self, first: int, end: int) -> int:
-        """Return how many launches from one up to another are graph launches."""
+        """Return the number of graph launches between two launches."""
         return int(np.isin(self._codes[first:end], [*self._graph_numbers]).sum())
 
     def count_in_threads(self, period: Period, first: int) -> int:
-        """Return how often the unit of a period occurs in the launches of each thread alone, from a launch on.
+        """Return how often a period's unit occurs, from a launch on, if each thread's launches are examined separately.
 
-        Only the first MOST of these launches are looked at.
+        Only the first MOST of these launches are examined.
         """
         begin = int(period.begins[0])
         unit, codes = self._codes[begin : begin + period.length], self._codes[first : first + MOST]
         return count_in_threads(codes, self.launches[first : first + MOST]["thread"], unit)
 
     def starts(self, first: int) -> Starts:
-        """Return when the launches from one on began."""
+        """Return the start times of the launches from one on."""
         return Starts(self.launches, first, self.unrecorded)
 
     def measure(self, period: Period) -> tuple[float, float]:
-        """Return the median time of the repeated units in ns, and the share of them that was waited for before the
-        next.
+        """Return the median time of the repeated units in ns, and the share of units that the program waited for before
+        the next one.
 
-        A unit lasts until the next launch begins; the last one, if no launch follows, until it has been waited for.
-        Units in which recording was off, which may lack launches, count only if there are no others.
+        A unit lasts until the next launch begins, or, if there's none, until the program has waited for it. Units in
+        which recording was off may lack launches, so they count only if there are no others.
         """
         took, waited, count = Numbers(), 0, 0
         counts = (period.ends - period.begins) // period.length
@@ -224,7 +227,7 @@ def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
 
 
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
-    """Return a process's copies that have GPU times, and until when the GPU was busy with earlier work.
+    """Return a process's copies with GPU times, and for each, until when the GPU was busy with earlier work.
 
     None if no copy has times.
     """
@@ -245,7 +248,7 @@ def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
 
 
 def _split_copies(calls: Tape, copied: Sorted) -> Tape:
-    """Return the calls, with each copy that waited split in two: the wait, which is WAITED, and the copy."""
+    """Return the calls, with each copy that waited split into the wait, which is WAITED, and the copy."""
     made = Tape(Aside(), CALL)
     streams = (iter(calls), calls.dtype, "start"), (iter(copied), copied.dtype, "call")
     for rows, copies in iter_windows(*streams):
@@ -273,10 +276,10 @@ def _split_copies(calls: Tape, copied: Sorted) -> Tape:
 
 
 def find_loaded(tapes: Tapes, begin: int, little: float, least: int) -> tuple[int, int] | None:
-    """Return from when to when data was copied to the device before a time, without the last copies, `little` of the
-    bytes.
+    """Return when data was copied to the device before a time, without the last copies that have at most `little` of
+    the bytes.
 
-    None if fewer than the `least` bytes were copied.
+    Return None if fewer than `least` bytes were copied.
     """
     first, total = None, 0.0
     for start, _, sizes, _ in _iter_early(tapes, begin):
@@ -284,7 +287,7 @@ def find_loaded(tapes: Tapes, begin: int, little: float, least: int) -> tuple[in
         total += float(sizes.sum())
     before, last = 0.0, None
     for _, end, sizes, _ in _iter_early(tapes, begin):
-        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # bytes from each copy on
+        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # bytes in each copy and all later ones
         large = np.flatnonzero(left > little * total)
         last = int(end[large[-1]]) if len(large) else last
         before += float(sizes.sum())

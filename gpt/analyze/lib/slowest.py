@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KEPT = [("took", "<u8"), ("start", "<u8"), ("thread", "<u8"), ("api", "<u4"), ("function", "<u4"), ("bytes", "<u8"),
         ("result", "<i4")]  # fmt: skip
-MOST = 1000  # calls that can be asked for
+MOST = 1000  # maximum number of calls
 COLUMNS = (
     Column("name", "text", title="slowest call"),
     Column("took", "u64", "ns"),
@@ -83,7 +83,7 @@ class SlowestCalls:
         self._ranges.add(self._process.take_ranges())
 
     def close(self, last: int) -> list[SlowCall]:
-        """Return the calls; the last call of the process ended at `last`, in ns of CLOCK_MONOTONIC."""
+        """Return the calls. `last` is the end of the process's last call, in ns of CLOCK_MONOTONIC."""
         process, kept = self._process, self._kept
         kernels, clock = process.kernels(), process.clock
         around = self._find_ranges(times_of(process, kept["start"]), last)

@@ -1,8 +1,8 @@
-"""Divide the time until a process is steady by kind of call, as its launching thread spends it.
+"""Divide the time until a process is steady among kinds of calls in its launching thread.
 
-Each moment counts once, for the call that the thread is in, or else for host code. A launch counts as loading code if
-it is the first one of its kernel and took FAR times as long as the kernel's other launches, or, for a kernel that was
-launched once, more than SLOW: with lazy loading, the driver loads a kernel in that call.
+Each moment counts once, for the call that the thread is executing, or else for host code. A launch counts as loading
+code if it's the first launch of its kernel and took FAR times as long as the kernel's other launches or, if there are
+no others, longer than SLOW: with lazy loading, the driver loads a kernel in that call.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ UNKNOWN = "(not known)"
 
 @dataclass
 class Kind:
-    """The calls of a kind until the first steady unit: their time and number, and bytes of copies to the device."""
+    """The calls of one kind until the first steady unit: their time and number, and bytes copied to the device."""
 
     time: int = 0
     calls: int = 0
     bytes: float = 0.0
     pageable: float = 0.0
-    begin: int | None = None  # since the process began
+    begin: int | None = None  # from the start of the process
 
 
 @dataclass
 class Library:
-    """The kernels of a library that were launched, and how many of them their first launches loaded, in how many ns."""
+    """The launched kernels of a library; how many of them were loaded in their first launches, and the ns for that."""
 
     kernels: int = 0
     loaded: int = 0
@@ -68,7 +68,9 @@ class Library:
 
 
 class Call(NamedTuple):
-    """A long call: its function and kernel, when it began since the process did, and how long it took."""
+    """A long call: its function and kernel, when it began, counted from the start of the process,
+    and how long it took.
+    """
 
     name: str
     kernel: str | None
@@ -78,7 +80,9 @@ class Call(NamedTuple):
 
 @dataclass
 class Startup:
-    """The start of a process, in ns from its beginning; `steady` is False if it ends with the last call."""
+    """The start-up of a process, in ns from its beginning; `steady` is False if the process never got steady and this
+    ends with the last call.
+    """
 
     header: dict[str, Any]
     time: int
@@ -93,11 +97,11 @@ class Startup:
     kinds: dict[str, Kind] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
     longest: list[Call] = field(default_factory=list)
-    images: tuple[int, int] = (0, 0)  # loaded ones in all, and PTX among them
+    images: tuple[int, int] = (0, 0)  # number of loaded images, and of PTX among them
 
 
 def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Startup:
-    """Return the start of a process, which ends with the first steady unit or else with its last call."""
+    """Return the start-up of a process, which ends with the first steady unit, or else with the last call."""
     process = trace.processes[number]
     began, unrecorded = trace.began(process), trace.unrecorded(process)
     end = max(began, steady.begin if steady else trace.last(number))
@@ -122,7 +126,9 @@ def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Start
 
 
 class _Calls:
-    """The calls of the thread that launches what a process repeats, or, if it doesn't, that launches most."""
+    """The calls of the launching thread: the thread that launches the repeated unit or, if nothing repeats, makes the
+    most launches.
+    """
 
     def __init__(self, trace: TraceModel, number: int, steady: int | None, end: int, found: Startup) -> None:
         self._trace, self._number, self._process = trace, number, trace.processes[number]
@@ -146,7 +152,8 @@ class _Calls:
             self.thread = max(threads, key=lambda one: (threads[one], -one), default=min(first_calls, default=0))
         self._first_call = first_calls.get(self.thread, end)
         self._launched: int | None = None
-        self._captures: list[tuple[int, int]] = []  # from the first call of a capture to the last one, on this thread
+        # Begin of a capture's first call and end of its last, on this thread.
+        self._captures: list[tuple[int, int]] = []
         self._capturing: int | None = None
         self._pinned = Addresses()
         self._loaded = {function: _find_load(took, counts[function], totals[function])
@@ -181,7 +188,7 @@ class _Calls:
                 library.time += self._loaded[function]
 
     def iter_layer(self) -> Iterator[Array]:
-        """Yield the calls of the thread until the end of the start, as LAYER: `what` is a kind's index."""
+        """Yield the thread's calls during start-up as LAYER: `what` is the index of a kind."""
         yield from iter_alone(self._iter_rows())
 
     def _iter_rows(self) -> Iterator[Array]:
@@ -241,7 +248,7 @@ class _Calls:
                 self._capturing = None
 
     def find_kinds(self, pieces: Array) -> Array:
-        """Return the kind of each piece, as an index: what the thread was in, or else what host code was for."""
+        """Return the kind of each piece, as an index: of the call that the thread was in, or else of host code."""
         begin, kinds = pieces["begin"], pieces["what"].copy()
         host = kinds == NOTHING
         kinds[host] = KINDS.index(HOST)
@@ -267,7 +274,7 @@ def _count(values: Array) -> dict[int, int]:
 
 
 def _find_load(took: float, count: int, total: float) -> float:
-    """Return how many ns of a kernel's first launch loaded its code, judging by the other launches."""
+    """Return how many ns of a kernel's first launch were spent loading its code, judging by its other launches."""
     if count == 1:
         return took if took > SLOW else 0.0
     usual = (total - took) / (count - 1)

@@ -1,4 +1,4 @@
-"""Find the first steady unit: the first repetition of what a program repeats that takes about as long as the others.
+"""Find the first steady unit: the first repetition of the unit that takes about as long as the others.
 
 The launches of a process repeat a unit (rounds.py). Its first repetitions are often slower, since they load code,
 choose algorithms or allocate memory: they belong to the start of the program.
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from gpt.analyze.lib.short_calls import Tapes
 
-USUAL = 2  # the most that a steady unit may take, in medians
+USUAL = 2  # longest time of a steady unit, as a multiple of the median
 STEPS = "steps"
 
 
 class Steady(NamedTuple):
-    """The repeated unit, in ns: when it's `steady` first, how long it takes usually, and how long it took at first."""
+    """The repeated unit, in ns: when it's first `steady`, how long it usually takes, and how long it took at first."""
 
     period: Period
     begin: int
@@ -36,14 +36,14 @@ class Steady(NamedTuple):
 
 
 def find_unit(tapes: Tapes) -> Period | None:
-    """Return where a process repeats a unit of launches, or None if it doesn't."""
+    """Return the unit of launches that a process repeats, or None."""
     codes = tapes.codes(0)
     unit = find_after(codes, partial(max, 0, tapes.again[2] + 1)).unit
     return begin_at_break(codes, tapes.starts(0), unit) if unit else None
 
 
 def iter_steps(tapes: Tapes, period: Period) -> Iterator[tuple[Whole, Whole, Whole]]:
-    """Yield the launches with which repetitions begin, when these begin, and how long each takes until the next launch.
+    """Yield the launches that begin repetitions, when these begin, and how long each takes until the next launch.
 
     The last repetition has a time only if a launch follows it. Time that wasn't recorded doesn't count.
     """

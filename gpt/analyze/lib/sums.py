@@ -1,4 +1,4 @@
-"""The base of analyses of maps that count: sums of all records, by kernel and by launch."""
+"""The base of analyses of maps with counts: sums of all records, by kernel and by launch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class KernelSums(MapAnalysis):
         })  # fmt: skip
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch of which only sums were kept."""
+        """Add a launch for which only sums were kept."""
         self._add(process, buffer, sums.dropped, self.take_sums(buffer.map, sums))
 
     def take_sums(self, layout: MapLayout, sums: BufferSums) -> dict[str, int]:

@@ -137,7 +137,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
 
     @abstractmethod
     def tell(self, costs: dict[Key, Cost], coverage: list[str]) -> Answers:
-        """Yield the answers; `coverage` says which launches they leave out."""
+        """Yield the answers; `coverage` says which launches aren't included."""
 
     def take(self, process: Process) -> None:
         """Add the records that a process has collected."""
@@ -158,7 +158,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
         self._coverage.merge(other._coverage)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return what to say if no launch had probes."""
+        """Return the message for traces in which no launch had probes."""
         return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
 
     def answer(self, incomplete: list[str]) -> Answers:

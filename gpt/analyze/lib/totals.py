@@ -48,7 +48,7 @@ class FunctionTotals:
         self.calls = self.counted = self.failed = self.at_exit = 0
         self.durations = Durations()  # calls that returned
         self.slowest: SlowestCall | None = None
-        self.gpu = Durations()  # its work on the GPU
+        self.gpu = Durations()  # the function's GPU work
         self.moved = Counter[str]()  # successful calls with a number of bytes: `calls`, `bytes`, `total` ns
 
     def add(self, calls: rows.Rows, threads: rows.Threads, process: Process) -> None:
@@ -93,13 +93,15 @@ class KernelTotals:
 
     def __init__(self) -> None:
         self.launches = self.captured = self.loads = 0
-        self.loading = 0.0  # ns of `loads` launches that took far longer than their kernels' others
-        self.loaded = 0.0  # ns known to be loading its code, which aren't in `gpu`
-        self.unsure = 0.0  # ns in `gpu` that may be loading, for kernels launched only once
-        self.gpu = Durations()  # its work on the GPU
+        self.loading = 0.0  # ns of the `loads` launches that took far longer than other launches of the same kernel
+        self.loaded = 0.0  # ns known to have been spent loading code, not included in `gpu`
+        self.unsure = 0.0  # ns in `gpu` that may have been spent loading, for kernels launched only once
+        self.gpu = Durations()  # the kernel's GPU work
 
     def find_loading(self, known: bool) -> None:
-        """Set `loads` for one process: one launch took far longer, so it loaded code, unless that time is `known`."""
+        """Set `loads` for one process: one launch took far longer than the others, so it loaded code. That time may
+        already be `known`.
+        """
         gpu = self.gpu
         far = gpu.count >= FEW and gpu.largest > FAR * (gpu.total - gpu.largest) / (gpu.count - 1)
         self.loads, self.loading = (1, gpu.largest) if far and not known else (0, 0.0)
@@ -119,7 +121,8 @@ class Totals:
     """The functions and kernels of several processes, by name."""
 
     def __init__(self) -> None:
-        self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)  # however the program got them
+        # By name, however the program got the function.
+        self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)
         self.kernels = defaultdict[str, KernelTotals](KernelTotals)
         self.coverage = Coverage()
         self.replays = Replays()
@@ -152,19 +155,21 @@ class ProcessTotals:
         self.process, self.slowest = process, slowest
         self.launches, self.call_times, self.busy = LaunchSequence(process), CallTimes(), BusyTimes()
         self.calls = self.counted = 0  # all calls, and calls that were only counted
-        self._last = process.clock.monotonic  # when the last known call ended
+        self._last = process.clock.monotonic  # end of the last known call
         self.first_stamp, self.last_stamp = 1 << 64, 0  # time stamps of calls
         self.in_threads = defaultdict[int, float](float)  # ns that each thread spent in calls
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._captures = Counter[tuple[int, int]]()  # by api and function
         self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
-        self._unprobed_time = defaultdict[int, float](float)  # the former, by function
+        self._unprobed_time = defaultdict[int, float](float)  # ns without probes, by function
         self._firsts = FirstLaunches()
 
     @property
     def last(self) -> int:
-        """Return when the last call ended or recording was turned on or off after it, in ns of CLOCK_MONOTONIC."""
+        """Return when the last call ended, or when recording was last turned on or off if that was later, in ns of
+        CLOCK_MONOTONIC.
+        """
         return self.process.find_end(self._last)
 
     def take(self) -> None:
@@ -239,9 +244,10 @@ class ProcessTotals:
         return function
 
     def find_loaded(self) -> rows.Rows:
-        """Return the first launches in which kernels were loaded, as rows of GPU times: `took` ns, `cut` of it loading.
+        """Return the first launches in which kernels were loaded, as rows of GPU times: `took` is their duration in ns,
+        `cut` the part spent loading.
 
-        They include launches that may have loaded code, for `unsure` ns.
+        They include launches that may have loaded code, and took `unsure` ns.
         """
         firsts, durations = self._firsts.rows, self.process.clock.durations
         found = np.zeros(len(firsts), [*TIMED, ("took", "<f8"), ("cut", "<i8"), ("unsure", "<i8")])
@@ -284,7 +290,9 @@ class ProcessTotals:
         return found
 
     def _take_out(self, totals: Totals, loaded: rows.Rows) -> tuple[list[float], dict[str, float]]:
-        """Subtract loading from kernels' times. Return ns without and with probes, and the former by kernel."""
+        """Subtract loading from kernels' times. Return the ns of kernels without and with probes, and the ns without
+        probes by kernel.
+        """
         left, kernels, unprobed = [*self._gpu_time], self.process.kernels(), defaultdict[str, float](float)
         for id_, time in self._unprobed_time.items():
             unprobed[kernels.get(id_, f"#{id_}")] += time

@@ -20,8 +20,9 @@ from gpt.trace.sums import FieldSums
 
 BITS = 9
 SHIFT = np.int64(52 - BITS)
-WIDE = 64  # if both the median and the least number above 0 are this much smaller than the greatest, bins double
-DOUBLINGS = 2  # most bins between a number and its double
+# Bins double in width if the median and the least number above 0 are this many times smaller than the greatest.
+WIDE = 64
+DOUBLINGS = 2  # maximum number of bins between a number and its double
 BELOW = np.int64(1 << 21)  # subtracted from bins of distances from 0 if the base isn't 0, to put them before all others
 HALF = 32  # bits of half a number: sums of halves don't overflow
 
@@ -70,7 +71,7 @@ class Distribution:
         self._count(self._find_bins(found))
 
     def add_sums(self, found: FieldSums, records: int, whole: bool) -> None:
-        """Add numbers of which only sums are known: they aren't in any bin, so percentiles leave them out."""
+        """Add numbers of which only the sums are known. They aren't in any bin, so percentiles ignore them."""
         count = sum(found.bins)
         self.nans += records - count
         if not count:
@@ -194,7 +195,7 @@ def _find_edges(numbers: Floats, weights: Ints, whole: bool, most: int) -> Any:
         step = max(1 / DOUBLINGS, octaves / (most - 2))
         step = math.ceil(step) if step > 1 else 1.0 if step > 1 / DOUBLINGS else step
         steps = math.floor(octaves / step) + 1
-        with np.errstate(over="ignore"):  # the last may be beyond all floats
+        with np.errstate(over="ignore"):  # the last edge may exceed the largest float
             edges = np.minimum(2.0 ** (lowest + step * np.arange(steps + 1)), np.finfo(np.float64).max)
         return np.concatenate(([0.0], edges)) if low == 0 else edges
     if whole:

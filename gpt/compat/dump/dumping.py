@@ -56,7 +56,7 @@ class Dumping(Stage):
             if count > 1:
                 self.warn(callback, f"failed on {count:,} launches")
         if pending := self._launches.pending:
-            self.warn("", f"launches not dumped, as not all that they saved is in the stream: {pending:,}")
+            self.warn("", f"launches not dumped, because the stream lacks some of their data: {pending:,}")
         if torn:
             raise torn
         return max(status, int(bool(self._callbacks.failed)))
@@ -102,7 +102,7 @@ class Dumping(Stage):
         return os.open(name, flags, 0o600, dir_fd=self._place)
 
     def _choose(self, callbacks: list[str]) -> list[str]:
-        """Return the callbacks that may run. Report each other one once."""
+        """Return the callbacks that may run. Report each of the others once."""
         if self._only is None:
             return callbacks
         for callback in callbacks:

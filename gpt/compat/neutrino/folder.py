@@ -64,7 +64,7 @@ class TraceFolder:
         analyze: Analyze,
     ) -> None:
         self.process = Process(header, KINDS)
-        self.path: Path | None = None  # what it's called
+        self.path: Path | None = None  # its path
         self._inside = Path()  # the folder itself, in a parent where others may rename it
         self._fd = -1  # a descriptor of the inner folder
         self.fault: str | None = None

@@ -224,8 +224,8 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
 def _find_shortcuts(code: Code) -> Iterator[int]:
     """Yield each BRA.U that only saves time: a branch with its guard follows, from a BSSY to the BSYNC before its end.
 
-    In between, nothing may touch memory or the guard, so lanes with the guard lose nothing by coming to that branch, as
-    they do whenever some other lane hasn't the guard.
+    In between, nothing may touch memory or the guard. Then it does no harm if lanes whose guard is true reach the
+    second branch, as they do anyway when the guard is false in another lane.
     """
     for index, one in enumerate(code):
         if one.name != "BRA" or bits(one.word, 32, 2) != 1 or bits(one.word, 91, 1) or one.target is None:
@@ -261,7 +261,9 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
 
 
 def with_size(compiled: Compiled, size: int) -> Compiled:
-    """Return the snippet with the size of a program's constants filled in: their copy isn't global memory."""
+    """Return the snippet with the size of the program's constants filled in, which isspacep needs to tell them from
+    global memory.
+    """
     if not compiled.sized:
         return compiled
     words = list(compiled.snippet.words)

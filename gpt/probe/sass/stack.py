@@ -20,7 +20,9 @@ STACK_POINTER = 1
 
 
 class Frame(NamedTuple):
-    """The bytes by which a kernel lowers the stack pointer, and the index of the instruction that does so, or -1."""
+    """The number of bytes by which a kernel lowers the stack pointer, and the index of the instruction that does so, or
+    -1.
+    """
 
     size: int
     lowered: int
@@ -48,8 +50,8 @@ def find_frame(kernel: Kernel) -> Frame:
 def announce_stack_pointer(kernel: Kernel) -> Kernel:
     """Return the kernel with a barrier on its first instruction, which loads the stack pointer.
 
-    ptxas leaves the barrier out if the kernel doesn't use the pointer. We take the barrier that the first block waits
-    for first: that wait comes soon, for values loaded at the beginning, and later places needn't wait again.
+    ptxas leaves the barrier out if the kernel doesn't use the pointer. We use the first barrier that the first block
+    waits for: that wait comes soon anyway, for values loaded at the beginning, and later places needn't wait again.
     """
     code = kernel.code
     first = code[0]
@@ -57,6 +59,6 @@ def announce_stack_pointer(kernel: Kernel) -> Kernel:
         return kernel
     waits = [wait for wait in code.controls.waits[1 : kernel.graph.blocks[0].end] if wait]
     barrier = (waits[0] & -waits[0]).bit_length() - 1 if waits else 0
-    stall = max(2, first.control.stall)  # it takes a moment until a barrier shows that something is in flight
+    stall = max(2, first.control.stall)  # a barrier takes a moment to show that something is in flight
     word = with_control(first.word, first.control._replace(write_barrier=barrier, stall=stall))
     return kernel.with_controls({0: word})

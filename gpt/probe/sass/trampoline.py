@@ -7,7 +7,7 @@
                                          the instruction of k
                                          BRA k+1
 
-The hardware checks nothing, so each seam between these parts obeys four rules (docs/sass-rules.md):
+The hardware checks nothing, so the transitions between these parts obey four rules (docs/sass-rules.md):
 
 - The first word awaits the same barriers as the moved instruction, and at an exit all of them. Then operands are
   there, and the registers in `Room.free` are free.
@@ -64,7 +64,7 @@ class Given:
 
     @property
     def is_computed(self) -> bool:
-        """True if code is needed to compute an operand; False if it's in its register."""
+        """True if code is needed to compute an operand; False if it's already in its register."""
         return self.kind == "operand" and (bool(self.value) or self.uniform is not None)
 
 
@@ -103,7 +103,7 @@ class Splicer:
         self._limits = [(1 << count) - 1 for count in sorted({usable(kernel), usable_at_cost(kernel)})]
 
     def add(self, index: int, before: list[Piece], after: list[Piece]) -> None:
-        """Make the trampoline for a place. If it raises CannotProbe, nothing has changed."""
+        """Make the trampoline for a place. If this raises CannotProbe, nothing has changed."""
         kernel = self.kernel
         one, flight = kernel.code[index], kernel.flight[index]
         assert flight is not None
@@ -117,7 +117,7 @@ class Splicer:
         draft.move(one, is_guarded_exit)
         if after:
             behind = issue(first, kernel.code, index)
-            needed = one.masks.reads | one.masks.writes  # registers that the snippets may ask for
+            needed = one.masks.reads | one.masks.writes  # registers that the snippets may need
             for piece in after:
                 self._piece(draft, piece, index + 1, behind, kernel.live[index + 1], needed)
         if one.name != "EXIT" and (one.name != "BRA" or is_conditional(one)):
@@ -310,7 +310,7 @@ class Splicer:
         draft.glue([glue.add_wide(to, given.register, given.value)], flight)
 
     def _note_highest(self, draft: Draft) -> None:
-        """Note the highest register that our own parts name."""
+        """Record the highest register that our own parts name."""
         for part in draft.parts:
             if isinstance(part, Inserted):
                 self.highest = max([self.highest, *part.names.get("R", {}).values()])

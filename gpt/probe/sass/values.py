@@ -47,7 +47,7 @@ def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> 
 
 
 def _constant(node: tree.Instruction | tree.Label | Save) -> str | None:
-    """Return the constant that a statement sets its register to, if that's all it does."""
+    """Return the constant to which a statement sets its register, or None if it does anything else."""
     if isinstance(node, tree.Instruction) and node.opcode == "mov" and node.guard is None:
         source = node.operands[1]
         return source.text if isinstance(source, tree.Number) else None

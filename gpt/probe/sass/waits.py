@@ -30,8 +30,8 @@ UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # units shared by several 
 def announce(words: list[int], table: Table) -> tuple[list[int], int]:
     """Give each store without a scoreboard one; return the words, and the barriers to wait for.
 
-    ptxas may also leave an S2UR without a barrier if another one follows, as their results arrive in order: it gets the
-    next one's. The same goes for a POPC before an FLO.
+    ptxas may also leave an S2UR without a barrier if another one follows, because their results arrive in order. Such
+    an S2UR gets the barrier of the next one. The same goes for a POPC before an FLO.
     """
     words = _announce_results(words, table)
     used = 0

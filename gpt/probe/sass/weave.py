@@ -112,7 +112,7 @@ class _Weaver:
         self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
         self.plain = KernelEditor(original, name)
         self.count = count
-        self.is_final = False  # even waiting for the kernel's stores wouldn't make room
+        self.is_final = False  # True if even waiting for the kernel's stores wouldn't make room
         if self.plain.is_tile:
             raise LeftAlone("tile_kernel", "", name)
         if not self.original.kernel.has_usual_entry:
@@ -314,7 +314,8 @@ class _Weaver:
     def share_variables(self) -> tuple[list[Freed], list[SharedVariable]]:
         """Make the kernel use its module's variables; return the places for their addresses, and variables to copy."""
         kernel = self.original.kernel
-        banks = {bits(word, 54, 5) for word in kernel.code.words}  # and parts of other operands, which does no harm
+        # Includes parts of other operands, which does no harm.
+        banks = {bits(word, 54, 5) for word in kernel.code.words}
         if kernel.graph.calls_out:
             banks |= {ADDRESS_BANK, CONSTANT_BANK}
         try:

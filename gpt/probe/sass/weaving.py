@@ -2,8 +2,9 @@
 
 Each of them contains only that kernel, unless it can't be cut out.
 
-gpt-hook names the kernels that it wants in `only`, and gets a `refused` for each one left alone. Otherwise the kernels
-without probes follow in one more `cubin`, as in modules of PTX. Elements without bytes, or of other types, pass.
+gpt-hook lists the kernels that it wants in `only`, and gets a `refused` for each kernel left alone. Without `only`,
+the kernels without probes follow in one more `cubin`, as in modules of PTX. Elements without bytes, or of other types,
+are passed on.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An opcode for which nvdisasm lists a register that no operand names is left out: better rejected than wrong.
 
 Opcodes that differ only in the kind of an operand (a register, a constant, a uniform register: bits 9 to 11) are forms
-of one instruction. ptxas only uses some of them, so the others are tried as well, with the words of a known form.
+of one instruction. ptxas uses only some of them, so the others are tried as well, in words made from a known form.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Derivation:
     def opcodes(self) -> dict[int, Opcode]:
         """Derive every opcode of the test kernels, and their other forms."""
         seeds = {number: _choose(words) for number, words in self.seeds.items()}
-        self._ask_texts(seeds)  # here and below, ask for everything at once, so that later steps find it cached
+        self._ask_texts(seeds)  # ask for everything at once, here and below, so that later steps find it in the cache
         seeds.update(self._other_forms(seeds))
         self._ask_texts(seeds)
         forms = {}
@@ -109,7 +109,7 @@ class Derivation:
             for number in left:
                 words = _one_of_each(every[number].unexplained)
                 turned[number] = turned[number] + words
-                if turn:  # flipping those bits didn't show the operand in the text
+                if turn:  # flipping those bits didn't make the text show the operand
                     hidden[number] = words
         return every
 
@@ -143,7 +143,7 @@ class Derivation:
         return found
 
     def _aim(self, words: list[int]) -> tuple[list[int], str | None]:
-        """Find the form of the distance, and make jumps lead to the next instruction."""
+        """Find the form of the jump distance, and make jumps lead to the next instruction."""
         texts = [text or "" for text in self.oracle.texts(words)]
         found = [(word, text, _DISTANCE.search(text)) for word, text in zip(words, texts, strict=True)]
         jumps = [(word, text, int(distance[1], 16)) for word, text, distance in found if distance]

@@ -6,7 +6,7 @@ register that belongs to no field is an error, since the table would miss someth
 
 The bits that aren't operands are modifiers. `find_counts` looks for the modifiers that the number of registers depends
 on (the selectors), and asks for each of their values. It flips each modifier of a few words, and then tries random
-combinations, to find modifiers that matter only together with others.
+combinations, to find modifiers that only matter in combination.
 """
 
 from __future__ import annotations

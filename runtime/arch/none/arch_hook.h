@@ -1,5 +1,5 @@
-// What the hook must know about a processor, if it knows nothing: plain C. No stub makes a frame
-// (hook/stub.c).
+// What the hook must know about a processor, for a build without support for the processor: plain C. No stub
+// makes a frame (hook/stub.c).
 
 #ifndef GPT_ARCH_HOOK_H
 #define GPT_ARCH_HOOK_H
@@ -26,7 +26,7 @@ static inline uint64_t arch_caller(const struct arch_registers *registers) {
 
 static inline bool arch_has_clock(void) {
     return false;
-} // clock_gettime does, which a signal's handler may call too
+} // clock_gettime counts in ns; signal handlers may call it, too
 
 static inline uint64_t arch_clock(void) { return 0; }
 

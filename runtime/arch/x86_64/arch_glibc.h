@@ -19,7 +19,7 @@ GPT_OLD(pthread_setspecific, 2.2.5);
 GPT_OLD(sem_init, 2.2.5);
 GPT_OLD(sem_post, 2.2.5);
 GPT_OLD(sem_wait, 2.2.5);
-#ifndef GPT_OWN_DLFCN // the hook defines some of them, which would become these versions
+#ifndef GPT_OWN_DLFCN // else the hook's own definitions of these would get the old versions
 GPT_OLD(dladdr, 2.2.5);
 GPT_OLD(dlclose, 2.2.5);
 GPT_OLD(dlerror, 2.2.5);

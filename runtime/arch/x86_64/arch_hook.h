@@ -41,8 +41,8 @@ static inline bool arch_has_clock(void) {
 
 static inline uint64_t arch_clock(void) { return __builtin_ia32_rdtsc(); }
 
-// Add to a pointer of this thread, and return its old value. It's one instruction, so no signal comes in
-// between.
+// Add to a pointer of this thread, and return its old value. It's a single instruction, so no signal handler
+// can run in between.
 static inline unsigned char *arch_advance(unsigned char **pointer, size_t by) {
     __asm__("xaddq %0, %1" : "+r"(by), "+m"(*pointer) : : "cc");
     return (unsigned char *)by;

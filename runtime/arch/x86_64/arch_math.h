@@ -30,8 +30,8 @@ HOST_ROUNDED(host_f64_mul, double, "mulsd")
 HOST_ROUNDED(host_f64_div, double, "divsd")
 HOST_ROUNDED(host_f64_sqrt, double, "sqrtsd")
 
-// Without -mfma, use the C library's, which obeys MXCSR. It has a function of its own so that nothing else is
-// affected.
+// Without -mfma, use the C library's fma, which obeys MXCSR. It's in a separate function so that nothing else
+// is affected.
 #ifdef __FMA__
 #define HOST_FUSED(name, type, instruction, function)                                                        \
     INLINE type name(type a, type b, type c, enum host_round round, unsigned flags) {                        \

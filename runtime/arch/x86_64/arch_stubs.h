@@ -13,7 +13,7 @@ __asm__(
     ".Lnot_ready:\n"
     "    movl $3, %eax\n" // CUDA_ERROR_NOT_INITIALIZED
     "    ret\n"
-    ".Lask:\n" // with the function in r11; the arguments are kept
+    ".Lask:\n" // called with the function in r11; preserves the arguments
     "    push %rdi\n    push %rsi\n    push %rdx\n    push %rcx\n    push %r8\n    push %r9\n    push %r11\n"
     "    sub $16, %rsp\n"
     "    movups %xmm0, (%rsp)\n"

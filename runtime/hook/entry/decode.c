@@ -28,7 +28,7 @@ static const struct {
 
 static handler *after_init;
 static _Atomic unsigned changes;         // counted; flags computed before the last one are stale
-static const char *calls = "all,-query"; // calls to record: words separated by commas
+static const char *calls = "all,-query"; // calls to record, as words separated by commas
 
 void hook_decode_setup(handler *at_init) {
     after_init = at_init;
@@ -123,7 +123,7 @@ static unsigned find_slot_flags(struct slot *slot) {
     char name[NAME_BYTES];
     unsigned seen;
     slot_name(slot, name);
-    do { // the last thread here sees the final state
+    do { // the last thread to get here sees the final state
         seen = atomic_load(&changes);
         __atomic_store_n(&slot->on, (uint16_t)find_flags(slot, name, true), __ATOMIC_SEQ_CST);
         __atomic_store_n(&slot->off, (uint16_t)find_flags(slot, name, false), __ATOMIC_SEQ_CST);
@@ -231,7 +231,7 @@ void hook_on_init(struct frame *frame) {
 
 #define BUCKETS (4 * SLOTS)
 
-static _Atomic uint16_t buckets[BUCKETS]; // slots that are not in driver.h
+static _Atomic uint16_t buckets[BUCKETS]; // slots for functions that aren't in driver.h
 static _Atomic uint32_t slots_used = HOOK_NAMES;
 static _Atomic uint32_t name_bytes;
 static char name_store[128 << 10];

@@ -31,7 +31,7 @@ struct driver_function {
     handler *on_return; // after a call that returned CUDA_SUCCESS
     // For probing: these run if there may be probes, now or later.
     handler *probe_before, *probe_after; // after any call
-    bool first;     // run probe_after before on_return and everything else that looks at the call
+    bool first;     // run probe_after before on_return, and before everything else that looks at the call
     bool late;      // both run only once something has been probed
     bool signals;   // both let signal handlers run, but where they must not
     bool allocates; // if it runs out of memory while we hold some, it's called again

@@ -90,8 +90,8 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
     struct linked linked;
     bool in_library = hook_linked_of(caller, &linked) && linked.index > 1;
     // A library that asks for the next function sits between the program and the driver, so we have already
-    // seen the call. Next after the program itself are our stubs, so the program gets the function after
-    // those.
+    // seen the call. If the program itself asks, the next functions are our stubs, so it gets the functions
+    // after those.
     if (handle == RTLD_NEXT && in_library)
         return answer;
     const struct slot *named = hook_named_slot(name);

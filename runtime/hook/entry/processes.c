@@ -81,7 +81,7 @@ static void note(const char *name, char *const *environment, bool search, bool r
         if (how && replaces)
             hook_report_loss();
     }
-    if (replaces && hook_is_ours()) { // counts that are only written at the end would be lost
+    if (replaces && hook_is_ours()) { // otherwise counts that are only written at the end would be lost
         hook_write_unprobed();
         hook_write_needs();
     }
@@ -117,7 +117,7 @@ EXPORT int execvpe(const char *name, char *const *argv, char *const *environment
     return REAL(-1, execvpe, name, argv, environment);
 }
 
-// With an empty name, or none, the program is the descriptor itself.
+// With an empty name, or without one, the program is the descriptor itself.
 static void note_at(int folder, const char *name, char *const *environment) {
     char path[PATH_MAX];
     bool is_name = name && *name;
@@ -225,7 +225,7 @@ int __cxa_at_quick_exit(void (*)(void *), void *) __attribute__((weak)); // what
 
 void hook_exits_setup(void) {
     if (!on_exit || !__cxa_at_quick_exit)
-        return;             // not glibc: the trace says so, and ends
+        return;             // not glibc: the trace reports that, and ends
     on_exit(at_exit, NULL); // registered before the loader's own handler, so it runs after all destructors
     __cxa_at_quick_exit(at_quick, NULL);
 }

@@ -1,7 +1,7 @@
 // The slots of driver functions: where their stubs are, what these jump to, and whether they look at calls.
 //
-// A slot has flags for recording on and off. Its stub reads the current ones once, and a call ends as it
-// began.
+// A slot has one set of flags for when recording is on, and one for when it's off. Its stub reads the current
+// set once, so the rest of the call is consistent with it.
 
 #include <stdatomic.h>
 

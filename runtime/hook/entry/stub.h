@@ -22,7 +22,7 @@
 #define SLOT_BEFORE 512     // it has a handler before the call
 #define SLOT_AFTER 1024     // it has a handler after any call
 #define SLOT_UNCOUNTED 2048 // a launch, also of a graph, while nothing is recorded
-#define SLOT_STACK 4096     // the caller's stack is recorded
+#define SLOT_STACK 4096     // record the caller's stack
 #define SLOT_ID 12
 #define SLOT_ANNOUNCED 16
 #define ROW_START 0
@@ -76,7 +76,7 @@ void *hook_stub_of(const struct slot *slot); // NULL in a build without stubs
 bool hook_is_stub(const void *address);
 CUresult hook_missing(void); // what a slot holds if no driver has the function
 
-// The rest is in runtime/arch, or missing in a build for a processor that nobody wrote stubs for.
+// The rest is in runtime/arch, or missing in a build for a processor without stubs.
 #define IF_STUBS __attribute__((weak, visibility("hidden")))
 extern IF_STUBS const char hook_stubs[], hook_stubs_end[]; // ARCH_STUB_SIZE bytes each
 IF_STUBS void hook_resolve(void);     // what an unresolved slot holds in place of the real function

@@ -110,8 +110,8 @@ void hook_after_attribute(struct frame *frame) {
 
 enum { MOST_ATTRIBUTES = 8, BUCKETS = 256 };
 
-// An answer about blocks of some size, or about clusters in such a launch: how many fit, or how large they
-// may be.
+// An answer about blocks of some size, or about clusters of such blocks: how many fit, or how large they may
+// be.
 struct question {
     struct question *next;
     uint64_t handle, parent; // for a function, its owner
@@ -123,7 +123,7 @@ struct question {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct question *) buckets[BUCKETS]; // each grows only at its head
+static _Atomic(struct question *) buckets[BUCKETS]; // lists that only grow at their heads
 static _Atomic bool lost;                           // an answer couldn't be kept
 
 static bool is_told(const struct question *kept, const struct question *asked) {
@@ -138,7 +138,7 @@ static void keep_answer(struct question *asked, uint64_t told) {
     struct question *at, *made = NULL;
     _Atomic(struct question *) *bucket = &buckets[asked->handle * 0x9e3779b97f4a7c15u >> 56];
     if (!told || !hook_object_look(asked->handle, &view))
-        return; // found in a way that gives no kernel probes
+        return; // the function was found in a way in which no kernel gets probes
     asked->told = told;
     asked->parent = view.parent;
     asked->reference = view.reference;

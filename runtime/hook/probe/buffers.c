@@ -127,7 +127,7 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
     slab->places =
         ((slab->size - claim->bytes) / PLACE << PLACES_LEFT | mark_of(claim)) + 1; // the caller's place
     hook_step(slab, SLAB_CLAIM);
-    hook_write_later(); // it may never fill up
+    hook_write_later(); // the slab may never fill up
     if (!claim->copied && !hook_ready_slab(pool, size, UINT64_MAX, false))
         hook_want_slab(pool, size);
     return slab;
@@ -145,8 +145,8 @@ static struct slab *find_open(struct pool *pool, const struct claim *claim, uint
     return NULL;
 }
 
-// With --complete, a launch that finds no slab queues up, so that others don't take all the slabs that come
-// back.
+// With --complete, a launch that finds no slab waits in a queue, so that later launches don't take all the
+// slabs that become free.
 struct waiting {
     TAILQ_ENTRY(waiting) link;
     bool waits;
@@ -165,7 +165,8 @@ static void stop_waiting(struct pool *pool, struct waiting *waiting) {
     pthread_cond_broadcast(&hook_pools_changed);
 }
 
-// With --complete, wait until a slab may have come back. Returns false if none will, or if it takes too long.
+// With --complete, wait until a slab may have become free. Returns false if none will, or if it takes too
+// long.
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct waiting *waiting,
                           uint64_t round, const struct reason *reason) {
     hook_drain_others(pool, claim, round);
@@ -181,12 +182,13 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct w
         TAILQ_INSERT_TAIL(&pool->waiting, waiting, link);
     }
     bool first = is_first(pool, waiting);
-    bool soon = first && !TAILQ_EMPTY(&pool->ready); // one came back in the meantime, or isn't clear yet
+    // A slab became free in the meantime, or isn't cleared yet.
+    bool soon = first && !TAILQ_EMPTY(&pool->ready);
     if (first && !soon && !hook_may_return(pool))
         return false;
     if (hook_wait_for_return(&waiting->patience, soon))
         return true;
-    pool->stuck = true; // until a slab comes back, and half as patient then
+    pool->stuck = true; // until a slab becomes free; later waits are half as long
     pool->patience = pool->patience > 1 ? pool->patience / 2 : 1;
     return false;
 }
@@ -243,7 +245,7 @@ static bool has_ended(const struct pool *pool) {
         bool ended = !hook_do.query(slab->event);
         hook_end_calls(mode);
         if (slab->number == asked && (is_being_read(slab) || (ended && slab->state == SLAB_ISSUED)))
-            return true; // otherwise it has come back
+            return true; // otherwise the slab has become free
         next = TAILQ_FIRST(&pool->draining);
     }
     return false;
@@ -372,7 +374,7 @@ struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **
         pool = NULL;
     }
     if (pool)
-        pool->held += size; // other threads see it while we call the driver
+        pool->held += size; // other threads must see it while we call the driver
     uint64_t round = ++hook_rounds;
     while (pool && !hook_pools_end) {
         others = pool->held - size > replaced ? pool->held - size - replaced : 0;

@@ -1,7 +1,8 @@
-// The thread that writes buffers to the trace. It sleeps while no launch has a buffer. While slabs are on
-// their way, it checks which events have completed when another slab is sent to it, and at intervals. So what
-// a graph wrote is usually copied while the graph's next replay runs, and not when the program is about to
-// launch that: at that point both would need the driver (docs/measured.md). It takes no signals.
+// The thread that writes buffers to the trace. It sleeps while no launch has a buffer. While slabs are
+// waiting for their events, it checks which events have completed whenever another slab is sent to it, and at
+// intervals. So a graph's data is usually copied while the graph's next replay runs, and not when the program
+// is about to launch that replay: at that point both would need the driver (docs/measured.md). It takes no
+// signals.
 //
 // A slab that isn't full and that the program doesn't wait for would stay on the device, and be lost if the
 // process is killed. So the writer also looks at slabs in use, and hands those with launches older than OLD
@@ -28,12 +29,14 @@
 
 enum { SECOND = 1000000000, BEHIND = 200000000 };                 // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
-enum { OLD = 50000000, LOOK_OLD = 25000000 };                     // ns: an old launch; between two checks
+// Ns: age of an old launch; time between two checks.
+enum { OLD = 50000000, LOOK_OLD = 25000000 };
 
 // Guarded by hook_pools_lock
 static bool begun, late;
 
-// Record how many ticks the launch was held up, and how many its buffers have taken since.
+// Record how many ticks the launch was delayed, and how many ticks have passed since its buffers were
+// claimed.
 static void write_times(const struct slab *slab, const struct save *save, uint64_t since) {
     double ns = hook_has_tsc ? 1e9 / (double)hook_tsc_hz() : 1;
     uint64_t kernel = 0, original = 0;
@@ -43,7 +46,7 @@ static void write_times(const struct slab *slab, const struct save *save, uint64
                .original = {known, original});
 }
 
-// How long the writer has been busy without a break. If that's long and more slabs are waiting, it can't keep
+// How long the writer has been busy without a pause. If that's long and more slabs are waiting, it can't keep
 // up.
 static uint64_t busy_since;
 static bool more_wait;
@@ -74,7 +77,7 @@ static void write_save(struct slab *slab, struct save *save) {
         hook_forget_benchmark(save);
 }
 
-// As many launches at once as are reduced together. A node's save ends before its arguments.
+// Write as many launches at once as are reduced together. A node's save ends before its arguments.
 enum { AT_ONCE = 64 };
 
 static void write_replay(struct slab *slab, const struct save *save) {
@@ -211,8 +214,8 @@ static struct timespec in_time(uint64_t ns) {
     return (struct timespec){(time_t)(ns / SECOND), (long)(ns % SECOND)};
 }
 
-// Make sure that old launches in slabs in use get here. Return when to look again, or 0 for when a slab is
-// claimed.
+// Make sure that old launches in slabs in use get here. Return when to look again, or 0 to look when a slab
+// is claimed.
 static uint64_t hand_old(void) {
     static uint64_t next_look;
     uint64_t now = hook_monotonic();
@@ -295,22 +298,22 @@ bool hook_begin_writing(void) {
 
 void hook_wait_no_longer(void) {
     late = true;
-    hook_progress++; // now the writer can go on by itself
+    hook_progress++; // from here on, the writer can continue by itself
     pthread_cond_signal(&hook_news);
 }
 
 // -- Buffers as records ----------------------------------------------------
 //
-// Buffers become `buffer` records: small ones go into the trace. Large ones go in parts into the file next to
-// the trace, or for a live stream into as many records. For a sparse array, only units that saved something
-// are written. What isn't for a live stream is packed (pack.c), with zstd unless the writer is behind. Only
-// the used part of a log is read.
+// Buffers become `buffer` records. Small ones go into the trace. Large ones are written in parts to the file
+// next to the trace or, for a live stream, as several records. For a sparse array, only units that saved
+// something are written. Except in a live stream, data is packed (pack.c), with zstd unless the writer lags
+// behind. Only the used part of a log is read.
 //
 // Device memory is read through a pinned staging buffer, so that little memory is pinned.
 
 enum {
     INLINE = 64 << 10,
-    LEAST_PACKED = 512,    // below, keys of the record take what packing saves
+    LEAST_PACKED = 512,    // below this size, the record's additional keys take as much as packing saves
     PART_LIVE = 448 << 10, // a record has to fit into a chunk
     PART = PACK_MOST,
     STAGE = 16 << 20,
@@ -389,7 +392,7 @@ struct part {
 
 static bool is_zero(const char *data, uint64_t size) { return !*data && !memcmp(data, data + 1, size - 1); }
 
-// Return how many units saved anything, counting only while they're few enough to be written by themselves.
+// Return how many units saved anything. Stop counting once they're too many to be written individually.
 static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *found) {
     *found = 0;
     for (uint64_t i = 0; i < count; i++)

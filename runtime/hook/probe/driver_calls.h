@@ -81,7 +81,7 @@ bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, uint6
 // The program's call once more.
 
 struct frame;
-uint64_t hook_call_again(const struct frame *frame); // with the current arguments; returns the result
+uint64_t hook_call_again(const struct frame *frame); // repeats the call; returns the result
 // Return the position of the shared memory in a launch's arguments; 0: in the configuration, which is the
 // first.
 unsigned hook_place_of_shared(const struct frame *frame);

@@ -38,7 +38,7 @@ static bool has_probes(const struct members *members) {
 
 struct wanted {
     uint64_t graph;
-    const struct reason *refuse;  // why it has no probes
+    const struct reason *refuse;  // why the graph gets no probes, or NULL
     const struct members *around; // members of the graph that it's put into
     bool updates;
     unsigned place;
@@ -208,7 +208,7 @@ void hook_before_exec_update(struct frame *frame) {
 
 void hook_after_exec_update(struct frame *frame) {
     struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
-    if (!dressed) { // it has lost its probes
+    if (!dressed) { // the graph has lost its probes
         if (hook_probing && (CUresult)frame->result == CUDA_SUCCESS)
             forget(frame_arg(frame, 0));
         return;

@@ -267,7 +267,7 @@ void hook_release_prepared(struct prepared *graph) {
         return;
     for (int i = 0; i < MOST_SETS; i++)
         if (graph->sets[i].slab &&
-            hook_is_alive(graph->of_context)) // otherwise it was destroyed with its context
+            hook_is_alive(graph->of_context)) // otherwise the graph was destroyed with its context
             hook_let_go(graph->sets[i].slab);
     hook_drop_members(graph->members);
     pthread_mutex_destroy(&graph->lock);

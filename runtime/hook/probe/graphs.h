@@ -52,7 +52,7 @@ struct members {
     struct written *written;
     size_t written_count, written_room;
     bool unnamed;  // the program can't name these nodes in calls on the executable graph
-    struct tally { // launches without probes of a replay
+    struct tally { // a replay's launches without probes
         uint32_t function;
         const struct reason *reason;
         uint64_t launches;
@@ -119,7 +119,7 @@ struct prepared { // an executable graph
     uint64_t mover;            // the kernel that copies and clears
     const struct reason *lost; // why its buffers are useless from now on, or NULL
     unsigned order;            // the order that its probes come from
-    bool updated;              // from another graph: the program still names nodes by the first one
+    bool updated;              // updated from another graph: the program still names nodes by the first one
     bool has_run;
     uint64_t stream; // stream in which it ran last
     uint32_t thread; // the thread, if that is a per-thread default stream
@@ -136,7 +136,7 @@ struct prepared { // an executable graph
 struct prepared *hook_take_prepared(uint64_t exec); // locked, or NULL
 void hook_put_prepared(struct prepared *graph);
 
-void hook_put_on(struct prepared *graph); // add to the table
+void hook_put_on(struct prepared *graph); // adds the graph to the table
 // Remove a graph from the table, or return NULL. With `going`, only if it is being destroyed.
 struct prepared *hook_take_off(uint64_t exec, bool going);
 void hook_mark_exec_going(uint64_t exec, bool going);

@@ -92,7 +92,7 @@ static bool take_in(struct probed *there, struct probed *added) {
     const size_t from = offsetof(struct probed, function);
     if (there->woven)
         hook_free_woven((struct woven *)there->woven);
-    if (there->name) { // another thread may be reading it
+    if (there->name) { // another thread may be reading the name
         free(added->name);
         added->name = there->name;
     }
@@ -132,8 +132,8 @@ void hook_add_fewer(struct probed *first, struct probed *added) {
     pthread_mutex_unlock(&lock);
 }
 
-// Users. A new user checks the order after counting itself, and a thread that unloads for a new order checks
-// the users after setting it: at least one of them sees the other.
+// Users of an entry. A new user first counts itself and then checks the order. A thread that unloads for a
+// new order first sets the order and then checks the users. So at least one of them sees the other.
 
 static _Atomic bool any_replaced;
 

@@ -104,7 +104,7 @@ static void restore_arguments(struct frame *frame, const struct save *save) {
         frame_set_arg(frame, hook_place_of_shared(frame), save->given);
 }
 
-// Store the reason in the frame: a launch without probes is counted only once it has been made.
+// Store the reason in the frame: a launch without probes is only counted once it has been made.
 static void keep_reason(struct frame *frame, const struct reason *reason) {
     frame_leave_note(frame, NOTE_REASON, reason != UNCOUNTED ? reason : NULL);
 }
@@ -176,7 +176,7 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
                                             .thread = frame->thread ? frame->thread->tid : 0,
                                             .dependent = is_dependent(frame)},
                              &offset, &reason);
-    if (slab) // otherwise the claim has said why
+    if (slab) // otherwise hook_claim has set the reason
         reason = !choice->bound->variable_count || hook_copy_variables(choice->bound, stream)
                      ? NULL
                      : WHY(constants);
@@ -354,10 +354,11 @@ void hook_before_context_ends(struct frame *frame) {
 }
 
 void hook_end_probing(void) {
-    if (!hook_probing || !hook_is_this_process()) // but a child in our memory, as vfork makes
+    if (!hook_probing || !hook_is_this_process()) // but a child that shares our memory, as after vfork
         return;
-    const struct thread *thread = hook_thread;                            // don't begin a trace just for this
-    bool calls = hook_calling > (const void *)__builtin_frame_address(0); // otherwise that call was left
+    const struct thread *thread = hook_thread; // don't start a trace just for this
+    // Otherwise that call was left by longjmp.
+    bool calls = hook_calling > (const void *)__builtin_frame_address(0);
     bool within_driver = thread && thread->pid == (uint32_t)getpid() &&
                          (calls || hook_call_in_flight(thread)); // it may hold the driver's locks
     if (!within_driver)

@@ -30,7 +30,7 @@ static struct probed *new_probed(const struct looked_up *function) {
 
 void hook_refuse(const struct looked_up *function, const struct reason *reason) {
     struct probed *probed =
-        function->registers ? NULL : new_probed(function); // otherwise the first one stays
+        function->registers ? NULL : new_probed(function); // otherwise the existing entry stays
     if (!probed)
         return;
     probed->refused = reason;
@@ -48,7 +48,7 @@ static bool check_params(const struct probed *probed) {
     bool good = true;
     if (!info)
         return true;
-    for (size_t i = 0; good && i < count; i++) // each must be where the pipeline says, and of that size
+    for (size_t i = 0; good && i < count; i++) // each must have the offset and size that the pipeline says
         good = !info(probed->handle, i, &offset, &size) && offset == woven->params[i].offset &&
                size == woven->params[i].size && !info(probed->probed, i, &offset, &size) &&
                offset == woven->params[i].offset && size == woven->params[i].size;
@@ -298,7 +298,7 @@ void hook_before_unload(struct frame *frame) {
     if (!hook_probing)
         return;
     while (!hook_object_close(
-        frame_arg(frame, 0))) // another thread of the program loads a kernel of it with probes
+        frame_arg(frame, 0))) // another thread of the program is loading one of its kernels with probes
         hook_wait_with_signals(NULL, 1);
     hook_mark_going(frame_arg(frame, 0), true);
 }

@@ -16,12 +16,12 @@ enum { SECOND = 1000000000, SOON = 1000000 }; // ns
 
 static pthread_cond_t handed = PTHREAD_COND_INITIALIZER;
 static unsigned joining;            // calls of the program in progress that may start capturing streams
-static const struct slab *marked;   // the slab that the marking thread marks
+static const struct slab *marked;   // the slab that the marking thread is marking
 static const struct pool *prepared; // the pool that it gets another slab for
 static _Atomic bool marker_calls;   // it's in a call of the driver
 uint64_t hook_rounds;
 
-pthread_cond_t hook_news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
+pthread_cond_t hook_news; // uses CLOCK_MONOTONIC, as musl has no pthread_cond_clockwait
 bool hook_is_awaited;
 uint64_t hook_looks;
 _Atomic bool hook_writer_calls;
@@ -45,8 +45,8 @@ struct timespec hook_in_ns(int ns) {
 // -- Waiting ---------------------------------------------------------------
 //
 // A wait is given up after a number of seconds in which only the driver or the program could have ended it.
-// The count restarts when a slab makes progress. A second in which one of our threads had work but didn't get
-// to it isn't counted: on a busy machine that can take long, but it ends.
+// The count restarts when a slab makes progress. A second in which one of our threads had work but wasn't
+// scheduled isn't counted: on a busy machine that can take long, but it ends.
 
 static void begin_second(struct patience *patience) {
     patience->end = hook_in_ns(SECOND);
@@ -60,7 +60,7 @@ struct patience hook_patience_of(unsigned seconds, bool by_clock) {
     return made;
 }
 
-// Return whether in this second, our threads did nothing but wait for a driver call.
+// Return whether in this second, our threads did nothing but wait for driver calls.
 static bool is_up_to_driver(const struct patience *patience) {
     unsigned handed_count = 0, issued = 0, copying = 0;
     for (const struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
@@ -69,7 +69,7 @@ static bool is_up_to_driver(const struct patience *patience) {
         copying += pool->count[SLAB_COPYING];
     }
     bool marker = marker_calls || (!marked && !prepared && (!handed_count || joining));
-    bool looked = hook_looks - patience->looks > 1; // one of them began in this second
+    bool looked = hook_looks - patience->looks > 1; // at least one pass began in this second
     return marker && (hook_writer_calls || (!copying && (!issued || looked)));
 }
 

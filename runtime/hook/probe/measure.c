@@ -55,7 +55,7 @@ static bool bind_variables(const struct probed *probed, struct bound *bound) {
     return bound->plain_variables != NULL;
 }
 
-// Return twice the size of the L2 cache, since lines aren't evicted in the order in which they were loaded.
+// Return twice the size of the L2 cache, because lines aren't evicted in the order in which they were loaded.
 static uint64_t scratch_bytes(void) {
     CUdevice device;
     int size = 0;

@@ -10,7 +10,8 @@
 #include "hook/write/write.h"
 #include "probe.h"
 
-enum { HASTE = 1, SECOND = 1000000000 }; // seconds if the driver may never answer; ns
+// HASTE: seconds to wait if the driver may never answer; SECOND: in ns.
+enum { HASTE = 1, SECOND = 1000000000 };
 
 bool hook_give_slabs_back(void) {
     uint64_t context = hook_current_context();
@@ -102,7 +103,7 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
         }
         in_time = wait_for_sent(pool, patience);
     }
-    // A slab given up by the end of the process isn't on its way any more
+    // A slab that was given up at the end of the process is no longer waiting to be drained.
     while (moment == CONTEXT_ENDS && in_time && hook_is_marking(pool))
         in_time = hook_wait_for_return(patience, false);
     return in_time;
@@ -148,7 +149,7 @@ static void give_up(struct slab *slab) {
     hook_send(slab);
 }
 
-// The writer doesn't get to these, because the driver doesn't answer.
+// The writer won't get to these, because the driver doesn't answer.
 static void lose_sent(struct pool *pool) {
     EACH_SLAB (slab, &pool->draining) {
         struct save *save = slab->state == SLAB_ISSUED ? slab->saves : NULL;

@@ -23,7 +23,7 @@
 
 enum { MOST_MAPS = 64 };
 
-enum { MOST_FIELDS = 64 }; // reduce.c takes no map with more
+enum { MOST_FIELDS = 64 }; // reduce.c doesn't support maps with more fields
 struct woven_field {
     uint16_t offset;
     uint8_t size;
@@ -223,7 +223,7 @@ struct probed *hook_find_entry(uint64_t handle);  // also maps a kernel's functi
 // Keep everything it has loaded until hook_let_probed_go, even if other probes are named meanwhile. Returns
 // false if they already were: then only its name in the trace may be used.
 bool hook_hold_probed(struct probed *probed);
-void hook_hold_again(struct probed *probed); // already held
+void hook_hold_again(struct probed *probed); // for a kernel that's already held
 void hook_let_probed_go(struct probed *probed);
 
 // Take a list of variants of the current context that newer probes replaced and nobody uses. Each is returned
@@ -343,11 +343,11 @@ struct save { // a launch and the place of its buffers
     uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
     uint8_t steps[MOST_MAPS];          // the number in the lowest bits of a log's address
     uint32_t shared;                   // bytes of dynamic shared memory with room for maps; 0: without
-    CUlaunchConfig config;             // the program's, but for that
-    uint64_t given;                    // the argument in whose place that goes
+    CUlaunchConfig config;             // the program's configuration, except for that
+    uint64_t given;                    // the argument that this replaces
     struct demand *demand;             // NULL without a growing log
     bool reduced;                      // only `sums` are written, which hook_reduce found
-    const uint64_t *sums;              // until the next call of it
+    const uint64_t *sums;              // valid until its next call
     uint32_t grid[3];                  // blocks
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
@@ -370,7 +370,7 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struc
 uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand);
 uint64_t hook_slab_address(const struct slab *slab);
 void hook_make_next(const struct slab *like); // prepare the next slab; the caller has places in this one
-void hook_issue(struct slab *slab, struct save *save); // NULL: the launch failed
+void hook_issue(struct slab *slab, struct save *save); // save is NULL if the launch failed
 
 // Allocate buffers for an executable graph in the current context. They are zero once the slab is ready, and
 // aren't drained in place; the slab's event tells when the last replay ended. `replaced` bytes are about to
@@ -493,16 +493,16 @@ struct slab {
 };
 
 enum slab_event {
-    SLAB_TAKE,     // a thread takes it to call the driver for it
+    SLAB_TAKE,     // a thread takes the slab, to call the driver for it
     SLAB_CLAIM,    // for a stream
     SLAB_HOLD,     // for a graph
-    SLAB_PUT_BACK, // it's free, and has memory
+    SLAB_PUT_BACK, // the slab is free, and has memory
     SLAB_FREED,    // it has no memory
     SLAB_HAND,     // to the marking thread
-    SLAB_MARK,     // its event goes into its stream now
+    SLAB_MARK,     // its event is put into its stream
     SLAB_REFUSE,   // the stream takes no event for now
     SLAB_SEND,     // to the writer
-    SLAB_COPY,     // its event has completed, or failed
+    SLAB_COPY,     // its event has completed or failed
     SLAB_RETIRE,   // nobody may use it again
     SLAB_EVENTS
 };
@@ -569,7 +569,7 @@ extern pthread_mutex_t hook_pools_lock;   // guards all pools and their slabs
 extern pthread_cond_t hook_pools_changed; // a slab's state, or something else that threads wait for
 extern unsigned hook_slabs_issued;        // how many are in that state
 extern bool hook_pools_end;               // the process is ending: no more claims
-extern bool hook_slabs_given_up;          // those in flight
+extern bool hook_slabs_given_up;          // True once slabs in flight were given up
 enum { PATIENCE = 60 };                   // seconds of waiting for the driver, at first
 
 // The progress of our threads, for calls that wait for them
@@ -602,7 +602,7 @@ bool hook_free_memory(struct pool *pool);      // calls; also gives unused memor
 // no memory.
 struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls);
 void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied,
-                       _Atomic bool *calls);           // the same for later, unless one is ready
+                       _Atomic bool *calls);           // make a slab for later, unless one is ready
 bool hook_make_room(struct pool *pool, uint64_t size); // calls; for a new slab; frees ready ones if needed
 
 // Find a ready slab of at least `bytes`: one of at most `enough`, or else the smallest. It stays ready.
@@ -619,17 +619,17 @@ bool hook_begin_marking(void); // starts the thread that puts events into stream
 void hook_hold_drains(uint64_t stream);
 void hook_let_drain(void);
 
-// All that follows is called under the lock.
+// Everything below is called under the lock.
 
 extern uint64_t hook_rounds; // walks through slabs in use, each of which looks at a slab once
 
-// The thread that writes (drain.c) waits for news, and says what it does.
+// The thread that writes (drain.c): whether it's needed, and what it's doing.
 extern pthread_cond_t hook_news;
 extern bool hook_is_awaited;           // a call of the program waits for the writer
-extern uint64_t hook_looks;            // how often no slab had a completed event
+extern uint64_t hook_looks;            // number of passes in which no slab had a completed event
 extern _Atomic bool hook_writer_calls; // the writer is in a call of the driver
-void hook_write_later(void);           // a slab was issued
-void hook_write_soon(void);            // somebody is waiting for the next ones
+void hook_write_later(void);           // tells the writer that a slab was issued
+void hook_write_soon(void);            // tells the writer that somebody waits for the next slabs
 
 struct timespec hook_in_ns(int ns);
 
@@ -637,7 +637,7 @@ struct timespec hook_in_ns(int ns);
 // ended it.
 struct patience {
     unsigned seconds, left;
-    bool by_clock;       // short by the clock: our threads may be unable to go on
+    bool by_clock;       // count seconds by the clock alone: our threads may be unable to continue
     struct timespec end; // when this second ends
     uint64_t progress, looks;
 };
@@ -647,7 +647,7 @@ bool hook_wait_for_return(struct patience *patience, bool soon);
 // Return whether a slab is on its way back, or may soon be. A slab isn't sent while a launch is being made
 // into it, and another thread may or may not keep the one it has taken.
 bool hook_may_return(const struct pool *pool);
-bool hook_any_issuing(const struct pool *pool); // launches that have a place but aren't in the stream yet
+bool hook_any_issuing(const struct pool *pool); // True if a launch has a place but isn't in the stream yet
 
 static inline bool hook_is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
     return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
@@ -664,7 +664,7 @@ static inline bool hook_is_filled(const struct slab *slab) {
 CUresult hook_put_event(const struct slab *slab, bool by_name); // don't hold the lock
 void hook_send(struct slab *slab);                              // its launches have an event, or have ended
 void hook_hand(struct slab *slab);                              // to the marking thread
-void hook_want_slab(struct pool *pool, uint64_t size);          // from the marking thread
+void hook_want_slab(struct pool *pool, uint64_t size);          // asks the marking thread for a slab
 bool hook_is_marking(const struct pool *pool);                  // the marking thread is in a call for it
 void hook_mark(struct slab *slab);                              // calls; within a call about its stream
 // Mark a slab of the caller's stream: a full one, or any. Each once in a round, as the stream may be
@@ -686,10 +686,10 @@ enum moment { ON_THE_WAY, MEMORY_NEEDED, CONTEXT_ENDS, PROCESS_ENDS };
 // Slabs of a stream that is about to be captured or destroyed (`ends`), within that call.
 void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends);
 
-struct waited {     // what a call of the program has waited for
-    uint64_t since; // work that was issued before
+struct waited {     // the work that a call of the program has waited for
+    uint64_t since; // the time before which this work was issued
     uint64_t stream;
-    bool all; // streams of the current context
+    bool all; // all streams of the current context
     uint32_t thread;
 };
 void hook_drain_waited(const struct waited *waited); // all slabs in use; without an event if they ended
@@ -721,7 +721,7 @@ void hook_add_need(struct slab *slab, const struct save *save);
 
 // The thread that writes buffers into the trace.
 
-bool hook_begin_writing(void);     // not while the process ends, possibly inside malloc
+bool hook_begin_writing(void);     // don't call this while the process ends, possibly inside malloc
 void hook_lose(struct save *save); // for a launch made while the process is ending
 
 void hook_wait_no_longer(void); // under hook_pools_lock: treat everything still in flight as lost
@@ -760,13 +760,14 @@ extern handler hook_before_replay, hook_after_replay; // cuGraphLaunch
 extern handler hook_before_launch, hook_after_launch, hook_before_context_ends, hook_before_stream_ends,
     hook_before_capture, hook_before_join, hook_after_capture;
 
-extern _Atomic uint64_t hook_streams_ended; // a new stream may reuse the handle of an old one
+// Number of streams that have ended; a new stream may reuse an old handle.
+extern _Atomic uint64_t hook_streams_ended;
 
 // The program's memory comes first: a call that ran out of memory is repeated after we free our buffers.
 extern handler hook_call_without_buffers;
 
-handler hook_after_wait;     // the program has waited for the GPU
-void hook_end_probing(void); // the process ends: wait for buffers in flight
+handler hook_after_wait;     // for calls in which the program waits for the GPU
+void hook_end_probing(void); // called when the process ends: waits for buffers in flight
 
 // -- load.c ----------------------------------------------------------------
 
@@ -790,7 +791,7 @@ extern handler hook_before_unload, hook_after_unload;
 
 // For the current context:
 uint64_t hook_our_stream(void); // or 0; no kernel ever runs in it. Makes the pool if it's missing
-void hook_furnish(void);        // once, inside a load call of the program
+void hook_furnish(void);        // call this once, inside a load call of the program
 uint64_t hook_mover(void);      // or 0
 
 // Variables that a kernel with probes shares with the program's module.
@@ -817,7 +818,8 @@ const struct reason *hook_bind_plain(const struct probed *probed, struct bound *
 // launch with probes. Returns NULL, or why that failed.
 const struct reason *hook_benchmark(struct frame *frame, struct save *save, const struct choice *choice,
                                     uint64_t stream);
-void hook_benchmarked(const struct save *save, uint64_t stream); // the launch with probes is in the stream
+// Call this when the launch with probes is in the stream.
+void hook_benchmarked(const struct save *save, uint64_t stream);
 
 // Read the GPU times of both after they ended. Returns false if unknown.
 bool hook_read_times(const struct save *save, uint64_t *kernel, uint64_t *original);
@@ -905,11 +907,11 @@ static inline void hook_end_burst(void) {
 // Request a kernel with probes, unless that was done before. A cached result is loaded right away.
 void hook_ask_for(const struct looked_up *function, const char *name);
 asks_for_kernel hook_ask_later;   // doesn't load anything yet
-void hook_await(uint64_t handle); // until it is loaded or --wait is over
+void hook_await(uint64_t handle); // waits until it is loaded or --wait is over
 
 // The request for a kernel, and the cache key of its result.
 
-void hook_request_setup(void (*at_exit)(void)); // what to run there once a kernel was requested
+void hook_request_setup(void (*at_exit)(void)); // sets the function to run at exit if a kernel was requested
 
 struct answer_keys { // in the cache; empty if nothing is cached
     char kernel[65]; // digest of the answer about the kernel
@@ -971,7 +973,7 @@ bool hook_is_closed(const char *path); // true if the library's code is closed, 
 
 // -- sources.c -------------------------------------------------------------
 
-// PTX that the driver linked to a cubin for the program.
+// PTX from which the driver linked a cubin for the program.
 
 extern handler hook_after_link_begun, hook_after_link_data, hook_after_link_file, hook_after_link,
     hook_after_link_end;
@@ -982,7 +984,7 @@ bool hook_find_linked(const struct image *image, struct gpt_bytes *text);
 
 // Images of the modules and libraries that the program has loaded.
 
-// Both return NULL, or a lasting text that says why a function or kernel can't get probes.
+// Both return NULL, or a constant text that says why a function or kernel can't get probes.
 
 // Compute a digest that identifies its image: of the contents, or for a large image in a file, of the file
 // and the position.

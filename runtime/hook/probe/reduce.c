@@ -2,8 +2,8 @@
 // buffers only. A kernel of ours reduces them where they are, so a few hundred bytes leave the device instead
 // of a buffer. gpt-stream(5) has the layout of the sums.
 //
-// Without --detail all launches keep everything. Sums don't have block_sched's schedules, percentiles, dmat's
-// matrices or the progress of warps, and nobody should have to ask for those.
+// Without --detail, all launches keep everything. Sums can't provide block_sched's schedules, percentiles,
+// dmat's matrices or the progress of warps, and users shouldn't have to request those.
 //
 // The kernel runs when a slab is drained, in our stream: its launches have ended by then, and nothing waits
 // for it. It reduces as many launches of a slab at once as have room for their sums. Only the thread that
@@ -22,7 +22,7 @@
 #include "probe.h"
 
 enum { AREA = 1 << 20 }; // bytes of device memory: descriptions of buffers, and their sums
-enum { THREADS = 256, PER_THREAD = 8, CHUNKS = 64 }; // the last: most blocks for a buffer
+enum { THREADS = 256, PER_THREAD = 8, CHUNKS = 64 }; // CHUNKS is the maximum number of blocks for a buffer
 enum { ASKED = 10, FIELD = 2 };                      // words that describe a buffer, and a field of it
 enum { BUCKETS = 1 << 10 };
 enum { BINS = 65, LEAST_PACKED = 512 }; // LEAST_PACKED: bytes, as in drain.c
@@ -119,7 +119,7 @@ static const char code[] =
                               "@%p ld.global.u64 %saved, [%from];\n"
                               "@%p min.u64 %slots, %slots, %saved;\n"
                               "@%p max.u64 %slots, %slots, 1;\n"
-                              "mov.u32 %field, 0;\n" // 0: only count; then the fields
+                              "mov.u32 %field, 0;\n" // 0 only counts; the fields follow
                               "PASS:\n"
                               "setp.eq.u32 %counting, %field, 0;\n"
                               "@%counting bra ZERO;\n"
@@ -165,7 +165,7 @@ static const char code[] =
                               "@!%has bra ANY;\n"
                               "ld.global.u64 %saved, [%base];\n"
                               "bra KNOWN;\n"
-                              "ANY:\n" // without a count, a unit of zeros saved nothing
+                              "ANY:\n" // without a count, a unit that's all zeros saved nothing
                               "mov.u64 %word, 0;\n"
                               "mov.u64 %at, %base;\n"
                               "add.u64 %end, %base, %unit;\n"
@@ -342,7 +342,7 @@ static uint64_t words_of(const struct save *save, uint64_t *sums) {
 struct area { // places are in words
     uint64_t *words;
     uint64_t address;           // on the device
-    uint64_t asked, field, sum; // where the next ones go
+    uint64_t asked, field, sum; // where the next ones are stored
     uint64_t most;              // slots of the largest buffer
 };
 

@@ -142,7 +142,7 @@ void hook_know(const struct looked_up *function, const char *name, bool asked) {
         if (asked)
             known->function.order = function->order;
         free(added);
-    } else { // replaces an entry that is gone
+    } else { // replace an entry that no longer exists
         added->next = known ? known->next : NULL;
         *at = added;
         free(known);
@@ -248,9 +248,9 @@ struct pending {
     struct pending *next;
     struct looked_up function;
     struct gpt_call call;
-    struct gpt_bytes kept; // the answer that the cache had
+    struct gpt_bytes kept; // the answer from the cache
     bool busy, asked;
-    uint64_t pass; // the pass of hook_finish_lookups that last looked at it
+    uint64_t pass; // number of the last pass of hook_finish_lookups that looked at it
     struct answer_keys keys;
     char name[];
 };
@@ -260,7 +260,7 @@ static struct pending *all;
 static _Atomic unsigned count; // number of requests
 static unsigned asked_count;
 _Atomic uint64_t hook_burst_spent;
-static _Atomic uint64_t waited_until; // the time up to which it's counted
+static _Atomic uint64_t waited_until; // the time up to which waiting has been counted
 
 // Add the time since `start`. Threads that wait at the same time count only once.
 static void spend(uint64_t start) {
@@ -453,7 +453,7 @@ void hook_await(uint64_t handle) {
         if (used >= hook_settings.wait)
             return;
         if (socket < 0)
-            hook_finish_lookups(); // their answers make room for its question
+            hook_finish_lookups(); // answers that arrive make room for this question
         uint64_t left = hook_settings.wait - used, most = socket < 0 ? STEP : SLICE;
         struct pollfd file = {socket, POLLIN, 0};
         hook_wait_with_signals(socket < 0 ? NULL : &file, left < most ? left : most);

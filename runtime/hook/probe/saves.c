@@ -89,7 +89,7 @@ static struct save *take_save(size_t bytes) {
     struct save *left = listed ? atomic_exchange(&thread->saves[size], taken->next) : NULL;
     memset(taken, 0, bytes);
     taken->size = (uint8_t)(listed ? size + 1 : 0);
-    for (struct save *next; left; left = next) { // a handler that has launched meanwhile left these
+    for (struct save *next; left; left = next) { // a signal handler that launched in the meantime left these
         next = left->next;
         left->size = taken->size;
         give_back(left);
@@ -310,7 +310,7 @@ void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
     if (!demand)
         return;
     uint64_t before = atomic_load(&demand->entries[map]);
-    if (entries > before) // only the thread that writes does this
+    if (entries > before) // only the writer thread does this
         atomic_store(&demand->entries[map], entries);
     if (!atomic_exchange(&demand->counted, true))
         hook_wake_claims();

@@ -490,7 +490,7 @@ bool hook_free_memory(struct pool *pool) {
     if (any) {
         int mode = hook_begin_calls();
         hook_do.wait_stream(
-            pool->stream); // it runs no kernels; afterwards the driver's pool has the memory again
+            pool->stream); // this stream runs no kernels; afterwards the driver's pool has the memory again
         hook_do.trim_pool(pool->memory, 0);
         hook_end_calls(mode);
         pool->reserved = pool->bytes;

@@ -30,7 +30,7 @@ struct loaded {
     struct reference reference;
     const struct reason *refused; // why the pipeline isn't asked about it; NULL if it may be
     char answer[65];              // key of the last answer about the whole image; empty: none was looked for
-    const struct reason *whole;   // that answer: why none of its kernels gets probes, or NULL
+    const struct reason *whole;   // the answer: why none of its kernels gets probes, or NULL
     bool linked;                  // the driver linked it from several PTX modules
     struct image image;           // starts at the copy, if there is one
     void *copy;
@@ -299,7 +299,7 @@ const struct reason *hook_refuse_image(uint64_t function, const char key[65], co
         strcpy(loaded->answer, key);
         loaded->whole = reason;
     }
-    if (loaded && no_ptx && !getenv(GPT_CONTROL)) { // no other question will come
+    if (loaded && no_ptx && !getenv(GPT_CONTROL)) { // no other question will be asked
         loaded->refused = reason;
         drop_copy(loaded);
     }

@@ -17,7 +17,7 @@ struct symbol {
 };
 
 struct driver {
-    uintptr_t start, end, dynamic; // what it occupies
+    uintptr_t start, end, dynamic; // the address range that it occupies
     const void *map;
     size_t count, room;
     struct symbol symbols[]; // its functions by address

@@ -24,7 +24,7 @@ struct node {
 
 struct nodes {
     size_t size;          // mapped bytes
-    uint32_t count, last; // last: the node that was changed last
+    uint32_t count, last; // last: index of the node that was changed last
     bool device;          // kernels may launch the graph
     struct node all[];
 };
@@ -154,7 +154,7 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes, bool moved) {
 struct change {
     uint64_t node;           // 0: all
     uint32_t function;       // 0: as before
-    struct graph_work work;  // nothing: as before
+    struct graph_work work;  // empty if it doesn't change
     int disabled;            // -1: as before
     const struct nodes *now; // the new work of the nodes, or of those in the node; or NULL
     struct nodes *changed;   // a copy, if anything is different
@@ -302,7 +302,7 @@ static bool is_for_device(const struct frame *frame) {
            *flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
 }
 
-// cuGraphInstantiate and its like: (&exec, graph, ...)
+// cuGraphInstantiate and its variants: (&exec, graph, ...)
 void hook_on_instantiate(struct frame *frame) {
     const uint64_t *exec = (const uint64_t *)frame_arg(frame, 0);
     if (!exec)
@@ -337,7 +337,7 @@ void hook_on_clone(struct frame *frame) {
 void hook_on_captured(struct frame *frame) {
     const uint64_t *graph = (const uint64_t *)frame_arg(frame, 1);
     hook_end_capture();
-    if (graph && !hook_object_find(*graph).current) // otherwise it was captured into an existing graph
+    if (graph && !hook_object_find(*graph).current) // otherwise the capture went into an existing graph
         add_graph(OBJECT_GRAPH, *graph, 0);
 }
 

@@ -193,7 +193,7 @@ static struct library *add_library(const struct mapping *first, uint64_t mapping
         goto done;
     const char *path = first->path, *replaces = NULL, *folder = getenv("GPT_HOOK_REPLACE");
     bool named = hook_peek_text(found->name, name, sizeof(name)) && strchr(name, '/');
-    if (named && strncmp(name, "/proc/", 6)) // a descriptor's name is soon another file's
+    if (named && strncmp(name, "/proc/", 6)) // the name of a descriptor may soon stand for another file
         path = *name == '/' ? name : realpath(name, whole);
     if (!path)
         path = first->path;
@@ -203,7 +203,7 @@ static struct library *add_library(const struct mapping *first, uint64_t mapping
     for (uint32_t i = 0; i < count && !library; i++)
         if (!strcmp(watched->library[i].path, path))
             library = &watched->library[i];
-    if (library) { // it was loaded again, elsewhere
+    if (library) { // the library was loaded again at another address
         set_segments(library, mapping);
         goto done;
     }
@@ -362,7 +362,7 @@ const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, 
     hook_scan_libraries();
     if ((path = find_library(at, offset)))
         return path;
-    *offset = from; // in a file that the program mapped itself
+    *offset = from; // the address is in a file that the program mapped itself
     bool kept = !strstr(buffer, " (deleted)") && strncmp(buffer, "/dev/", 5) && strncmp(buffer, "/memfd:", 7);
     return kept ? buffer : NULL;
 }

@@ -30,7 +30,7 @@ static uint64_t out(const struct frame *frame) { // return the handle that the f
 // Images
 
 #define MAX_DIGEST (4u << 20)   // bytes of an image in a file that is digested
-#define MAX_DIGESTS (32u << 20) // and of all of them
+#define MAX_DIGESTS (32u << 20) // bytes of all such images
 
 static uint64_t elf_size(const char *start, const Elf64_Ehdr *head) {
     Elf64_Shdr sections[32]; // entries per read: the stack may be small

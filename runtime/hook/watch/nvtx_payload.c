@@ -23,7 +23,7 @@ static struct {
     struct message message;
     atomic_bool known;
 } schemas[SCHEMAS];
-static _Atomic size_t taken; // may be over SCHEMAS
+static _Atomic size_t taken; // may exceed SCHEMAS
 
 static _Atomic uint64_t ids = NVTX_PAYLOAD_SCHEMA_ID_DYNAMIC_START;
 
@@ -223,7 +223,7 @@ static void end(const char *domain, uint64_t id, const nvtxPayloadData_t *payloa
     NVTX_TELL(PAYLOAD(RangeEndPayload), domain, id, payloads, count);
 }
 
-// NVTX's answer for a tool without this function.
+// This is NVTX's answer for a tool without this function.
 static uint8_t is_enabled(const char *domain) { NVTX_PASS(uint8_t, PAYLOAD(DomainIsEnabled), 1, domain); }
 
 #define OURS(function) ((nvtx_function *)(function))

@@ -27,7 +27,7 @@ static TLS struct {
     const char *domain;
     uint64_t id;
 } pushed[DEPTH];
-static TLS unsigned depth; // may be over DEPTH
+static TLS unsigned depth; // may exceed DEPTH
 
 // Names
 
@@ -183,7 +183,7 @@ nvtx_function *hook_nvtx_core[NVTX_SLOTS], *hook_nvtx_core2[NVTX_SLOTS], *hook_n
 
 struct table {
     nvtx_function ***slots; // where the function pointers are
-    unsigned first, size;   // the range in use
+    unsigned first, size;   // first index and number of entries in use
     nvtx_function *before[NVTX_SLOTS];
 };
 
@@ -315,7 +315,9 @@ const char *hook_nvtx_text(const void *handle) {
 
 static struct {
     _Atomic uint64_t ours,
-        theirs; // ours is 0 in a free slot, and the largest value while the slot is being written
+        // The other tool's id; `ours` is 0 in a free slot, and the largest value while the slot is being
+        // written.
+        theirs;
 } started[IDS];
 
 void hook_nvtx_remember(uint64_t theirs, uint64_t ours) {

@@ -133,7 +133,7 @@ void hook_keep_captured(struct frame *frame) {
     keep((uint64_t)nodes[0], origin_of(frame), capture);
 }
 
-// cuGraphAddKernelNode(&node, graph, dependencies, count, params), and its like
+// cuGraphAddKernelNode(&node, graph, dependencies, count, params), and its variants
 void hook_on_node_made(struct frame *frame) {
     const uint64_t *node = (const uint64_t *)frame_arg(frame, 0);
     if (node && frame->thread)

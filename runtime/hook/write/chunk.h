@@ -1,4 +1,4 @@
-// A trace on disk, as the library writes it and the helper of live streams follows it: chunks, one after the
+// A trace on disk, which the library writes and the helper of live streams reads: chunks, one after the
 // other, each a msgpack record {kind: "chunk", used: ...., data: ....}. gpt-stream(5) has the details.
 
 #ifndef GPT_CHUNK_H

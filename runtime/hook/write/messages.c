@@ -35,6 +35,6 @@ void hook_turn_off(const char *where, const char *fact) {
 void hook_fail(const char *where, int error) {
     const char *fact =
         error == EDQUOT && hook_limit_reached() ? hook_limit_fault() : hook_describe_error(error);
-    bool unread = hook_folder && (error == ENOENT || error == ESTALE); // nobody reads the stream any more
+    bool unread = hook_folder && (error == ENOENT || error == ESTALE); // the stream has lost its reader
     hook_turn_off(where, unread ? NULL : fact);
 }

@@ -47,7 +47,7 @@ struct live {
     struct thread *pool;                               // states of threads that have ended
     struct thread *_Atomic threads;                    // all states, the newest first; they stay mapped
     struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // rows of launches and of queries, by chunk
-    _Atomic uint32_t count_rows[2];                    // handed out so far
+    _Atomic uint32_t count_rows[2];                    // rows handed out so far
     struct {
         unsigned char *_Atomic start;
         _Atomic size_t size;
@@ -161,7 +161,7 @@ static inline bool hook_limit_reached(void) { // recording is off for good
 // Count bytes that are about to be written. Return false without counting them if that's more than the limit,
 // or for bytes that aren't needed more than most of it.
 bool hook_may_write(uint64_t size, bool needed);
-uint32_t hook_limit_chunk(uint32_t size); // that size, or a smaller one if that's too much
+uint32_t hook_limit_chunk(uint32_t size); // the same size, or a smaller one if it's too much
 
 // Pack records about the limit, once. Return false if there's nothing to say.
 bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now);
@@ -245,7 +245,7 @@ const struct reason *hook_make_reason(const char *code, const char *detail);
 void hook_add_reason(uint64_t kernel, const char *code, const char *detail, uint64_t launches);
 void hook_add_gpu_time(uint64_t kernel, bool probed, uint64_t duration); // in time stamp ticks
 uint64_t hook_count_reason(const struct reason *why); // launches without probes that have this code
-void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // the last is the total
+void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // `launches` is the total
 
 // -- report.c --------------------------------------------------------------
 
@@ -325,7 +325,7 @@ struct row_gpu {            // a row of a `gpu_times` record
 
 // A thread that writes: its chunk, and its batches of rows.
 
-#define MAX_QUERIES 32 // that a process can count
+#define MAX_QUERIES 32 // queries that a process can count
 #define EARLIER 4      // earlier chunks of a thread that stay mapped
 
 // Rows of one layout inside the chunk. Signal handlers can make calls too, between any two instructions, so
@@ -522,7 +522,7 @@ void hook_end_predecessor(void);
 extern _Atomic bool hook_recording;
 
 struct periods {
-    uint64_t count; // that have started
+    uint64_t count; // periods that have started
     uint64_t since; // time of the last change in ns since the epoch, or 0
 };
 extern struct periods hook_periods; // used only by the thread that switches

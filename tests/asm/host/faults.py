@@ -80,7 +80,7 @@ BODIES = {
 
 
 def run(driver: Driver, case: str) -> str:
-    """Return the outcome: the results of the launch, of the wait, and of a call after it."""
+    """Return the outcome: the results of the launch, of waiting for it, and of a call after that."""
     if case == "use after free":
         driver.free(memory := driver.allocate(1024))
         return kernel(driver, "st.global.u32 [%rd1], 1;", memory)

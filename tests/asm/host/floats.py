@@ -1,4 +1,4 @@
-"""Floating-point instructions by exact rationals (exact.py): every rounding mode and modifier."""
+"""Floating-point instructions, computed with exact rationals (exact.py): every rounding mode and modifier."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHOLE = {f"{sign}{size}": (sign == "s", size) for sign in "us" for size in (8, 1
 
 
 class Case(NamedTuple):
-    """An instruction, the bits of its result and of its operands, and what it does with the bits."""
+    """An instruction, the formats of its result and operands, and a function that computes its bits."""
 
     text: str
     result: int
@@ -160,7 +160,7 @@ def conversions(form: Format) -> Iterator[Case]:
     """Yield the forms of cvt from a float type."""
     size, name = form.size, form.name
     for (to, (signed, bits)), mode in product(WHOLE.items(), MODES):
-        if (form, bits) == (BF16, 8):  # ptxas has none
+        if (form, bits) == (BF16, 8):  # ptxas doesn't have this form
             continue
         least, greatest = -(1 << bits - 1) if signed else 0, (1 << bits - signed) - 1
 
@@ -202,7 +202,7 @@ def conversions(form: Format) -> Iterator[Case]:
     for mode in ("rn", "rz", "rna"):
 
         def tensor(a: int, mode=mode) -> int:
-            if mode == "rna" and form.is_nan(a):  # an H200 cuts it off
+            if mode == "rna" and form.is_nan(a):  # an H200 truncates it
                 return a & 0xFFFFE000
             return TF32.encode(*form.decode(a), mode) << 13
 

@@ -1,4 +1,5 @@
-"""Instructions in every form of the simulated device's table, and in forms next to those, for ptxas to judge.
+"""Generate instructions in every form of the simulated device's table, and in similar forms, and see whether ptxas
+accepts them.
 
 A form is one line of PTX. ptxas reports every bad line of a module by its number, so one run judges thousands of
 lines. `ours` asks the simulated device's back end in the same way.
@@ -25,7 +26,7 @@ from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.table import TYPES, Row, Slot
 from tests import cuda
 
-REGISTERS = {  # by their type: the name before the number
+REGISTERS = {  # register type -> prefix of the name
     **{f"{kind}{bits}": f"%{kind}{bits}_" for kind in "bus" for bits in (16, 32, 64)},
     **{type_: f"%{type_}_" for type_ in ("f32", "f64", "f16", "f16x2", "b128")},
     "pred": "%p",
@@ -52,8 +53,8 @@ TYPE_WORDS = [
 ]
 CRASH = "ptxas crashes"
 BATCH = 1000  # lines of a module
-OLDEST = 75  # the oldest GPU that ptxas makes code for; it takes PTX for older ones
-SAMPLE = 500  # forms of a row that are tried, at most
+OLDEST = 75  # the oldest GPU that ptxas generates code for; it accepts PTX for older ones
+SAMPLE = 500  # maximum number of forms to try per row
 
 
 def head(target: str, version: str) -> str:
@@ -67,7 +68,8 @@ def head(target: str, version: str) -> str:
 
 
 def forms(limit: int = 500, only: str = "") -> list[str]:
-    """List forms, each once: per opcode up to `limit` as in rows, with a word changed, and with an operand changed.
+    """List forms without duplicates: for each opcode up to `limit` forms from its rows, with a word changed, and with
+    an operand changed.
 
     `only` names the opcodes, separated by commas; empty: all.
     """
@@ -90,7 +92,7 @@ def forms_of(row: Row, limit: int) -> list[str]:
 
 
 def forms_of_all(limit: int) -> list[str]:
-    """List forms of every row, each once: up to `limit`, and one with each of its words."""
+    """List forms of every row without duplicates: up to `limit`, and one with each of the row's words."""
     made: dict[str, None] = {}
     for row in itertools.chain(*TABLE.rows.values()):
         made |= dict.fromkeys(forms_of(row, limit))
@@ -146,7 +148,7 @@ def _words(row: Row, choice: random.Random) -> Iterator[list[str]]:
             [one[0] if not one[0] and choice.random() < 0.7 else choice.choice(one) for one in lists]
             for _ in range(SAMPLE)
         ]
-        # each word alone, too: in a big product, nothing is left of a word that is seldom right
+        # Try each word alone, too: in a big product, hardly any sample contains a word that is rarely valid.
         for at, one in enumerate(lists):
             made += [[word if n == at else plain[0] for n, plain in enumerate(lists)] for word in one]
     for words in made:
@@ -237,7 +239,7 @@ def theirs(lines: Sequence[str], ptxas: str, target: str, version: str, folder: 
 
 
 def ours(lines: Sequence[str], target: str, version: str) -> list[str]:
-    """Return the simulated device's error for each line, "" if it takes it."""
+    """Return the simulated device's error for each line, or "" if it accepts the line."""
     start = head(target, version)
     code = ModuleWriter((start + "\n".join(lines) + "\nret; }\n").encode(), "forms")
     code.write()

@@ -1,5 +1,5 @@
-"""Integer instructions in Python's exact arithmetic. Where PTX leaves a result open (a division by zero), it's the one
-from gpt/asm/host/integer.py.
+"""Integer instructions, computed with Python's exact arithmetic. Where PTX leaves a result undefined (a division by
+zero), it's the result in gpt/asm/host/integer.py.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ SECOND = {"add": lambda x, c: x + c, "min": min, "max": max}
 
 
 def scalar_video(does, opcode: str, d: str, a: str, b: str, saturates: bool, parts: str, then: str):
-    """Return what ptxas's code for a scalar video instruction does; `parts` are parts of the result and of two
+    """Return the result of ptxas's code for a scalar video instruction. `parts` names parts of the result and of two
     operands: `b1 h0 `.
     """
     shifts, long = opcode[:3] == "vsh", (1 << 64) - 1

@@ -1,6 +1,6 @@
 """Launches described as data, which a separate process makes on a real GPU or the simulated device.
 
-A launch that breaks the context or the process is answered with an error; later launches run in a new process.
+If a launch breaks the context or the process, its answer is an error; later launches run in a new process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if __name__ == "__main__":
 
 from tests.asm.host.driver import CudaError, Driver  # noqa: E402
 
-STRIP = bytes([0xA5]) * 4096  # after a buffer: must stay as it is
-STACK = 16 << 10  # bytes of a thread's stack: the driver cannot know the depth of a recursion
+STRIP = bytes([0xA5]) * 4096  # guard area after a buffer, which must stay unchanged
+STACK = 16 << 10  # stack bytes per thread, because the driver can't know the depth of a recursion
 Shape = tuple[int, int, int]
 
 
@@ -42,10 +42,10 @@ class Job:
     shared: int = 0
     cooperative: bool = False
     variables: Mapping[str, bytes | int] = field(default_factory=dict)
-    linked: bytes = b""  # PTX that the image, which is PTX too, is linked with
+    linked: bytes = b""  # PTX to link with the image, which must be PTX, too
 
 
-Answer = list[bytes] | str  # the buffers, then the variables that were read; or the error
+Answer = list[bytes] | str  # the buffers and then the variables that were read, or the error
 
 
 def answers(
@@ -83,7 +83,7 @@ def answers(
 
 
 def _read(path: Path) -> Iterator[Answer]:
-    """Yield the complete answers that a process wrote."""
+    """Yield the answers that a process wrote completely."""
     if not path.exists():
         return
     with open(path, "rb") as file:
@@ -95,7 +95,7 @@ def _read(path: Path) -> Iterator[Answer]:
 
 
 class _Runner:
-    """Loads each image once while it is the same."""
+    """Runs jobs; loads an image only when it differs from the previous one."""
 
     def __init__(self) -> None:
         self._driver = Driver()
@@ -115,7 +115,7 @@ class _Runner:
         return made
 
     def run(self, job: Job) -> list[bytes]:
-        """Run the job. Raises CudaError, and AssertionError if a strip was written to."""
+        """Run the job. Raises CudaError, and AssertionError if a guard area was written to."""
         driver = self._driver
         if job.image != self._image or job.variables:
             if self._image:
@@ -136,7 +136,7 @@ class _Runner:
             else:
                 buffers.append((driver.allocate(bytes(value) + STRIP), len(value)))
                 parameters.append(buffers[-1][0])
-        driver.wait()  # a copy may return before the bytes are there
+        driver.wait()  # a copy may return before the bytes have arrived
         driver.launch(function, job.grid, job.block, *parameters, shared=job.shared, cooperative=job.cooperative)
         driver.wait()
         found = []
@@ -152,7 +152,7 @@ class _Runner:
 
 
 def main(given: str, first: str, made: str) -> None:
-    """Run the jobs of a file from a number on, and stop after the first that fails."""
+    """Run the jobs of a file from a given number on, and stop after the first failure."""
     jobs: list[Job] = pickle.loads(Path(given).read_bytes())
     runner = _Runner()
     with open(made, "wb") as file:

@@ -1,5 +1,5 @@
-"""CUDA programs whose results are known: `python -m tests.asm.host.programs OBJECT` runs SOURCE's on the driver
-at hand, and reports errors.
+"""CUDA programs with known results: `python -m tests.asm.host.programs OBJECT` runs SOURCE's kernels on the available
+driver and reports errors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Single instructions at their boundaries, for comparing the simulated device with a GPU.
+"""Single instructions at the boundaries of their operands, to compare the simulated device with a GPU.
 
-A row is an instruction with the types of its result and operands; each is a kernel of one module, which reads operands
+A row is an instruction with the types of its result and operands. Each row is one kernel of a module; it reads operands
 from memory and stores the result, 64 bits each. `program` writes the PTX, `inputs` the operands.
 """
 
@@ -36,8 +36,8 @@ class Row:
     text: str
     result: str
     operands: tuple[str, ...]
-    target: int = 80  # the first architecture that has it
-    exact: bool = True  # PTX defines the bits
+    target: int = 80  # the first architecture with the instruction
+    exact: bool = True  # True if PTX defines the bits of the result
 
 
 def rows() -> list[Row]:

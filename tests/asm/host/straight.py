@@ -1,9 +1,9 @@
 """Random straight-line programs, and their results in exact arithmetic.
 
-A program is a list of steps, each an opcode and choices of its registers, guard and constant; any list of them is one.
-The opcodes come from integers and floats, with their results, and from here: moves, predicates,
-carries, local memory, lanes of a warp. Registers are of every size and type. A NaN whose bits PTX leaves open is made
-canonical right after it. The registers and the local memory at the end are the result.
+A program is a list of steps, each an opcode and choices of registers, a guard and a constant. Any list of steps is a
+valid program. Opcodes and their results come from integers.py and floats.py; moves, predicates, carries, local memory,
+and lane operations are defined here. There are registers of every size and type. If PTX doesn't define the bits of a
+NaN, it's made canonical right after it's computed. The result is the final registers and local memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.asm.host.rows import holds
 HEAD = ".version 8.3\n.target sm_90\n.address_size 64\n"
 LANES = 32  # threads of a program: one warp
 ROOM = 64  # bytes of local memory
-KINDS = {16: "bbbus", 32: "bbbbusff", 64: "bbbbusff", 1: "pppp"}  # registers of a size, and what they are declared as
+KINDS = {16: "bbbus", 32: "bbbbusff", 64: "bbbbusff", 1: "pppp"}  # size -> declared kinds of the registers
 REGISTERS = [(size, kind, f"%{kind}{size}_{i}") for size, kinds in KINDS.items() for i, kind in enumerate(kinds)]
 NAMES = [name for _, _, name in REGISTERS]
 RESULT = 8 * len(REGISTERS) + ROOM  # bytes of a thread's result
@@ -33,10 +33,11 @@ Step = tuple[int, int, tuple[int, int, int, int, int], int, int]  # family, opco
 
 
 class Opcode(NamedTuple):
-    """`form` has {} for results, then operands, and {c} for the step's constant; a list of instructions.
+    """`form` has {} for results, then for operands, and {c} for the step's constant; it may be a list of instructions.
 
-    `results` and `operands` are a size and the kinds of registers that go. `does` takes and returns bits, of each
-    result; of all lanes at once if it `meets`; with the thread's memory first if it `remembers`.
+    `results` and `operands` are pairs of a size and the allowed kinds of registers. `does` takes bits and returns the
+    bits of each result: for all lanes at once if it `meets`, and with the thread's memory as the first argument if it
+    `remembers`.
     """
 
     form: str
@@ -69,7 +70,7 @@ def _slots(count: int) -> str:
 
 def _integers() -> Iterator[Opcode]:
     for text, to, of, does in integers.instructions():
-        if not does or (text.startswith("cvt.sat") and holds(to, of[0])):  # ptxas wants no .sat that does nothing
+        if not does or (text.startswith("cvt.sat") and holds(to, of[0])):  # ptxas rejects a .sat that has no effect
             continue
         form = text if "{}" in text else f"{text} {_slots(1 + len(of))}"
 
@@ -86,12 +87,12 @@ def _integers() -> Iterator[Opcode]:
 def _floats(form: Format) -> Iterator[Opcode]:
     for case in floats.cases_of(form):
         words = re.split(r"[. ]", case.text)
-        if any(re.match("e[23]m[123]x2", word) for word in words):  # sm_100 has them
+        if any(re.match("e[23]m[123]x2", word) for word in words):  # these need sm_100
             continue
         types = [words[-1]] * len(case.operands)
         to = words[-2] if words[0] in ("cvt", "set") else "pred" if case.result == 1 else words[-1]
         wide = _place(to)[0]
-        # ptxas makes the smaller of a value and itself that value, whichever NaN it is.
+        # For the minimum of a value and itself, ptxas uses the value, even if it's a NaN.
         nan = form if words[0] in ("min", "max") and case.result == form.size else case.nan
 
         def result(*given: int, case=case, to=to, wide=wide, nan=nan) -> tuple[int]:
@@ -138,7 +139,7 @@ def _moves() -> Iterator[Opcode]:
         mad = lambda a, b, c, d, n=n, mask=mask: (  # noqa: E731
             a * b + c & mask, (a * b >> n) + d + ((a * b & mask) + c >> n) & mask
         )  # fmt: skip
-        # The first result may be one of the operands of the second instruction: it goes through %low.
+        # The first result may also be an operand of the second instruction, so it goes through %low.
         low = f"%low{n}"
         for one, two, does in (("add.cc", "addc", add), ("sub.cc", "subc", sub)):
             form = f"{one}.u{n} {low}, {{2}}, {{3}}; {two}.u{n} {{1}}, {{4}}, {{5}}; mov.b{n} {{0}}, {low}"
@@ -153,7 +154,7 @@ def _memory() -> Iterator[Opcode]:
     for space, base in (("local.", "%local"), ("", "%generic")):
         for n in (8, 16, 32, 64):
             at, size = (max(16, n), "bus"), n // 8
-            # ptxas 13.0 turns st.b8 of a .b16 that a bf16 instruction made into a conversion from f16 to u8.
+            # ptxas 13.0 turns st.b8 of a .b16 that a bf16 instruction produced into a conversion from f16 to u8.
             stored = (16, "us") if n == 8 else at
 
             def store(room: bytearray, c: int, a: int, size=size, n=n) -> tuple[()]:
@@ -250,16 +251,17 @@ class Program:
     def _resolve(
         family: int, number: int, choices: tuple[int, ...], guard: int, constant: int
     ) -> tuple[Opcode, list[int], list[int], int, int]:
-        """Return the opcode, its results and operands as register numbers, a guard or -1, and a constant."""
+        """Return the opcode, the register numbers of results and operands, a guard or -1, and a constant."""
         of = opcodes()[family % len(opcodes())]
         opcode = of[number % len(of)]
         places: list[int] = []
         for at, (size, kinds) in enumerate((*opcode.results, *opcode.operands)):
             allowed = [i for i, (s, k, _) in enumerate(REGISTERS) if s == size and k in kinds]
-            allowed = [i for i in allowed if at >= len(opcode.results) or i not in places]  # results differ
+            # Results must be different registers.
+            allowed = [i for i in allowed if at >= len(opcode.results) or i not in places]
             places.append(allowed[choices[at % len(choices)] * (1 + at // len(choices)) % len(allowed)])
         preds = [i for i, (size, _, _) in enumerate(REGISTERS) if size == 1]
-        # A guarded `set` or `testp` changes its result even where its guard does not hold, in code of ptxas 13.0.
+        # In code from ptxas 13.0, a guarded `set` or `testp` changes its result even if its guard is false.
         never = opcode.meets or opcode.form.startswith(("set.", "testp."))
         guard = -1 if never or guard % 8 >= 2 * len(preds) or guard % 3 else guard % 8
         size = int(found[1]) // 8 if (found := re.search(r"[busv](\d+) ", opcode.form)) else 8
@@ -310,7 +312,7 @@ class Program:
         return [i for i, (size, _, _) in enumerate(REGISTERS) if size == 1]
 
     def compute(self, inputs: list[list[int]]) -> bytes:
-        """Return what the kernel stores, computed by exact arithmetic."""
+        """Return what the kernel stores, computed with exact arithmetic."""
         threads = [list(one) for one in inputs]
         rooms = [bytearray(ROOM) for _ in threads]
         for opcode, results, operands, guard, constant in self._steps:
@@ -332,7 +334,9 @@ class Program:
         )
 
     def differs(self, found: bytes, wanted: bytes) -> str:
-        """Return where two results differ, and the last step that wrote there; empty if they're equal."""
+        """Return the first difference between two results, and the last step that wrote there;
+        empty if they're equal.
+        """
         at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b), None)
         if at is None:
             return ""
@@ -378,7 +382,9 @@ def packed(inputs: list[list[int]]) -> bytes:
 
 
 def jobs(programs: Sequence[tuple[Sequence[Step], int]], make: Callable[[bytes], bytes]) -> list[Job]:
-    """Return launches of programs with the seeds of their inputs: one module's kernels, assembled by `make`."""
+    """Return launches of programs, given with the seeds of their inputs. They're the kernels of one module, assembled
+    by `make`.
+    """
     text = HEAD + "".join(Program(steps).text(f"p{number}") for number, (steps, _) in enumerate(programs))
     image = make(text.encode())
     results = bytearray(LANES * RESULT)

@@ -36,7 +36,7 @@ DECLARED = """
     mov.u64 %high, tile; add.s64 %high, %high, 0x700000000;
     mov.u32 %r0, 11; mov.u32 %r1, 12; mov.u32 %r2, 13; mov.u32 %r3, 14;
 """
-CASES = {  # what leaves a word in %r9, and the word
+CASES = {  # code that leaves a word in %r9 -> the word
     "ld st": ("st.shared.u32 [%base+140], %r0; ld.shared.u32 %r9, [tile];", 11),
     "ld of 64 bits": ("st.shared.u32 [%wide+144], %r1; ld.shared.u32 %r9, [%high+4];", 12),
     "vector": (
@@ -155,7 +155,7 @@ def test_they_wrap(thread):
         ("ld.local.u32 %r9, [%base];", "LOCAL"),
         ("ld.const.u32 %r9, [%wide];", "ADDRESS"),
         ("mov.u64 %d9, buffer; ld.param.u32 %r9, [%d9+8];", "ADDRESS"),
-        ("cvta.shared.u64 %generic, %wide; ld.u32 %r9, [%generic+140];", "ADDRESS"),  # hardware carries there
+        ("cvta.shared.u64 %generic, %wide; ld.u32 %r9, [%generic+140];", "ADDRESS"),  # here hardware adds in 64 bits
         ("sub.u64 %d9, %p, 0x100000000; ld.global.u32 %r9, [%d9];", "ADDRESS"),
     ],
 )

@@ -77,7 +77,7 @@ def test_what_ptxas_refuses_or_makes_no_sense_of(thread, text, fault):
     assert fault in caught.value.found[0][1]
 
 
-# One function with several results, and ptxas does without the ABI in the whole module, and says so.
+# If one function has several results, ptxas doesn't follow the ABI in the whole module, and says so.
 SEVERAL = """
 .func (.reg .u32 q, .reg .pred r) divide(.reg .u32 a, .reg .u32 b, .reg .pred up)
 {

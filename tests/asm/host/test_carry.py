@@ -1,8 +1,9 @@
-"""The carry flag is hardware's: one flag, the carry out of an addition. A subtraction adds the complement and 1, so the
-flag is "nothing was borrowed" after `sub.cc`, and additions and subtractions may be mixed.
+"""The carry flag works as in hardware: there's one flag, the carry out of an addition. A subtraction adds the
+complement and 1, so after `sub.cc` a set flag means that there was no borrow, and additions and subtractions can be
+mixed.
 
-ptxas makes `IADD3 P0` and `IADD3.X ... P0` of them for sm_80, sm_90 and sm_100 alike: `sub.cc` is `a, -b`, `subc` is
-`a, ~b` with the carry.
+ptxas turns these instructions into `IADD3 P0` and `IADD3.X ... P0` for sm_80, sm_90 and sm_100 alike: `sub.cc` is `a,
+-b`, and `subc` is `a, ~b` with the carry.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def test_mixed_as_on_an_h200(thread):
 
 
 def test_calls_and_branches(thread):
-    """A function has a flag of its own. A branch keeps the flag, and so does an instruction skipped by its guard."""
+    """A function has its own flag. A branch preserves the flag, and so does an instruction that's
+    skipped by its guard.
+    """
     function = """
 .func (.reg .u32 z) less(.reg .u32 a) { .reg .u32 t; sub.cc.u32 t, a, 1; subc.u32 z, 100, 0; ret; }"""
     made = thread.run(

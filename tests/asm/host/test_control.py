@@ -1,4 +1,4 @@
-"""Branches, calls, and operations that threads do together, run by one thread (thread.c)."""
+"""Branches, calls, and operations that several threads do together, here run by one thread (thread.c)."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ def test_an_alias_is_the_function(thread):
 
 
 def test_names_and_vectors(thread):
-    """A function returns its own variable, not an inner scope's with that name. Vectors are used in parts or whole."""
+    """A function returns its own variable, not a variable of that name in an inner scope. Vectors are used in parts or
+    as a whole.
+    """
     module = """.func (.reg .u32 z) %own$(.reg .u32 x) { mov.u32 z, x; { .reg .u32 z; mov.u32 z, 77; } }"""
     body = """.reg .v2 .b32 %v; .reg .v4 .u32 %w; call (%r1), %own$, (4); mov.v2.b32 %v, {%r1, 6};
     st.global.b32 [%p], %v.x; st.global.v2.b32 [%p+8], %v; mov.v4.u32 %w, %tid; st.global.v2.u32 [%p+16], {%w.y, %w.w};
@@ -156,7 +158,7 @@ def test_addresses_of_elements(thread):
 
 
 def test_constants_have_64_bits_and_the_fourth_component_is_0(thread):
-    """As in ptxas's code, a .b128 constant isn't sign-extended, and %cluster_nctaid.w isn't 1."""
+    """A .b128 constant isn't sign-extended and %cluster_nctaid.w isn't 1, as in ptxas's code."""
     body = """
         mov.b128 %q1, -1; st.global.b128 [%p], %q1; st.global.b128 [%p+16], 41; mov.b128 %q1, 1+2;
         atom.global.exch.b128 %q2, [%p+16], 5; st.global.b128 [%p+32], %q1; st.global.b128 [%p+48], %q2;
@@ -217,7 +219,7 @@ def test_copies_within_a_cluster_of_one_block(thread):
             "{ .param .b32 a; .param .b32 back; st.param.b32 [a], 99999999; call (back), depth, (a); }",
             "STACK",
         ),
-        ("FOR: bra FOR;", "ASSERT"),  # thread.c's limit: too many turns
+        ("FOR: bra FOR;", "ASSERT"),  # exceeds the loop limit in thread.c
     ],
 )
 def test_faults(thread, body, fault):
@@ -287,7 +289,7 @@ def test_the_same_text_gives_the_same_bytes():
 
 
 def test_a_constant_added_to_a_register(thread):
-    """ptxas accepts it as an operand, as wide as the register."""
+    """ptxas accepts WARP_SZ as an operand, as wide as the register."""
     body = """
     mov.u32 %r1, 12; mov.u64 %d1, 0xffffffff; mov.b16 %h1, 3;
     st.global.u32 [%p], %r1 + 1; st.global.u64 [%p+8], %d1+1;

@@ -201,7 +201,7 @@ def test_ptxas_says_the_same(tmp_path):
     path = tmp_path / "m.ptx"
     for text, reason in CASES.items():
         path.write_text(HEAD + text)
-        # an external variable is one of another module
+        # External variables, which are defined in another module.
         flags = ["-c"] if ".extern .global" in text else []
         line = [ptxas, "-arch=sm_90", "-O0", *flags, path, "-o", tmp_path / "m.cubin"]
         done = subprocess.run(line, capture_output=True, text=True, check=False)

@@ -1,4 +1,6 @@
-"""The simulated device gives an H200's results for instructions at their boundaries, to the bit if PTX defines it."""
+"""For instructions at their boundaries, the simulated device gives the results of an H200, to the bit if PTX defines
+them.
+"""
 
 import ctypes
 import json
@@ -21,8 +23,8 @@ from tests.tiers import full
 HERE = Path(__file__).parent
 ROWS = rows.rows()
 SLICES = 16
-# How far an approximation may be from the H200's, which has an error of its own: relative, or absolute for results
-# below 1 (sin, cos, lg2).
+# Tolerances for approximations, compared with the H200's, which has an error of its own: relative, or absolute for
+# results below 1 (sin, cos, lg2).
 NEAR = {"f32": 2.0**-20, "f64": 2.0**-18, "f16": 2.0**-9, "bf16": 2.0**-6, "tanh.approx.f32": 2.0**-10}
 
 
@@ -60,7 +62,7 @@ def computed(wanted, folder):
 
 
 def main(image, numbers):
-    """Run the rows of an object in a process of its own, and write their results."""
+    """Run the rows of an object in a new process, and write their results."""
     driver = Driver()
     module = driver.load(Path(image).read_bytes())
     for at, number in enumerate(map(int, numbers.split(","))):
@@ -108,7 +110,7 @@ def is_defined(row, operands):
 
 
 def is_same(row, operands, ours, theirs):
-    """Return whether a result equals the hardware's, or is as good."""
+    """Return whether a result equals the hardware's, or is equally good."""
     if not is_defined(row, operands):
         return True
     return ours == theirs if row.exact else is_near(row, ours, theirs)

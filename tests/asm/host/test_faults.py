@@ -1,4 +1,4 @@
-"""The simulated device reports faulty kernels and calls as an H200 does, or is stricter."""
+"""For faulty kernels and calls, the simulated device reports the same errors as an H200, or is stricter."""
 
 import json
 import os
@@ -13,19 +13,19 @@ from tests.runtime import hooked
 from tests.tiers import full
 
 MEASURED = json.loads(Path(faults.__file__).with_name("h200.json").read_text())["faults"]
-# Faults that hardware doesn't notice, or that never end (a call of 0).
+# Faults that hardware doesn't detect, or that never end (a call of 0).
 STRICTER = {
     "4 bytes behind": "0 700 700",
-    "misaligned local": "0 716 716",  # left out by the driver's compiler there
+    "misaligned local": "0 716 716",  # on the H200, the driver's compiler removes the access
     "shared 4 behind": "0 700 700",
-    "shared below": "0 700 700",  # 715 there: the address wraps around
+    "shared below": "0 700 700",  # 715 on the H200, where the address wraps around
     "constant far": "0 700 700",
     "call of 0": "0 715 715",
     "shuffle without itself": "0 715 715",
     "use after free": "0 700 700",
 }
-REFUSED = ["too many threads", "empty grid", "too much shared memory"]  # launches
-UNDEFINED = ["atomic on local", "shuffle from the exited"]  # by PTX
+REFUSED = ["too many threads", "empty grid", "too much shared memory"]  # launches that the driver refuses
+UNDEFINED = ["atomic on local", "shuffle from the exited"]  # undefined in PTX
 QUICK = ["nothing", "wild", "misaligned shared", "trap", "barrier after an exit in the warp", "use after free"]
 
 

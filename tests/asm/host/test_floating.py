@@ -1,6 +1,7 @@
-"""Floating-point instructions against exact rationals (exact.py): every rounding mode and modifier, through real PTX.
+"""Floating-point instructions compared with exact rationals (exact.py), through real PTX: every rounding mode and
+modifier.
 
-All instructions on a type are one kernel, which runs over operands: boundaries, random bits, numbers near to 1.
+All instructions on a type form one kernel, which is applied to many operands: boundaries, random bits, numbers near 1.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def thread(tmp_path_factory):
 
 
 def results(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """Return the results of each instruction for each three operands."""
+    """Return the results of each instruction for each triple of operands."""
     body, size, newline = [], 8 * len(cases), "\n"
     for number, case in enumerate(cases):
         names = []
@@ -50,19 +51,19 @@ NEXT:
     {newline.join(body)}
     add.u64 %d10, %d10, 24; add.u64 %d11, %d11, {size};
     sub.u32 %r10, %r10, 1; setp.ne.u32 %p1, %r10, 0; @%p1 bra NEXT;"""
-    ).replace("sm_90", "sm_100a")  # which has e2m3x2 and the like
+    ).replace("sm_90", "sm_100a")  # sm_100a has e2m3x2 and similar types
     data = struct.pack("<Q", len(operands)) + b"".join(struct.pack("<3Q", *three) for three in operands)
     found = thread.run(text, data + bytes(size * len(operands)))[len(data) :]
     return struct.iter_unpack(f"<{len(cases)}Q", found)
 
 
 def check(thread: Thread, cases: list[Case], operands: list[tuple[int, ...]]) -> None:
-    """Check each instruction with each three operands."""
+    """Check each instruction with each triple of operands."""
     compare(cases, operands, results(thread, cases, operands))
 
 
 def compare(cases: list[Case], operands: list[tuple[int, ...]], *made: Iterator[tuple[int, ...]]) -> None:
-    """Compare what one or more processors made of each three operands."""
+    """Compare the results of one or more processors for each triple of operands."""
     for three, *found in zip(operands, *made, strict=True):
         for case, *gots in zip(cases, *found, strict=True):
             given = [value & (1 << bits) - 1 for value, bits in zip(three, case.operands, strict=False)]
@@ -73,7 +74,9 @@ def compare(cases: list[Case], operands: list[tuple[int, ...]], *made: Iterator[
 
 
 def samples(form: Format, count: int, seed: str) -> list[tuple[int, ...]]:
-    """Return triples of operands. In every third, the last is about the negated product of the others."""
+    """Return triples of operands. In every third one, the last operand is close to the negated
+    product of the others.
+    """
     source = random.Random(f"{seed} {count}")
     chosen = [form.samples(count, source) for _ in range(3)]
     for i in range(0, count, 3):
@@ -85,7 +88,7 @@ def samples(form: Format, count: int, seed: str) -> list[tuple[int, ...]]:
 
 
 def operands_of(form: Format, count: int) -> list[tuple[int, ...]]:
-    """Make three operands each; pairs of 16-bit ones."""
+    """Combine operands into triples; 16-bit operands are paired."""
     operands = samples(form, count, form.name)
     if form.size != 16:
         return operands
@@ -94,7 +97,7 @@ def operands_of(form: Format, count: int) -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def without_fma(monkeypatch):
-    """Let the compiler use no fma. Which compiler there is was asked before, and is kept."""
+    """Keep the compiler from using fma. The result of the earlier check for a compiler is cached."""
 
     @contextmanager
     def no_fma() -> Iterator[None]:
@@ -110,7 +113,9 @@ def without_fma(monkeypatch):
 @pytest.mark.parametrize("count", [24, full(3000)])
 @pytest.mark.parametrize("name", first("f32", "f16", "bf16", "f64"))
 def test_exact(tmp_path, without_fma, name, count):
-    """Arithmetic, rounded once in each mode; comparison; conversion. With a processor's fma, and if FULL without."""
+    """Arithmetic, rounded once in each mode; comparison; conversion. With a processor's fma, and if FULL is set, also
+    without.
+    """
     cases, operands = cases_of(FORMATS[name]), share(operands_of(FORMATS[name], count))
     made = [results(Thread(tmp_path), cases, operands)]
     if FULL:
@@ -120,7 +125,7 @@ def test_exact(tmp_path, without_fma, name, count):
 
 
 def test_halfway(thread):
-    """An f16 fma rounds once: with a product halfway between two numbers any addend decides, however small."""
+    """An f16 fma rounds once: if the product is halfway between two numbers, any addend decides, however small."""
     tiny = [1, 0x8001, 0x0400, 0x8400, 0, 0x8000]
     products = (0x3C01, 0x3C40), (0x3C03, 0x5020), (0x7BFF, 0x3C20), (0x6801, 0x4408)
     check(
@@ -153,8 +158,8 @@ def test_flushing_conversions(thread):
     """cvt with .ftz at its boundaries, as in ptxas's code for sm_80, sm_90 and sm_100: to f16, nothing is flushed (F2F
     and F2FP have no .FTZ there); to bf16, operands are; from f64, results are. An H200 gave all of these results.
     """
-    least, below, bound, bound_64 = 1, 0x007FFFFF, 0x00800000, 0x380FFFFFE0000000  # the last is 2^-126 - 2^-150
-    wanted = {  # by the form: an operand, and the result of it and of the negated one in modes rn, rz, rm and rp
+    least, below, bound, bound_64 = 1, 0x007FFFFF, 0x00800000, 0x380FFFFFE0000000  # bound_64 is 2^-126 - 2^-150
+    wanted = {  # form -> an operand, and the results for it and its negation in modes rn, rz, rm and rp
         ("cvt.{}.ftz.f16.f32", 16, 32, least): (0x0000, 0x8000, 0x0000, 0x8000, 0x0000, 0x8001, 0x0001, 0x8000),
         ("cvt.{}.ftz.f16.f32", 16, 32, below): (0x0000, 0x8000, 0x0000, 0x8000, 0x0000, 0x8001, 0x0001, 0x8000),
         ("cvt.{}.ftz.f16.f32", 16, 32, bound): (0x0000, 0x8000, 0x0000, 0x8000, 0x0000, 0x8001, 0x0001, 0x8000),
@@ -190,7 +195,7 @@ def test_products_at_the_least_normal_number(thread):
 
 
 def test_bf16_and_registers_of_8_bits(thread):
-    """As in CUDA's cuda_bf16.h, for sm_90. ptxas takes no larger registers there."""
+    """These instructions are in CUDA's cuda_bf16.h, for sm_90. ptxas takes no larger registers there."""
     text = """
     .reg .b8 %s, %u;
     mov.u32 %r1, 0;
@@ -238,7 +243,7 @@ NEXT:
         assert np.array_equal(found[name], one[bits & 255] | one[bits >> 8] << 16), name
 
 
-# By name: the function, and the greatest relative or absolute error that the manual states, as a power of 2.
+# Function by name, with the maximum relative or absolute error that the manual states, as a power of 2.
 APPROXIMATE: dict[str, tuple[Callable[[float], float], float]] = {
     "rcp": (lambda a: 1 / a, -23),
     "sqrt": (math.sqrt, -23),
@@ -309,7 +314,7 @@ def test_division_that_is_approximate(thread):
 
 
 def test_atomic_halves(thread):
-    """For each type, memory before and after."""
+    """For each type: memory before, and memory after."""
     body, wanted = [], []
     for number, name in enumerate(("f16", "bf16", "f16x2", "bf16x2")):
         form, factor = FORMATS[name.removesuffix("x2")], 0x10001 if name.endswith("x2") else 1

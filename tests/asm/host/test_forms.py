@@ -44,7 +44,7 @@ KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and
 
 
 def is_known(line: str, taken: bool) -> bool:
-    """Return True if a difference is listed. Nothing that ptxas refuses may be taken."""
+    """Return True if a difference is listed. The simulated device must not accept anything that ptxas rejects."""
     return not taken and any(re.match(pattern, line) for pattern, _ in KNOWN)
 
 
@@ -57,7 +57,7 @@ def ptxas():
 
 
 def differences(lines: list[str], ptxas: str, target: str, version: str, folder) -> list[str]:
-    """List the lines on which the two disagree, with the message from each."""
+    """List the lines on which the two disagree, with the message of each."""
     found = []
     both = zip(
         lines, forms.theirs(lines, ptxas, target, version, folder), forms.ours(lines, target, version), strict=True
@@ -139,7 +139,7 @@ def test_narrow_floats(ptxas, tmp_path, target):
 
 @pytest.mark.parametrize(("target", "version"), [("sm_80", "8.0"), ("sm_75", "7.0"), ("sm_90", "8.7")])
 def test_special_registers(ptxas, tmp_path, target, version):
-    """Compare a move of each to each kind of register."""
+    """Compare moves of each kind of value to each kind of register."""
     lines = [
         f"mov.{type_} {register}1, {name};"
         for name in SPECIAL
@@ -261,7 +261,7 @@ def test_operands(ptxas, tmp_path):
 @pytest.mark.parametrize(
     ("limit", "target", "version"),
     [
-        # `make test` has each row of the table in test_rows.py, and the operands and conversions above.
+        # test_rows.py, which `make test` runs, covers each row of the table, and the operands and conversions above.
         full(6, "sm_90", "8.7"),
         *(full(150, *case) for case in (("sm_75", "7.0"), ("sm_80", "7.8"), ("sm_90a", "8.7"), ("sm_100a", "9.0"))),
         *(full(60, target, "9.0") for target in ("sm_120a", "sm_103f", "sm_110a", "sm_121f")),
@@ -298,14 +298,16 @@ def test_every_row_in_old_versions(ptxas, tmp_path, target, version):
 
 
 def test_modes_that_ptxas_gets_wrong():
-    """ptxas turns the first into an .f16 fma, and rounds the second to nearest; the manual has only .rn."""
+    """ptxas turns the first one into an .f16 fma, and rounds the second one to nearest; the manual has only .rn."""
     lines = ["fma.rm.bf16 %b16_1, %b16_2, %b16_3, %b16_4;", "fma.rz.relu.bf16x2 %b32_1, %b32_2, %b32_3, %b32_4;"]
     for said in forms.ours(lines, "sm_90", "8.6"):
         assert "goes with .f32 or .f64 only" in said
 
 
 def test_pieces_of_a_register_have_its_size_together(ptxas, tmp_path):
-    """Compare halves and quarters that are too large. Registers of .b8 are rare: most instructions take others."""
+    """Compare 16-bit and 8-bit operands in registers that are too large. Registers of .b8 are rare: most instructions
+    take other types.
+    """
     lines = [
         f"mov.{line};"
         for type_ in ("b16", "u16", "b32", "b64", "f32", "f16")

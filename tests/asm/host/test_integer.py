@@ -1,6 +1,7 @@
-"""Integer instructions against Python's exact arithmetic: all of them in one kernel, which runs over many operands.
+"""Integer instructions compared with Python's exact arithmetic: all of them are in one kernel, which is applied to many
+operands.
 
-The values on the bounds of each type come first, then random ones.
+Each type's boundary values come first, then random ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Products of matrices on the simulated device: every shape and type of mma and wmma, against numpy.
+"""Matrix products on the simulated device: every shape and type of mma and wmma, compared with numpy.
 
-Fragments are laid out here as the manual writes it for each shape, and read back so.
+Fragments are laid out, and read back, as the manual describes it for each shape.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def products() -> list[Product]:
 
 def draw(type_: str, shape: tuple[int, int], source: random.Random) -> np.ndarray:
     """Return a matrix of small numbers that a type can hold."""
-    if type_ == "s32":  # near to the ends, so that sums wrap
+    if type_ == "s32":  # near the limits, so that sums wrap around
         values = [source.choice((0, 1, -5, 2**31 - 3, -(2**31))) for _ in range(shape[0] * shape[1])]
         return np.array(values, np.int64).reshape(shape)
     if type_ not in FORMATS:
@@ -285,7 +285,7 @@ def test_quarters(tmp_path):
 
 
 class Quarters(Product):
-    """One whose lanes have more, for eight of them make a product."""
+    """A product whose lanes hold more elements, because only eight lanes compute each product."""
 
     def elements(self, matrix: str) -> int:
         return 4 if matrix in "ab" else 8
@@ -304,7 +304,7 @@ WMMA = [
 
 @pytest.mark.full
 def test_wmma(tmp_path):
-    """Each matrix is loaded or stored by rows or by columns, with a stride of its own or the least."""
+    """Each matrix is loaded or stored by rows or by columns, with a larger stride or the minimum."""
     source, text, inputs, wanted = random.Random(4), [HEAD], {}, {}
     for number, (a, _, c, (m, n, k)) in enumerate(WMMA):
         for orders in [("row", "col", "row")] if SIZES[a] < 8 else [("row", "col", "row"), ("col", "row", "col")]:
@@ -394,8 +394,8 @@ def test_addresses_of_shared_memory(tmp_path):
 
 
 def test_loads_and_stores_of_matrices(tmp_path):
-    """ldmatrix and stmatrix move 1, 2 and 4 matrices whose rows lie anywhere, plain and transposed, in warps of 32, 16
-    and 5 threads: a row that no thread names is 0, or isn't stored.
+    """ldmatrix and stmatrix move 1, 2 and 4 matrices whose rows are anywhere, plain and transposed, in warps of 32, 16
+    and 5 threads: a row without a thread for its address is 0, or isn't stored.
     """
     source, text, inputs, wanted = random.Random(6), [HEAD], {}, {}
     for opcode, count, transposed, threads in product(("ldmatrix", "stmatrix"), (1, 2, 4), (False, True), (32, 16, 5)):

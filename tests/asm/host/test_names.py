@@ -1,4 +1,4 @@
-"""Names in PTX are harmless in C: none ends a string, a comment or a line, and no two become the same."""
+"""Names in PTX are harmless in C: no name ends a string, a comment or a line, and different names stay different."""
 
 import ctypes
 import os

@@ -1,6 +1,6 @@
-"""Every row of the instruction table is used: an instruction that matches it is found, and the C it makes compiles.
+"""Every row of the instruction table is used: an instruction that matches it is found, and the generated C compiles.
 
-forms.py makes the instructions. Rows for which its guess at operands is wrong have an example here.
+forms.py generates the instructions. Rows for which it guesses the wrong operands have an example here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ EXAMPLES = [  # one instruction each
 
 
 class Recorder(ModuleWriter):
-    """A module that remembers the row of each instruction."""
+    """A module that records the row of each instruction."""
 
     def __init__(self, lines: Sequence[str], target: str, version: str) -> None:
         head, kernel, body = forms.head(target, version).partition(".visible")
@@ -83,7 +83,7 @@ def test_every_row_makes_c_that_compiles(tmp_path):
         taken = [line for number, line in enumerate(lines) if number not in faulty]
         recorder = Recorder(taken, *dialect)
         recorder.write()
-        rows = recorder.rows[-1 - len(taken) : -1]  # the functions before and the last ret aside
+        rows = recorder.rows[-1 - len(taken) : -1]  # without the functions before, and without the last ret
         chosen = [line for line, row in zip(taken, rows, strict=True) if left.pop(id(row), None)]
         path = tmp_path / f"{dialect[0]}.c"
         path.write_text(Recorder(chosen, *dialect).write(), "latin-1")

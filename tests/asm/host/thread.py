@@ -43,7 +43,7 @@ class Thread:
         self._program.chmod(0o755)
 
     def run(self, text: str, data: bytes = b"", name: str = "k") -> bytes:
-        """Run a kernel on a buffer and return it. Raises RuntimeError with the fault."""
+        """Run a kernel on a buffer, and return the buffer. Raises RuntimeError with the fault."""
         image = self._folder / "module.so"
         image.write_bytes(self._host.make(text.encode(), "m", HostTarget()).image)
         done = subprocess.run([self._program, image, name], input=data, capture_output=True, check=False, timeout=60)

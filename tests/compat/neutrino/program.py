@@ -44,7 +44,7 @@ TEXT = ".version 7.0\n.target sm_80\n.address_size 64\n" + "".join(
 
 
 class Tensor:
-    """As much of one as TensorTrace looks at."""
+    """A minimal tensor, with the attributes that TensorTrace reads."""
 
     def __init__(self, memory: driving.Memory) -> None:
         self.memory, self.shape, self.dtype = memory, (COUNT,), "uint32"
@@ -93,7 +93,7 @@ def main(words: list[str]) -> int:
     if "pause" in words:
         time.sleep(60)
     if "kill" in words:
-        time.sleep(1)  # saved data is read soon after
+        time.sleep(1)  # saved data is read shortly after
         os.kill(os.getpid(), signal.SIGKILL)
     return next((int(word[7:]) for word in words if word.startswith("status=")), 0)
 

@@ -52,7 +52,7 @@ def sync(number):
 
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_the_kept_code_is_removed_unless_others_can_rename(tmp_path, mode):
-    """Others could give its name to a folder of the user's. So nothing is kept or removed there."""
+    """Other users could give this name to one of the user's own folders, so nothing is kept or removed there."""
     (kept := tmp_path / "temporary" / "kept").mkdir(parents=True, mode=0o700)
     (kept / "file").touch()
     kept.parent.chmod(mode)
@@ -65,7 +65,7 @@ def test_the_folder_of_a_process(tmp_path, capfd):
     gpu = forge.gpu_times([(1001, 4_000_000, 9, 2)])
     status, (folder,) = write(tmp_path, forge.trace(*LAUNCH, forge.buffer(1, DATA), more, gpu))
     assert re.fullmatch(r"(Sep0[89])_\d{6}_10", folder.name)  # the epoch of the forged trace, in any time zone
-    assert status == 1  # nobody kept the kernel's code
+    assert status == 1  # no stage kept the kernel's code
     assert capfd.readouterr().err.splitlines() == [
         f"gpt-neutrino: error: {folder}: code of kernels could not be kept; not complete",
         f"[info] trace in {folder}",
@@ -123,7 +123,7 @@ def test_a_link_that_takes_the_place_of_the_folder_is_not_followed(tmp_path):
 
 
 def test_calls_of_a_process_in_order_of_time(tmp_path):
-    """Failing loaders have a line; a program's requests have the name of the driver's own symbol."""
+    """Loaders that fail have a line. A function that the program requests by name gets the driver's symbol."""
     apis = [
         forge.api(1, "cuInit"), forge.api(2, "cuMemAlloc"), forge.api(3, "cuMemcpyHtoD", "cuMemcpyHtoD_v2"),
         records.make("api", id=4, symbol="cuMemFree_v2", name="cuMemFree", type="memory", op="free"),
@@ -231,7 +231,7 @@ def test_launches_at_one_moment_have_names_of_their_own(tmp_path):
 
 
 def test_a_folder_and_a_line_for_each_process_that_uses_the_driver(tmp_path, capfd):
-    """A forked process that doesn't use the driver has none; after exec(3) a process keeps its pid."""
+    """A forked process that doesn't use the driver has no folder; after exec(3) a process keeps its pid."""
     first, second, third, again = (
         forge.trace(MODULE, FUNCTION, pid=10), forge.trace(records.make("child", pid=12, how="fork"), pid=11),
         forge.trace(MODULE, pid=12), forge.trace(MODULE, pid=10),
@@ -255,7 +255,7 @@ def test_segments_that_take_turns(tmp_path):
 
 
 def test_hooks_run_on_each_result(tmp_path, capfd):
-    """Their output is the command's. A failure is reported, and changes nothing else."""
+    """Callbacks' output goes to the command's output. A failure is reported, and has no other effect."""
     hook = tmp_path / "hook.py"
     hook.write_text("import sys, pathlib\nprint(pathlib.Path(sys.argv[1]).stat().st_size)\nsys.exit(3)\n")
     launches = [record for n in (1, 2) for record in (forge.probed(n, 5, 2, 2, 64), forge.buffer(n, DATA))]

@@ -1,4 +1,5 @@
-"""Neutrino's own analyses read gpt-neutrino's folders correctly: a table of their layouts, applied to our results.
+"""Neutrino's own analyses can read gpt-neutrino's folders: a table of the layouts that they expect, applied to our
+results.
 
 Neutrino's scripts can't be included, so their essentials are restated: the form of a record, and which units have one.
 The first generation reads eight numbers, then `QQ` per section, and then consecutive records, ignoring the sections'
@@ -34,7 +35,7 @@ FIRST = {  # datamodel warp:16, thread:8, thread:8, thread:16:count, warp:16:cou
     "dmat": Layout("QQ", 1, several=True),
     "program_progress": Layout("QII", 32, several=True),
 }
-SECOND = {  # what its reader generates of a map's fields: q for u64, I for others
+SECOND = {  # the format that its reader generates for a map's fields: q for u64, I for others
     "block_sched": Layout("qII", 32),
     "gmem_bytes": Layout("II", 1),
     "tensorop_count": Layout("q", 1),
@@ -96,7 +97,7 @@ def make_trace(name, layout, threads):
 
 @pytest.mark.parametrize(("name", "layout"), FIRST.items())
 def test_tools_save_what_the_first_generation_reads(name, layout):
-    """The output of a run of ours has the form that the script of this name expects."""
+    """Our output has the form that the script of this name expects."""
     (map_,) = load_probes(TOOLS / f"{name}.toml").maps
     assert [field.type for field in map_.fields] == [NAMES[letter] for letter in layout.form]
     assert map_.size == struct.calcsize(layout.form) and (map_.capacity is None) == layout.several

@@ -54,7 +54,7 @@ def test_tools(name):
     assert loaded.script == str(path.with_suffix(".py"))
     assert "datamodel" in path.read_text() and "[map." not in path.read_text()
     text = path.with_suffix(".py").read_text()
-    if name != "dmat":  # which takes arrays, as there are many records
+    if name != "dmat":  # dmat takes arrays, because there are many records
         (map_,) = loaded.maps
         fields = [(field.name, LETTERS[field.type]) for field in map_.fields]
         reader = make_reader([ReadMap(map_.name, map_.level, fields, map_.size, map_.capacity == 1)])
@@ -130,7 +130,7 @@ def test_tensor_trace(tmp_path):
 @pytest.mark.parametrize("first", ["import gpt", "import json"])
 @pytest.mark.parametrize("file", ["gpt.py", "gpt/__init__.py"])
 def test_a_program_with_a_gpt_of_its_own(tmp_path, file, first):
-    """A model may have this name. Whether ours is loaded before or after, the program imports its own."""
+    """A model may be called `neutrino`, too. Whether ours is loaded before or after it, the program imports its own."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("LAYERS = 12\n")
     check = "import gpt, sys; assert gpt.LAYERS == 12; assert 'gpt.tensors' not in sys.modules"

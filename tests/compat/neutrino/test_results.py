@@ -164,7 +164,7 @@ def named(name, single=True):
 
 
 def test_names_of_any_kind(tmp_path):
-    """Names that the reader uses itself work, too."""
+    """Names that the generated reader uses itself work, too."""
     head = struct.pack("<8I6Q", 1, 1, 1, 32, 1, 1, 0, 3, 12, 80, 12, 92, 12, 104)
     (tmp_path / "r.bin").write_bytes(head + struct.pack("<9I", *range(9)))
     nodes = list(ast.walk(ast.parse(named("a", single=False))))

@@ -183,7 +183,7 @@ def test_memory(tmp_path, test, needed):
 
 @pytest.mark.full
 def test_several_processes(tmp_path):
-    """Programs that don't use the driver, such as a framework's compilers, have no line."""
+    """Programs that don't use the driver, such as a framework's compilers, get no line."""
     shell = f"/bin/true; python {PROGRAM} fork; /bin/true"
     done = run(tmp_path, "neutrino", "-p", "gmem_bytes", "--trace", "here", "sh", "-c", shell)
     assert (done.returncode, done.stdout.count(SUM.format(768)), done.stdout.count(SUM.format(1536))) == (0, 2, 2)
@@ -242,7 +242,7 @@ def test_hooks_that_print_megabytes_and_are_killed(tmp_path):
 
 @pytest.mark.full
 def test_when_it_is_killed_itself(tmp_path):
-    """The program is killed with it, and the folder is completed."""
+    """If gpt-neutrino is killed, so is the program, and the folder is completed."""
     words = ["neutrino", "-p", "gmem_bytes", "python", str(PROGRAM), "pause"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, cwd=tmp_path, env=environment(), start_new_session=True, **pipes) as process:
@@ -265,7 +265,7 @@ def test_a_program_that_is_killed(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_interrupts(tmp_path, which):
-    """Ctrl-C goes to all processes of the terminal; the program dies of it, and the folder is complete."""
+    """Ctrl-C goes to all processes of the terminal. It ends the program, and the folder is complete."""
     words = ["neutrino", "-p", "gmem_bytes", "python", str(PROGRAM), "pause"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, cwd=tmp_path, env=environment(), start_new_session=True, **pipes) as process:

@@ -264,7 +264,7 @@ def test_they_do_not_say_what_was_used(tmp_path):
 
 
 def test_any_bytes_are_read_or_refused(tmp_path):
-    """Only errors of ours may be raised, and each record is valid."""
+    """Only our own errors may be raised, and each record is valid."""
     good = [json.dumps(line) for line in (begin(6.0, "cuMemAlloc"), end(6.1, "cuMemAlloc", 100), LAUNCH, GOOD)]
     good.append("# " + next(jsonl.lines(forge.trace()[0])))
     good += ['# {"kind":"api","id":1,"symbol":"a","name":"cuInit","type":"other","op":"init"}', '# {"kind":"end"}',

@@ -1,4 +1,4 @@
-"""Quantize numbers to 8 bits and back, with the library alone, for the package needs torch."""
+"""Quantize numbers to 8 bits and back, using only the library, because the package needs torch."""
 
 import ctypes
 import glob

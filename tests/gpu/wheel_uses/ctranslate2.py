@@ -1,4 +1,4 @@
-"""A small language model with made-up weights scores some sentences."""
+"""Score some sentences with a small language model that has made-up weights."""
 
 import tempfile
 
@@ -10,7 +10,7 @@ WORDS, SIZE, LAYERS = 64, 128, 2
 
 
 def _fill(spec, shapes, rng):
-    """Give every weight of a specification made-up values."""
+    """Set every weight of a specification to made-up values."""
     for name, shape in shapes.items():
         target = spec
         *path, last = name.split("/")
@@ -20,7 +20,7 @@ def _fill(spec, shapes, rng):
 
 
 def prepare(device):
-    """Write and load the model; return what computes."""
+    """Write and load the model; return the object that computes."""
     spec = TransformerDecoderModelSpec.from_config(LAYERS, 4, pre_norm=True)
     shapes = {"decoder/embeddings/weight": (WORDS, SIZE), "decoder/position_encodings/encodings": (64, SIZE)}
     shapes |= {"decoder/projection/weight": (WORDS, SIZE), "decoder/projection/bias": (WORDS,)}

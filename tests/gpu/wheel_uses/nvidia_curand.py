@@ -1,4 +1,4 @@
-"""Fill memory with numbers of each generator that cuRAND has."""
+"""Generate random numbers with each of cuRAND's generators."""
 
 import ctypes
 import sys
@@ -11,7 +11,7 @@ ON_HOST = (101, 121, 161)
 
 
 def _library():
-    """Load the first one: another package may have put one more into this Python."""
+    """Load the first one found: another package may have installed a second one."""
     return ctypes.CDLL(str(next(path for folder in sys.path for path in Path(folder).glob("nvidia/**/libcurand.so.*"))))
 
 

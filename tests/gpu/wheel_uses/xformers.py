@@ -1,6 +1,6 @@
-"""Make a matrix sparse by two in four, in both directions, with kernels that were compiled into the wheel.
+"""Make a matrix 2:4 sparse in both directions, with kernels compiled into the wheel.
 
-It loads libcudart.so.12: if that isn't installed, set LD_LIBRARY_PATH.
+The wheel loads libcudart.so.12: if that isn't installed, set LD_LIBRARY_PATH.
 """
 
 import numpy

@@ -1,4 +1,4 @@
-"""Train some trees, and predict with them."""
+"""Train some trees, and make predictions with them."""
 
 import numpy
 import xgboost

@@ -1,4 +1,4 @@
-"""A toy back end: kernels of a made-up machine, and what a plan weaves into them, as text to read.
+"""A toy back end: kernels of a made-up machine, into which a plan weaves readable text.
 
     kernel copy 8 4          its name, and the bytes of its parameters
     LOAD4 r4 r2 32           load 4 bytes at [r2+32] into r4
@@ -6,7 +6,7 @@
     @p1 JUMP head
     DONE
 
-It has all that gpt-probe(5), BACK ENDS, asks for. Nothing outside of this folder knows of it.
+It has everything that gpt-probe(5), BACK ENDS, requires. Nothing outside of this folder knows about it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Statement(NamedTuple):
 
 
 class EchoFunction(Function):
-    """A function of a listing. Instructions with one opcode and guard have one face, which `faces` keeps."""
+    """A function in a listing. Instructions with the same opcode and guard have the same face, which `faces` caches."""
 
     def __init__(self, name, is_kernel, lines, faces):
         self.faces = faces
@@ -67,7 +67,7 @@ class EchoFunction(Function):
     def find_face(self, number):
         found = LINE.fullmatch(self.statements[number].text)
         words = found["operands"].split() + ([found["guard"]] if found["guard"] else [])
-        values = list(dict.fromkeys(words))  # a register that occurs twice has one slot
+        values = list(dict.fromkeys(words))  # a register that occurs twice gets one slot
         key = found["opcode"], (found[1] or "")[:2], tuple(map(values.index, words))
         if key not in self.faces:
             self.faces[key] = make_face(*key)
@@ -95,7 +95,7 @@ def make_face(opcode, guard, numbers):
 
 
 class Listing:
-    """The functions of a listing by name: what they begin with, and their lines."""
+    """Parse the functions of a listing: return their first words and their lines, by name."""
 
     def __init__(self, data, name):
         self.name, self.functions = name, {}
@@ -139,7 +139,7 @@ def weave(listing, kernel, files):
 
 
 def lower(plan, function, listing, names):
-    """Return a function as text; lines that begin with a plus are woven in."""
+    """Return a function as text; woven lines begin with a plus."""
     code: dict[Place, list[str]] = {}
     for block in function.blocks():
         for use in block.uses:
@@ -172,7 +172,7 @@ def describe(use, shared):
 
 def lower_snippet(plan, names, use):
     """Lower a body to PTX, with the listing's registers and constants. Return the copies made before the instruction,
-    the rest, and the registers that outlive it.
+    the rest, and the registers that outlive the body.
     """
     code, shared = Emitter("t_"), set()
     sampled = code.sampled(*use.probe.sample) if use.probe.sample else None
@@ -183,7 +183,7 @@ def lower_snippet(plan, names, use):
 
 
 class EchoWeaving(Weaving[Listing]):
-    """The stage. Its modules are in records of kind `object`, which has the keys of a module."""
+    """The stage. Its modules are in records of kind `object`, with the same keys as a module."""
 
     kind = "object"
 

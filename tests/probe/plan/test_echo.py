@@ -1,4 +1,4 @@
-"""A back end for a made-up machine: the shared code in gpt/probe suffices for it, and doesn't know it."""
+"""A back end for a made-up machine: the shared code in gpt/probe is all it needs, and knows nothing about it."""
 
 import ast
 from pathlib import Path
@@ -179,7 +179,7 @@ def test_the_stage_chooses_kernels_and_reports_faults():
 
 
 def test_nothing_knows_of_it():
-    """No file of the package mentions it, and it needs nothing from the PTX back end."""
+    """No file of the package mentions it, and it doesn't need the PTX back end."""
     for path in (ROOT / "gpt").rglob("*.py"):
         assert "EchoWeaving" not in path.read_text()
     tree = ast.parse((Path(__file__).parent / "echo.py").read_text())

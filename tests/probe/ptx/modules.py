@@ -1,7 +1,7 @@
-"""Modules of everything that a kernel may need of the rest of its module, mixed at random.
+"""Modules in which kernels use the rest of the module in every way, mixed at random.
 
-A feature is text for the module and text for the kernels that use it. Each module has some features and some kernels,
-and each kernel uses some of the features: what it leaves unused belongs to the others alone.
+A feature is text for the module, and text for the kernels that use it. Each module has some features and some kernels,
+and each kernel uses some of the features; the features that it doesn't use belong only to other kernels.
 """
 
 from __future__ import annotations
@@ -197,13 +197,15 @@ st.param.b32 [z], r; ret; }
 
 
 def random_uses(chance: random.Random) -> dict[str, list[str]]:
-    """Return kernels and the features that each uses."""
+    """Return kernels, with the features that each uses."""
     names = chance.sample(sorted(FEATURES), chance.randrange(4, 14))
     return {f"kernel{number}": chance.sample(names, chance.randrange(1, len(names))) for number in range(1, 4)}
 
 
 def module(uses: dict[str, list[str]], chance: random.Random) -> str:
-    """Return a module with these kernels, preceded by one with the positions of code inlined from the others."""
+    """Return a module with these kernels, preceded by a module with the source positions of code inlined from the
+    others.
+    """
     uses = {"kernel0": ["position"]} | uses
     names = list(dict.fromkeys(name for used in uses.values() for name in used))
     order = [*names[1:], *list(uses)[1:]]

@@ -1,4 +1,4 @@
-"""A kernel taken out of its module, with or without probes, assembles if ptxas accepts the whole module."""
+"""If ptxas accepts a whole module, it also assembles each of its kernels alone, with or without probes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ template __global__ void three<float>(float *);
 
 
 def faults(parts, folder, *options):
-    """Return ptxas's messages about the texts that it refuses, by name."""
+    """Return ptxas's messages about the texts that it rejects, by name."""
 
     def assemble(number, name, data):
         path = folder / f"{number}.ptx"
@@ -49,7 +49,7 @@ def faults(parts, folder, *options):
 
 
 def parts(text, probes):
-    """Return a module, each of its kernels alone and with probes, and why the others have none."""
+    """Return a module, each of its kernels alone and with probes, and the reasons why the others have no probes."""
     whole = scan_module(text, "m")
     found, left = [("whole", text)], {}
     names = [item.name for item in whole.entries]
@@ -69,7 +69,9 @@ def parts(text, probes):
 
 
 def test_every_feature(tmp_path):
-    """All features at once in two kernels, which are woven; the other kernels are left alone for a correct reason."""
+    """All features are in one module with two kernels that are woven; the other kernels are left alone for the right
+    reason.
+    """
     names = [name for name in modules.FEATURES if name not in {*POINTERS, "shadows"}]
     uses = {"kernel1": names[::2], "kernel2": names[1::2], "kernel3": sorted(POINTERS), "kernel4": ["shadows"]}
     found, left = parts(modules.module(uses, random.Random(2)).encode(), ["block_sched", "gmem_bytes"])
@@ -100,7 +102,7 @@ def test_debug_information_of_a_compiler(tmp_path, option):
 def test_a_position_that_only_another_kernel_has():
     text = modules.module({"kernel1": ["inlined"]}, random.Random(1))
     alone = prune(scan_module(text.encode()), ["kernel1"]).decode()
-    assert alone.count("inlined_at") == 1  # at a position of its own
+    assert alone.count("inlined_at") == 1  # with its own position
     assert alone.count("\n.loc 2 8 1 , /* , */ function_name $L__name0+2,\n inlined_at 2 7 1 add") == 1
     both = prune(scan_module(text.encode()), ["kernel0", "kernel1"]).decode()
     assert both.count("inlined_at") == 2

@@ -1,4 +1,4 @@
-"""A record has the bits of an operand that the instruction reads or writes, extended as its type says."""
+"""A record has the bits of an operand that the instruction reads or writes, extended according to its type."""
 
 import re
 
@@ -18,7 +18,7 @@ def file(field, saved, when, position):
 
 
 def read(instruction, file, tmp_path=None):
-    """Return the lines that make the saved value from the instruction's operands; registers are named by type."""
+    """Return the lines that compute the saved value from the instruction's operands; registers are named by type."""
     data = kernel(f"{REGISTERS}\n{instruction}\nret;", LATEST)
     found = lines(check(data, file, tmp_path=tmp_path) if tmp_path else weave(data, "k", [file]))
     made = {re.sub(r".*? ", "", line.split(",")[0]): line for line in found if re.match(r"\w[\w.]* %gpt", line)}
@@ -100,7 +100,7 @@ def test_vectors_in_wider_registers(tmp_path):
 
 
 def test_a_conversion_of_what_is_no_float_of_that_size():
-    """cvt takes integers of any size; of a float all bits are kept."""
+    """cvt takes integers of any size; all bits of a float are kept."""
     reads = "cvt.rn.f32.f64 %a, OUT;"
     text = f'[x]\nposition = "add.f32"\ndatamodel = "thread:8"\nafter = ".reg .f32 %a; {reads} SAVE.f32 {{%a}};"\n'
     with pytest.raises(LeftAlone, match="OUT has 32 bits, and line 4 expects 64"):

@@ -1,4 +1,5 @@
-"""Every built-in probe in every kernel: it assembles, spills nothing more, and can be taken out again.
+"""Every built-in probe in every kernel: the result assembles, spills no more than before, and the probe can be removed
+again.
 
 The kernels come from this folder and tests/gpu; many more are in tests/tally.
 """
@@ -24,7 +25,7 @@ HERE = Path(__file__).parent
 SOURCES = [HERE / "tensor.cu", HERE.parents[1] / "gpu" / "weave.cu", HERE.parents[1] / "gpu" / "variables.cu"]
 PROBES = {path.stem: load.load_probes(path) for path in sorted(load.BUILTIN.glob("*.toml"))}
 ARCHS = {"sm_75": "compute_75", "sm_90": "compute_90", "sm_90a": "compute_90a", "sm_100a": "compute_100a"}
-NEWEST = b".version 9.0"  # that the ptxas of the tests knows
+NEWEST = b".version 9.0"  # the newest version that the tests' ptxas knows
 
 
 @cache
@@ -71,7 +72,7 @@ bar.sync 0;
 st.global.u32 [%a+4], %t;
 ret;
 }
-"""  # what ptxas schedules round a barrier does not depend on more
+"""  # What ptxas schedules around a barrier depends on nothing else.
 
 
 def opcodes(name):
@@ -81,7 +82,7 @@ def opcodes(name):
 
 
 def test_the_clock_after_a_barrier_is_read_when_its_warp_goes_on():
-    """An H200 reads a clock that comes right after BAR.SYNC before the warp waits (tests/gpu/sync_wait.py)."""
+    """On an H200, a clock read right after BAR.SYNC is read before the warp waits (tests/gpu/sync_wait.py)."""
     code = opcodes("sync_wait")
     at = next(i for i, text in enumerate(code) if text.startswith("BAR.SYNC"))
     kinds = [re.sub("[^A-Z].*", "", text) if "CLOCK" not in text else "clock" for text in code]
@@ -173,7 +174,7 @@ def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
     added = {}
     for (kernel, name), (registers, spills) in reports.items():
         before = reports[kernel, ""]
-        if b".func" not in jobs[kernel, ""]:  # across a call, whatever lives is spilled
+        if b".func" not in jobs[kernel, ""]:  # live registers are spilled at calls
             assert spills == before[1], f"{name} in {kernel} spills"
         added.setdefault(name, []).append(registers - before[0])
     with capsys.disabled():
@@ -195,7 +196,7 @@ def test_all_probes_at_once(tmp_path):
 
 
 TYPES = ("u64", "u32", "f32", "u16", "f64")
-HELPERS = {  # with the types that a snippet may want them as
+HELPERS = {  # helper -> the types in which a snippet may read it
     "ADDR": ("u64",),
     "BYTES": ("u32",),
     "FLOPS": ("u32",),

@@ -1,5 +1,5 @@
-"""Places without probes: after code that never returns, for results that come later, where nothing would be saved;
-and kernels that need functions of other modules.
+"""Places without probes: after code that never returns, for results that arrive later, and where nothing would be
+saved; and kernels that need functions of other modules.
 """
 
 import subprocess
@@ -103,7 +103,7 @@ def test_a_kernel_that_never_comes_to_its_end(body, name):
 
 
 def test_what_matches_nothing_is_told_as_that():
-    for name in ("warp_progress", "program_progress"):  # one probe begins, and one saves elsewhere
+    for name in ("warp_progress", "program_progress"):  # one probe sets the start, and one saves elsewhere
         with pytest.raises(LeftAlone) as caught:
             weave(kernel("ret;"), "k", [load_probes(find_probe(name))])
         assert caught.value.fact == "no probe applies to it"
@@ -129,7 +129,7 @@ def test_what_only_sets_registers_is_nothing():
 
 @pytest.mark.parametrize("name", ["inst_latency", "value_range"])
 def test_what_does_not_fit_leaves_no_halves(name, tmp_path):
-    """Registers whose sizes differ between uses are known when the code is made."""
+    """Registers whose sizes differ between uses are known when the code is generated."""
     body = "{ .reg .f32 r; add.f32 r, %f1, %f2; ld.global.f32 r, [%rd1]; } { .reg .b64 r; }"
     file = load_probes(find_probe(name))
     with pytest.raises(LeftAlone, match=r"no probe applies to it: probe '.*' at '.*': an instruction has 'r'"):
@@ -185,5 +185,5 @@ def test_functions_of_other_modules_are_linked(tmp_path):
 def test_the_end_of_a_kernel_is_for_the_threads_that_leave(position, counted, guard, tmp_path):
     data = kernel(f"@{guard} exit;\n@!%p1 bra L;\nL: ret;")
     woven = check(data, simple(position, "mov.u32 %a, SMID;", "after"), tmp_path=tmp_path)
-    first, last = (line for line in lines(woven) if counted in line)  # the count of records
+    first, last = (line for line in lines(woven) if counted in line)  # the lines that count records
     assert first.startswith(f"@{guard} ") and last.startswith(counted)

@@ -1,4 +1,6 @@
-"""Similar instructions are lowered once: each gets the code it would get alone; shared values are computed once."""
+"""Similar instructions are lowered once: each gets the code that it would get alone. Shared values
+are computed once.
+"""
 
 import re
 from unittest import mock
@@ -101,7 +103,8 @@ def test_a_misfit_leaves_nothing_behind():
 def test_the_probes_of_an_exit_share_what_they_compute(tmp_path):
     files = [load_probes(find_probe(name)) for name in ("block_sched", "warp_sched", "gmem_bytes")]
     found = lines(check(kernel("@%p1 ret;\nld.global.u32 %r1, [%rd1];\nret;"), *files, tmp_path=tmp_path))
-    # the place where a warp saves is computed at the entry; the block's number, and which thread saves, at the exits
+    # The place where a warp saves is computed at the entry; the block's number, and the thread that saves, at the
+    # exits.
     for shared, times in {"%ctaid.x;": 3, "%tid.z;": 1, "activemask.b32": 2, "%lanemask_lt;": 2}.items():
         assert sum(shared in line for line in found) == times, shared
 
@@ -120,7 +123,7 @@ def test_a_total_adds_only_what_something_was_added_to(tmp_path):
 
 
 def test_what_is_not_made_on_all_ways_is_made_again(tmp_path):
-    """A branch in one snippet skips nothing that the next one relies on."""
+    """A branch in one snippet skips nothing that the next snippet relies on."""
     text = (
         '[map.m]\nlevel = "warp"\ndata = {a = "u64", b = "u32"}\n[probe.x]\nposition = "ld.global"\nlevel = "warp"\n'
         'before = """.reg .pred %q; .reg .u32 %b;\nmov.u32 %b, SMID;\nsetp.eq.u32 %q, %b, 0;\n'
@@ -138,7 +141,7 @@ WORDS = [f"gpt_label_{n}_" for n in range(8)] + ["s98765432000_0", "x98765432000
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_number_of_a_probe_stays_what_it_is(number):
-    """It's kept whatever number stands for an instruction's offset while its shape is lowered."""
+    """The probe's number is kept, whatever number stands for an instruction's offset while its shape is lowered."""
     file = simple("ld.global", f".reg .u64 %n; mov.u64 %n, {number};\ncvt.u32.u64 %a, %n;")
     for offset in ("7", number, "98765432000"):
         body = f"ld.global.u32 %r1, [%rd1+{offset}];\nld.global.u32 %r2, [%rd2+8];\nret;"
@@ -156,7 +159,7 @@ def test_a_loop_of_a_probe_turns_as_often_as_was_proved(tmp_path):
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_name_of_a_probe_stays_its_own(word):
-    """Two registers don't become one, and a label doesn't become one of the program's."""
+    """Two registers don't become one, and a label isn't renamed to one of the program's."""
     registers = f".reg .b32 %{word}, {word}; mov.u32 %{word}, 71; mov.u32 {word}, 72;"
     file = simple("ld.global:bra", f"{registers} bra {word}; {word}: mov.u32 %a, {word};")
     found = lines(weave(kernel("L: @%p1 bra L;\nld.global.u32 %r1, [%rd1+16];\nret;"), "k", [file]))
@@ -169,14 +172,14 @@ def test_a_name_of_a_probe_stays_its_own(word):
 
 
 def test_a_probe_says_nothing_that_is_not_ascii():
-    """Otherwise part of it could be taken for a slot."""
+    """If a probe's text weren't ASCII, part of it could be taken for a slot."""
     with pytest.raises(MalformedError, match="not ASCII"):
         simple("ld.global", 'mov.u32 %a, "\ue000";')
     simple("ld.global", "mov.u32 %a, 1; // \ue000")
 
 
 def test_an_instruction_of_more_registers_than_there_are_slots():
-    """Nobody writes such probes; text without a slot stands for itself."""
+    """Nobody writes such probes; text without a slot is used as it is."""
     registers = [f"%v{n}" for n in range(SLOTS + 9)]
     text = f"mov.b32 {{{', '.join(registers)}}}, %r1;"
     shape, values = Shapes().find(text, Registers(*scan_statements(f".reg .b32 %v<{SLOTS + 9}>, %r<2>;")))
@@ -184,7 +187,7 @@ def test_an_instruction_of_more_registers_than_there_are_slots():
 
 
 class Alone:
-    """Instructions without shapes: each is parsed, bound and lowered in its own words."""
+    """Instructions without shapes: each is parsed, bound and lowered separately."""
 
     def find(self, text, types):
         instruction = parse_instruction(text)
@@ -202,14 +205,14 @@ SNIPPET = st.lists(
         st.just("@%q mov.u32 %a, BYTES;"),
     ),
     max_size=5,
-    unique_by=lambda line: line.partition(";")[0],  # a label stands once
+    unique_by=lambda line: line.partition(";")[0],  # labels must be unique
 )
 
 
 @settings(max_examples=examples(100))
 @given(st.lists(INSTRUCTION, min_size=1, max_size=8), SNIPPET, st.sampled_from(["before", "after"]))
 def test_shapes_change_nothing(instructions, snippet, when):
-    """A probe's text is kept, whatever it is, and the program's words keep their places."""
+    """A probe's text is preserved, whatever it is, and the program's words stay in place."""
     declared = f".reg .pred %q; .reg .u64 %n; .reg .u32 {', '.join(WORDS)};"
     file = simple("ld.global:st.global:cp.async.ca", "\n".join([declared, *snippet]), when)
     data = kernel("\n/*cut*/\n".join(["", *instructions, "ret;"]))

@@ -184,7 +184,7 @@ def test_loads_of_all_widths_are_timed(load, tmp_path):
 
 @pytest.mark.parametrize("type_", ["u8", "s8", "b8"])
 def test_registers_of_a_byte_are_read_by_cvt(type_, tmp_path):
-    """CUB's inline assembly uses them; of all opcodes only ld, st and cvt take one."""
+    """CUB's inline assembly uses registers that are larger than the type; only ld, st and cvt accept them."""
     body = f"{{ .reg .{type_} d; ld.global.{type_} d, [%rd1]; cvt.u8.u8 d, d; st.global.{type_} [%rd1], d; }} ret;"
     check(kernel(body), load_probes(find_probe("inst_latency")), tmp_path=tmp_path)
     for wanted, when in (("u32", "after"), ("s32", "after")):

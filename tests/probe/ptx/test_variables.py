@@ -62,7 +62,7 @@ def code(woven):
     return " ".join(re.sub("//[^\n]*", "", woven.data.decode()).split())
 
 
-# Each way to name a variable in global memory, and its replacement.
+# Each way to name a variable in global memory, with its replacement.
 SHAPES = {
     "mov.u64 %rd1, a;": "ld.global.nc.u64 %X0, [T+0]; mov.u64 %rd1, %X0 ;",
     "mov.b64 %rd1, b;": "ld.global.nc.u64 %X0, [T+8]; mov.b64 %rd1, %X0 ;",

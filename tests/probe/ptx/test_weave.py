@@ -64,7 +64,8 @@ def test_room_that_is_just_enough(tmp_path):
 @pytest.mark.parametrize(
     "params",
     [
-        ".param .u32 a, .param .align 64 .b8 b[128], .param .u8 c",  # as kernels take a CUtensorMap
+        # The parameters of a kernel that takes a CUtensorMap.
+        ".param .u32 a, .param .align 64 .b8 b[128], .param .u8 c",
         ".param .align 128 .b8 a[128], .param .u64 b",
         ".param .align 32 .b8 a[16], .param .align 4 .f16x2 b[3], .param .u64 .ptr .align 256 c, .param .b128 d",
     ],
@@ -160,7 +161,7 @@ def test_what_other_positions_save_is_counted_beside_what_the_kernel_replaces(tm
 
 
 def test_names_of_probes_never_meet(tmp_path):
-    """Names are kept apart whatever tables and labels are called, in probes and in the program."""
+    """Names are kept apart, whatever tables and labels are called in probes and in the program."""
     halves = 'position = "kernel"\ndatamodel = "warp:16"\nbefore = "SAVE.u64 {CLOCK};"\nafter = "SAVE.u32 {%smid};"\n'
     file = probe("".join(f'["{name}"]\n{halves}' for name in ("a-b", "a.b", "\u00e9", "\u00e8", "x\\ny")))
     labels = "@%p bra %L; bra $L; %L: mov.u32 %a, 1; $L: mov.u32 %a, 2; _L: mov.u32 %a, 3;"
@@ -359,7 +360,7 @@ def test_functions_with_probes_get_a_parameter(tmp_path):
     )
     woven = check(FUNCTIONS, counter, tmp_path=tmp_path)
     text = woven.data.decode()
-    assert len(re.findall(r"\.param \.b64 gpt_in", text)) == 3  # leaf twice, nothing once
+    assert len(re.findall(r"\.param \.b64 gpt_in", text)) == 3  # `leaf` twice, `nothing` once
     assert text.count("%gpt_state //@") + text.count("%gpt_state) //@") == 3
     assert text.count("selp.u32") == text.count("st.local.b64") > 3  # the predicate goes with the counter
 
@@ -381,7 +382,7 @@ def test_function_that_another_kernel_calls():
 
 
 def test_a_function_whose_arguments_vary_in_number(tmp_path):
-    """Its array must be the last parameter, so none can be added after it."""
+    """An array without a size must be the last parameter, so none can be added after it."""
     text = f"""{HEAD}.func (.param .b32 r) sum(.param .b32 n, .param .align 8 .b8 va[])
 {{ .reg .b32 %r; .reg .b64 %rd; mov.u64 %rd, va; ld.global.u32 %r, [%rd]; st.param.b32 [r], %r; ret; }}
 .visible .entry k() {{ .reg .b64 %rd; .reg .b32 %r;

@@ -50,16 +50,16 @@ def assembled(data, tmp_path, arch="sm_90"):
 
 
 def lines(woven):
-    """Return the inserted instructions, with registers as they are."""
+    """Return the inserted instructions, with registers unchanged."""
     found = [line.partition(MARK)[0].strip() for line in woven.data.decode().splitlines() if MARK in line]
     return [line for line in found if not line.startswith(".")]
 
 
 def half_written(found):
-    """Return registers first written under a guard: ptxas keeps such a register from the entry on."""
+    """Return registers whose first write is guarded: ptxas keeps such a register live from the entry on."""
     written, half = set(), []
     for line in found:
-        if line == "{":  # the names are declared again
+        if line == "{":  # names may be declared again
             written = {name for name in written if name.startswith("%gpt_f_")}
         result = re.match(r"(@\S+ )?([a-z][\w.:]+) (\{[^}]*\}|%[\w|%]+)", line)
         if result:

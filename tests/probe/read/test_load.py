@@ -1,4 +1,4 @@
-"""Probe files: every form gives the same objects; contradictions are rejected with their line."""
+"""Probe files: every format gives the same objects; contradictions are rejected with their line."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -159,7 +159,7 @@ def programs(draw, depth=2):
 
 
 class U32(int):
-    """A number that wraps as the register does; a constant beside it becomes one."""
+    """A number wraps as the register does, and a constant next to it gets the register's type."""
 
     def make(name):
         def method(self, other=0):
@@ -193,7 +193,9 @@ def test_any_program_means_what_python_says(lines, a, b, t):
 
 
 def typed_constants(line):
-    """Return the line with each constant an nl.u32, except counts of shifts. Bare ones take their operand's width."""
+    """Return the line with each constant as an nl.u32, except shift counts. Plain constants would get the width of the
+    other operand.
+    """
     line = line.replace("nl.bytes", "16")
     return re.sub(r"(<< |>> )?\b(\d+)\b", lambda m: m[0] if m[1] else f"nl.u32({m[2]})", line)
 

@@ -64,7 +64,7 @@ def read(text):
 
 
 def plain(file):
-    """Return a file without the fields that only its text has: path, lines."""
+    """Return a file without the fields that only describe its text: path, lines."""
 
     def of(snippet):
         return snippet and Snippet(tuple(replace(line, line=0) for line in snippet.lines))
@@ -192,7 +192,7 @@ def files(draw):
     probes = []
     for name in draw(st.lists(st.one_of(TEXT, st.sampled_from([*maps, "p"])), min_size=1, max_size=4, unique=True)):
         parts = []
-        if name in maps and draw(st.booleans()):  # a record in parts, over both snippets
+        if name in maps and draw(st.booleans()):  # a record saved in parts, in both snippets
             fields = maps[name].fields
             parts = [
                 Save(name, (draw(VALUES),), (field.type,), number, number + 1 == len(fields))

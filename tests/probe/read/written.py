@@ -1,6 +1,6 @@
 """Probe files in each of the three forms."""
 
-# As the first generation's guide writes its example
+# The example from the first generation's guide, in its own style.
 SCHEDULING = '''analyze_hook = "block_sched_local.py"
 
 [block_sched]

@@ -77,7 +77,7 @@ def _with_addresses(made: Woven, memory: GlobalMemory) -> bytes:
 
 
 class Result(NamedTuple):
-    """The results of a launch: `out`, the bytes of each map's buffer, and registers read too early."""
+    """The results of a launch: `out`, the bytes of each map's buffer, and the registers that were read too early."""
 
     out: Words
     buffers: list[bytes]
@@ -100,8 +100,8 @@ def buffer_size(case: Case, placed: PlacedMap) -> int:
 def run(
     case: Case, made: Woven | None = None, seed: int = 1, strict: bool = True, before: Result | None = None
 ) -> Result:
-    """Run a case, with probes or without. `before` is the launch that this one repeats: the buffers begin with
-    its records, and the lowest bit of their addresses is set to keep these (gpt-stream(5), PROBE BUFFERS).
+    """Run a case, with or without probes. `before` is the launch that this one repeats: the buffers begin with its
+    records, and the lowest bit of their addresses is set so that these are kept (gpt-stream(5), PROBE BUFFERS).
     """
     rng = np.random.default_rng(seed)
     memory = GlobalMemory(rng, 1 << 21)
@@ -145,9 +145,9 @@ def _dtype(placed: PlacedMap, head: int) -> np.dtype:
 
 
 def records(case: Case, placed: PlacedMap, data: bytes) -> list[tuple[int | None, list[dict[str, Any]]]]:
-    """Return each unit's count, if it has one, and its records, with the fields by name; of a histogram its bins.
+    """Return each unit's count, if it has one, and its records, with fields by name; for a histogram, its bins.
 
-    A table has what didn't fit as the first count, and then a record for each key.
+    For a table, the first count is the number of values that didn't fit; then follows a record for each key.
     """
     if placed.type == "histogram":
         bins = read_bins(make_map(0, placed), data)

@@ -1,7 +1,7 @@
-"""The same probe in the same kernel, woven into machine code and into PTX, gives the same buffers.
+"""The same probe in the same kernel gives the same buffers, whether it's woven into machine code or PTX.
 
-The machine code runs on the interpreter, the PTX on the simulated device. The kernels are ones in which ptxas makes one
-access of each, and drops none.
+The machine code runs on the interpreter, the PTX on the simulated device. In these kernels, ptxas turns each access
+into one access, and drops none.
 """
 
 import itertools
@@ -92,7 +92,7 @@ cvt.f64.f32 %wide, %number;
 
 
 def from_ptx(folder, case, probe):
-    """Return what the probe's buffer holds if it's woven into the kernel's PTX."""
+    """Return the final contents of the probe's buffer if it's woven into the kernel's PTX."""
     source = (KERNELS / f"{case.file}.cu").read_text()
     module = scan_module(cuda.nvrtc_compile(source, "compute_90"), case.file)
     made = weave(pruned(module, [case.kernel]), case.kernel, [running.probe(probe)])
@@ -107,7 +107,7 @@ def from_ptx(folder, case, probe):
 
 
 def agreed(tmp_path, case, probe):
-    """Return what a probe saves to its map, which machine code and PTX agree on, and which changes no result."""
+    """Return what the probe saves to its map, after checking that machine code and PTX agree and no result changes."""
     try:
         made = running.woven(case, str(probe))
         wanted = running.records(case, *from_ptx(tmp_path, case, str(probe)))
@@ -148,11 +148,12 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    every(  # `make test` has each kind, and each kernel of the first line
+    every(  # `make test` runs each kind once, and each kernel of the first line
         3,
         [
             *itertools.product(("reduction-2x256-5", "leaving-2x33-5", "groups-2x50-5"), sorted({*MAPS} - {"warps"})),
-            *itertools.product(("widths-2x64-5", "votes-2x96-5", "groups-2x50-5"), ["warps"]),  # leave in one group
+            # All lanes leave together.
+            *itertools.product(("widths-2x64-5", "votes-2x96-5", "groups-2x50-5"), ["warps"]),
         ],
     ),
 )
@@ -167,7 +168,9 @@ def test_totals_hold_the_same(tmp_path, name, kind):
 
 @pytest.mark.parametrize("name", ["reduction-2x256-5", "blockwide-2x160-5"])
 def test_addresses_of_shared_memory_are_the_same(tmp_path, name):
-    """Each lane's address in each access is compared. In the simulated device the window begins elsewhere."""
+    """Each lane's address in each access is compared. On the simulated device, the shared memory window begins
+    elsewhere.
+    """
     case = CASES[NUMBERS[name]]
     try:
         made = running.woven(case, "bank_conflict")
@@ -211,7 +214,7 @@ SAVE [m] {{BLOCK, WARPID, %none}};'''
 
 @pytest.mark.parametrize(("name", "sample"), [("groups-2x50-5", "block/2"), ("reduction-2x256-5", "warp/3")])
 def test_samples_hold_the_same(tmp_path, name, sample):
-    """Skipped blocks or warps jump over one of two probes, and the other probe still gets its values."""
+    """Skipped blocks or warps jump over one of two probes; the other probe still gets its values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(SAMPLED.format(sample=sample))
     wanted = agreed(tmp_path, case, probe)

@@ -1,6 +1,6 @@
 """Explaining kernels of PyTorch's wheel for sm_90: open source, and not made for our tests.
 
-Only with GPT_TEST_LARGE=1: it is a large download.
+Runs only with GPT_TEST_LARGE=1, because the download is large.
 """
 
 import os

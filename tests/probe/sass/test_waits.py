@@ -1,4 +1,4 @@
-"""Stalls that are lengthened in ptxas's code, and scoreboards that it leaves out."""
+"""Stalls that are lengthened in ptxas's code, and scoreboards that are added to it."""
 
 from gpt.probe.sass import glue
 from gpt.probe.sass.waits import announce, space
@@ -38,6 +38,6 @@ def test_other_stalls_are_as_ptxas_left_them():
 
 
 def test_a_result_that_the_next_of_its_unit_announces_has_its_barrier():
-    """ptxas waits for FLO alone, since POPC's result comes before."""
+    """ptxas only waits for FLO, because POPC's result arrives earlier."""
     barriers = [control_of(word).write_barrier for word in announce([BITS, LEADING], TABLE)[0]]
     assert barriers == [0, 0]

@@ -22,7 +22,7 @@ from tests.runtime import probing
 from tests.sass.interp.cases import CASES
 
 CASE = {case.name: case for case in CASES}
-# The interpreter lets a uniform register be read late; ptxas, which wrote these words, and the hardware don't.
+# The interpreter allows a uniform register to be read late; so do ptxas, which wrote these words, and the hardware.
 UNIFORM = "writes UR"
 
 
@@ -50,7 +50,7 @@ SCHED = str(Path(__file__).with_name("sched.toml"))
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_each_warp_has_a_begin_and_an_end(name):
-    """The kernels have several exits, more registers, or none to spare, so that the begin is kept on the stack."""
+    """The kernels have several exits, more registers, or none to spare, so the start time is kept on the stack."""
     made, (found,) = check(name, SCHED)
     assert len(found) == running.units(CASE[name], "warp")
     for count, ((record),) in found:
@@ -63,7 +63,7 @@ def test_each_warp_has_a_begin_and_an_end(name):
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_each_block_has_a_begin_and_an_end(name):
-    """A warp stores its own clocks; the block's begin is the least of its warps' begins, and its end the greatest."""
+    """A warp stores its own clocks; the block's start is the earliest of its warps' starts, and its end the latest."""
     made, (blocks, warps) = check(name, "block_sched", SCHED)
     each = len(warps) // len(blocks)
     assert len(blocks) == running.units(CASE[name], "block")
@@ -79,7 +79,9 @@ def test_each_block_has_a_begin_and_an_end(name):
 
 @pytest.mark.parametrize("name", ["reduction-2x256-5", "groups-2x50-5", "products-2x64-5"])
 def test_a_launch_that_repeats_adds_to_what_is_there(name):
-    """The lowest bit of a buffer's address asks for that: bytes double, and a block's clocks cover both runs."""
+    """The lowest bit of a buffer's address requests accumulation: bytes double, and a block's
+    clocks cover both runs.
+    """
     case = CASE[name]
     made, _ = check(name, "block_sched", "gmem_bytes")
     first = running.run(case, made)
@@ -111,7 +113,7 @@ def name_uniform(case, is_variable):
 
 
 def test_where_uniform_registers_are_short_others_hold_them():
-    """`crowded` uses 57 of 63, and lanes in its loop need all of them after others have left."""
+    """`crowded` uses 57 of 63 uniform registers, and lanes in its loop need all of them after others have left."""
     check("crowded-2x96-5", "block_sched")
     check("crowded-2x33-5", "warp_sched", "gmem_bytes")
     late, steady = name_uniform(CASE["crowded-2x96-5"], True)
@@ -143,12 +145,12 @@ def test_bytes_of_global_memory():
     assert found == [(None, [{"read": 2432, "written": 1984}])] * 2, "no field without a use in the kernel"
     _, (found,) = check("copies-2x128-5", "gmem_bytes")
     assert sum(record["async"] for _, (record,) in found) > 0
-    _, (found,) = check("generic-2x96-5", "gmem_bytes")  # the counters are close behind the program's constants
+    _, (found,) = check("generic-2x96-5", "gmem_bytes")  # the counters come right after the program's constants
     assert found[0] == (None, [{"read": 996, "written": 1256}])
 
 
 def test_bulk_copies():
-    """The kernel is `bulk`: 80 and 64 bytes in, which its mbarrier expects, and 128 out."""
+    """The kernel is `bulk`: it copies 80 and 64 bytes in, which its mbarrier expects, and 128 out."""
     made, (found,) = check("bulk-2x256-5", "gmem_bytes")
     assert found == [(None, [{"written": 1024, "bulk": 80 + 64 + 128, "expected": 80 + 64}])] * 2
     assert all(matched == woven for matched, woven in sites(made).values())
@@ -204,7 +206,7 @@ def test_the_kernel_gets_another_parameter_and_only_places_change():
     assert [p.offset for p in made.added] == [24]
     old, new = parse_words(bytes(before.code)), parse_words(bytes(after.code))
     changed = [index for index, word in enumerate(old) if word != new[index]]
-    assert len(changed) <= 3  # the entry, the exit, and the store in front of it
+    assert len(changed) <= 3  # the entry, the exit, and the store before it
 
 
 def test_what_is_left_alone_says_why():
@@ -213,7 +215,7 @@ def test_what_is_left_alone_says_why():
     assert error.value.reason.code == "no_place"
     with pytest.raises(LeftAlone) as error:
         running.woven(CASE["pointers-2x96-5"], "block_sched")
-    assert error.value.reason.code == "no_registers"  # it calls through pointers
+    assert error.value.reason.code == "no_registers"  # the kernel calls through pointers
     with pytest.raises(LeftAlone) as error:
         weave(b"", "k", "sm_80", [running.probe("block_sched")], running.compiler())
     assert error.value.reason.code == "not_proven"
@@ -229,7 +231,7 @@ print(hashlib.sha256(running.woven(case, "block_sched", "gmem_bytes", "dmat").da
 
 
 def test_weaving_depends_on_its_inputs_only():
-    """Answers are cached by their inputs, so two runs must give the same. Python orders sets at random."""
+    """Answers are cached by their inputs, so two runs must give the same result. Python's sets have a random order."""
     check("stack-2x33-5", "block_sched")
     found = {
         subprocess.run(

@@ -3,8 +3,9 @@
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
         python -m tests.probe.sass.torch_weave block_sched gmem_bytes --every N > figures.json
 
-Takes every Nth kernel. Prints for each probe the kernels woven, those left alone with the reason, the places and why
-others were left out, how many kernels have every place woven and how many nine in ten, and the CPU time of a kernel.
+Takes every Nth kernel. For each probe, it prints: the numbers of woven kernels and of kernels left alone, with reasons;
+the number of places, and why some were left out; how many kernels have all places woven, and how many at least nine in
+ten; and the CPU time per kernel.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// Streams are queues of a few operations. A call that finds one full waits, as on an H200, until the device
-// has done some, and no call may be made with a lock of the code under test.
+// Streams are queues of a few operations. As on an H200, a call that finds a queue full waits until the
+// device has done some of them. No call may be made while a lock of the code under test is held.
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@ static struct {
     uint64_t sizes[UNITS], live;
     bool gone;
 } memory[CONTEXTS + 1];
-static char *host[HOSTS]; // memory of the host, which outlives a schedule
+static char *host[HOSTS]; // host memory, which outlives a schedule
 static unsigned hosts;
 
 void begin_driver(void) {
@@ -71,7 +71,7 @@ uint64_t add_stream(int context, bool blocking, bool ours) {
     begin_atomic();
     uint64_t handle = 0;
     for (int i = 0; i < STREAMS && !handle; i++)
-        if (!streams[i].there && !streams[i].count) { // the lowest handle that is free
+        if (!streams[i].there && !streams[i].count) { // use the lowest free handle
             for (handle = 100; handle < 200; handle++) {
                 bool used = false;
                 for (int k = 0; k < STREAMS; k++)

@@ -1,4 +1,4 @@
-// A driver and a device as buffers need them, for the schedules.
+// A driver and a device with the features that buffers need, for the schedules.
 
 #ifndef DRIVER_H
 #define DRIVER_H
@@ -13,7 +13,7 @@ struct work {
     uint64_t serial;
     uint64_t address, bytes, to; // for LAUNCH, `to` is its id
     uint64_t event, number;
-    const bool *gate; // a kernel that runs once the host has set this
+    const bool *gate; // a kernel that ends once the host has set this
 };
 
 struct stream {
@@ -29,7 +29,7 @@ struct stream {
 extern uint64_t limit;            // bytes that may be allocated in a context
 extern unsigned fails;            // percent of allocations that fail
 extern bool breaks;               // copies may fail
-extern _Atomic bool broke, gated; // some did; kernels waited for the host
+extern _Atomic bool broke, gated; // broke: some allocations failed; gated: kernels waited for the host
 
 bool work_of_device(void);
 void begin_driver(void);
@@ -37,7 +37,7 @@ uint64_t add_stream(int context, bool blocking, bool ours);
 struct stream *stream_of(uint64_t handle);
 void enqueue(uint64_t handle, struct work operation);
 void synchronize(uint64_t handle); // 0: all of the current context
-void drop_stream(uint64_t handle); // its work goes on
+void drop_stream(uint64_t handle); // its work continues
 void drop_context(int context), add_context(int context);
 bool is_busy(uint64_t handle);
 extern int current[]; // context of each thread; 0: none

@@ -1,12 +1,12 @@
-// Random programs on buffers.c, slabs.c and drain.c, as test_buffers.py builds them. A seed makes threads
-// that launch into their own streams and a shared one, capture, replay, wait, destroy streams and contexts,
-// run out of memory and exit. Now and then a kernel waits until another thread lets it go on, or the machine
-// is so busy that minutes pass while a thread of the hook doesn't run.
+// Random programs on buffers.c, slabs.c and drain.c, built by test_buffers.py. A seed generates threads that
+// launch into their own streams and a shared one, capture, replay, wait, destroy streams and contexts, run
+// out of memory, and exit. Now and then a kernel waits until another thread releases it, or the machine is so
+// busy that a thread of the hook doesn't run for minutes.
 //
-// A launch must find clear memory. Its record is written once, with the launch's own data, or counted as
-// lost, and lost only where the test allows that; with --complete no launch is left out unnecessarily. The
-// driver isn't called under a lock, no more than --max-memory is allocated, memory isn't freed or written
-// while it's read, and no thread waits forever or unnecessarily.
+// A launch must find cleared memory. Its record is written exactly once, with the launch's own data, or it's
+// counted as lost, which is only allowed where the test expects it. With --complete, no launch is left out
+// unnecessarily. The driver isn't called under a lock, no more than --max-memory is allocated, memory isn't
+// freed or written while it's being read, and no thread waits forever or unnecessarily.
 //
 //     buffers [SEED [COUNT]]
 
@@ -100,7 +100,7 @@ uint64_t hook_write_sums(const struct save *save, const struct woven_map *map, c
     abort(); // nothing is reduced
 }
 bool hook_pack(const void *data, uint64_t size, uint64_t row, bool quick, struct packing *packed) {
-    return (void)data, (void)size, (void)row, (void)quick, (void)packed, false; // not for a live stream
+    return (void)data, (void)size, (void)row, (void)quick, (void)packed, false; // a live stream doesn't pack
 }
 int gpt_create(int folder, const char *path, int flags, mode_t mode) {
     return (void)folder, (void)path, (void)flags, (void)mode, -1;
@@ -122,7 +122,7 @@ static struct {
     _Atomic bool issued;
     _Atomic unsigned written, lost;
     uint64_t bytes, stream;
-    _Atomic bool may_lose; // its stream was destroyed while it was captured
+    _Atomic bool may_lose; // its stream was destroyed while being captured
 } records[IDS];
 static _Atomic uint32_t last_id;
 static _Atomic bool may_lose; // something in this schedule is meant to lose records
@@ -174,16 +174,16 @@ enum { PROGRAMS = 9, OWN = 2 };
 
 static struct program {
     uint64_t streams[OWN]; // 0: it was destroyed
-    int capture;           // that it has begun in streams[0]; 0: none
+    int capture;           // the capture that it has begun in streams[0]; 0: none
     bool joined;           // streams[1] takes part
-    bool no_context;       // its context is gone
+    bool no_context;       // its context no longer exists
     struct graph {
         struct slab *slab;
         uint64_t bytes, stream;
         unsigned ended; // streams, when it ran
         bool runs;
     } graph;
-    _Atomic(bool *) gate; // it has to open this one
+    _Atomic(bool *) gate; // the gate that it has to open
     bool ended;
     int context;
 } programs[PROGRAMS];
@@ -192,7 +192,7 @@ static _Atomic unsigned streams_ended;
 static bool gates[64];
 static _Atomic bool gate_is_open = true;
 static unsigned gate_count;
-static bool is_over; // nobody closes another one
+static bool is_over; // no thread closes another gate
 static int last_capture;
 static bool uses_captures, uses_gates, uses_contexts, within_driver;
 static int count; // number of programs
@@ -207,7 +207,7 @@ static bool is_captured(uint64_t stream) {
     return hook_do.is_capturing(stream, &capturing) || capturing;
 }
 
-// One gate at a time. The thread that opens it waits for its own streams only until then.
+// One gate at a time. Until it's opened, the thread that opens it only waits for its own streams.
 static const bool *new_gate(int number) {
     const bool *made = NULL;
     begin_atomic();
@@ -230,9 +230,10 @@ static struct claim claim_of(const struct program *program, uint64_t stream, uin
                           .bytes = bytes};
 }
 
-// With --complete, a launch without buffers may be about what the program or the driver does. Graphs keep
-// theirs, and a launch that depends on its predecessor lets no event come between.
-static _Atomic unsigned holding, holds; // graphs that get their buffers now; that got or gave back theirs
+// With --complete, a launch may still get no buffers because of something that the program or the driver
+// does. Graphs keep theirs, and a launch that depends on its predecessor allows no event in between.
+// Holding: graphs that are getting buffers; holds: graphs that got them or gave them back.
+static _Atomic unsigned holding, holds;
 
 static void check_left_out(const struct claim *claim, const struct reason *reason, unsigned holds_before) {
     const struct pool *pool = hook_first_pool();
@@ -292,7 +293,7 @@ static void make_graph(struct program *program) {
     const struct reason *reason = NULL;
     uint64_t bytes = some_bytes();
     bool ready = program->graph.slab != NULL;
-    if (ready) { // it is destroyed, which the program may do while it runs
+    if (ready) { // destroy it, which the program may do while it runs
         holds++;
         hook_let_go(program->graph.slab);
         program->graph = (struct graph){0};
@@ -409,7 +410,7 @@ static void end_stream(struct program *program) {
     if (stream) {
         begin_atomic();
         for (uint32_t id = 1; captured && id <= last_id; id++)
-            records[id].may_lose |= records[id].stream == stream; // what it had before
+            records[id].may_lose |= records[id].stream == stream; // records[id].may_lose from before
         end_atomic();
         never_waits = true;
         hook_drain_stream(stream, (uint32_t)running + 1, true);
@@ -544,7 +545,7 @@ static void run_program(uint64_t number) {
 
 static bool are_others_done(const void *unused) { return (void)unused, programs_left <= 1; }
 
-// The thread that ends the process: sometimes while the others go on.
+// The thread that ends the process, sometimes while the others continue.
 static void exit_process(uint64_t unused) {
     (void)unused;
     bool early = chance(30);
@@ -564,7 +565,7 @@ static void exit_process(uint64_t unused) {
         hook_drain_all(PROCESS_ENDS, 0);
     exits |= within_driver;
     hook_abandon_pending(within_driver);
-    begin_atomic(); // the process would be gone now
+    begin_atomic(); // at this point the process would have ended
     is_over = true;
     for (unsigned i = 0; i < gate_count; i++)
         gates[i] = true;
@@ -575,7 +576,7 @@ static void exit_process(uint64_t unused) {
     end_atomic();
 }
 
-// Where the driver doesn't answer the thread that writes, the process ends anyhow.
+// If the driver doesn't answer the writer thread, the process ends anyway.
 static bool is_copying(void) {
     unsigned found = 0;
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next)
@@ -591,12 +592,12 @@ static void run_schedule(void) {
     speed = chance(50) ? 30 : 1 + pick(20);
     uses_captures = chance(40);
     uses_gates = chance(40);
-#ifdef REAL_THREADS // which would wait for a minute
+#ifdef REAL_THREADS // real threads would wait for a minute
     uses_gates = false;
 #endif
     uses_contexts = chance(30) && !uses_gates;
     within_driver = chance(10);
-    if (chance(30)) // the marking or the writing thread, if they begin before another one does
+    if (chance(30)) // the marking or the writing thread, if they start before other threads
         lazy = (int)pick(3);
     count = 2 + (int)pick(chance(70) ? 3 : PROGRAMS - 1);
     programs_left = count + 1;
@@ -625,7 +626,7 @@ static void run_schedule(void) {
     totals->replays += replays;
 }
 
-extern char __data_start, _end; // all variables, which each schedule begins with as they are now
+extern char __data_start, _end; // the range of all variables; each schedule begins with their current values
 
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1,
@@ -636,7 +637,7 @@ int main(int argc, char **argv) {
     (void)count;
     seed = first;
     run_schedule();
-    _exit(0); // the threads of the hook go on
+    _exit(0); // the threads of the hook are still running
 #else
     size_t size = (size_t)(&_end - &__data_start);
     char *before = malloc(size);

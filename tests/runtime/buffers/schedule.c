@@ -1,7 +1,7 @@
 // Coroutines instead of threads. A thread waits for a predicate. If all threads wait and the device has no
-// work, time passes until the first time limit; if there's no limit, it's a deadlock. On a busy machine a
-// thread of the code under test is lazy: whenever it could run, time passes instead for a while, but while it
-// is in a call of the driver, for that may take its time.
+// work, time advances to the earliest time limit; if there's none, it's a deadlock. To simulate a busy
+// machine, a thread of the code under test may be lazy: whenever it could run, time passes for a while
+// instead, except while it's in a call of the driver, which may take long anyway.
 
 #include <errno.h>
 #include <setjmp.h>
@@ -47,7 +47,7 @@ static struct job {
     int number;
 } jobs[THREADS];
 static _Atomic int count;
-static int programs; // the first ones, which main starts
+static int programs; // the first threads, which main starts
 
 void fail(const char *format, ...) {
     va_list list;
@@ -66,7 +66,7 @@ static void *begin(void *with) {
 void start(void (*work)(uint64_t), uint64_t argument) {
     int number = count++;
     jobs[number] = (struct job){work, argument, number};
-    if (running >= 0) // one of the code under test
+    if (running >= 0) // a thread of the code under test
         pthread_create(&threads[number], NULL, begin, &jobs[number]);
     else
         programs = count;
@@ -117,7 +117,7 @@ uint64_t ns_passed(void) { return 0; }
 
 struct thread {
     ucontext_t context; // where it begins
-    jmp_buf at;         // where it goes on: unlike swapcontext, without a system call
+    jmp_buf at;         // where it continues; unlike swapcontext, this makes no system call
     bool begun;
     void (*work)(uint64_t);
     uint64_t argument, until; // ns; 0: no time limit
@@ -135,10 +135,10 @@ static struct { // who has a mutex; -1: nobody
 } things[16];
 static char *stacks;
 extern uint64_t steps;
-extern unsigned speed; // percent of turns that the device gets though a thread could go on
-extern int lazy;       // which of the threads that were started last; -1: none
+extern unsigned speed; // percentage of turns in which the device works although a thread could run
+extern int lazy;       // index of the lazy thread among those started last; -1: none
 enum { LAZY_TURNS = 40 };
-static int programs; // threads that aren't of the code under test
+static int programs; // number of threads outside of the code under test
 
 void fail(const char *format, ...) {
     va_list list;
@@ -191,7 +191,7 @@ static bool is_ready(struct thread *thread) {
     return thread->there && !thread->ended && (!thread->is_over || thread->is_over(thread->of));
 }
 
-// The threads of the code under test never end: the run is over once the others have ended.
+// The threads of the code under test never end: the run is over once all other threads have ended.
 extern _Atomic int programs_left;
 
 // Return whether the lazy thread could run but doesn't.
@@ -314,7 +314,7 @@ int turn_unlock(pthread_mutex_t *mutex) {
     return 0;
 }
 
-static const void *waits_at[THREADS]; // which condition
+static const void *waits_at[THREADS]; // the condition for which each thread waits
 static bool is_signalled(const void *thread) { return !waits_at[(const struct thread *)thread - threads]; }
 
 int turn_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *end) {
@@ -337,7 +337,7 @@ int turn_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct ti
     return late ? ETIMEDOUT : 0;
 }
 int turn_wait(pthread_cond_t *cond, pthread_mutex_t *mutex) { return turn_timedwait(cond, mutex, NULL); }
-int turn_wake(pthread_cond_t *cond) { // all of them, as pthread_cond_signal may
+int turn_wake(pthread_cond_t *cond) { // wake all waiters, as pthread_cond_signal may
     for (int i = 0; i < count; i++)
         if (waits_at[i] == cond)
             waits_at[i] = NULL;

@@ -1,5 +1,5 @@
-// Threads that are interleaved by a random number, so that a seed determines the run: a schedule. With
-// REAL_THREADS, they're system threads, for a sanitizer.
+// Threads that are interleaved by random numbers, so that a seed determines the run: a schedule. With
+// REAL_THREADS, they're system threads, so that a sanitizer can be used.
 
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
@@ -23,14 +23,14 @@ bool chance(unsigned percent);
 
 void start(void (*work)(uint64_t), uint64_t argument);
 void run_all(bool (*device)(void)); // until no thread is left; `device` does one piece of work, if it can
-void turn(void);                    // perhaps of another thread now
+void turn(void);                    // perhaps another thread runs now
 void wait_until(bool (*is_over)(const void *), const void *of);
 void begin_atomic(void), end_atomic(void); // no other thread runs in between
-bool holds_lock(void);                     // a lock of the code under test
-void set_calls(bool calls);                // the driver, until it locks something
+bool holds_lock(void);                     // True if a lock of the code under test is held
+void set_calls(bool calls);                // says that the thread calls the driver, until it locks something
 uint64_t ns_passed(void);
 extern __thread int running;      // the number of the thread
-extern __thread bool never_waits; // the call that it makes may not wait for a time
+extern __thread bool never_waits; // its current call must not wait for time to pass
 
 #ifndef REAL_THREADS
 int turn_lock(pthread_mutex_t *mutex), turn_unlock(pthread_mutex_t *mutex);

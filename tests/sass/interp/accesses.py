@@ -1,4 +1,4 @@
-"""Loads, stores and atomics. Lanes act one after the other, in their order, where it matters."""
+"""Loads, stores and atomics. Where it matters, lanes act one after the other, in order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.sass.interp.memory import LOCAL_WINDOW, SHARED_WINDOW, MemoryFault
 
 _SIZES = (1, 1, 2, 2, 4, 8, 16)
 _WINDOW = U64(32)
-SHARED_START = 0x400  # a kernel's own variables begin here, after the driver's
+SHARED_START = 0x400  # a kernel's variables begin here, after the driver's
 
 
 def address(word: Word, place: int = 24) -> Fetch:
-    """Return what computes the address of each lane.
+    """Return a function that computes each lane's address.
 
-    A register of 32 or 64 bits (bit 72), a constant of 24 bits, and in some forms a uniform register, unless that
-    has the descriptor.
+    An address is the sum of a register of 32 or 64 bits (bit 72), a constant of 24 bits and, in some forms, a uniform
+    register, unless that register has the descriptor.
     """
     word.ignore(70, (77, 80), (84, 86), 90)  # scope, order and policy
     space = SPACES[word.name.rstrip("G") if word.name in ("REDG",) else word.name]
@@ -62,7 +62,7 @@ SPACES = {
 
 
 def _split(warp, addresses: Array, lanes: Array) -> list[tuple[str, Array, Array]]:
-    """Return for generic addresses the space, the lanes and the addresses in it."""
+    """For generic addresses, return each space with its lanes and their addresses in it."""
     top = addresses >> _WINDOW
     shared, local = top == U64(SHARED_WINDOW >> 32), top == U64(LOCAL_WINDOW >> 32)
     kinds = (("shared", shared), ("local", local), ("global", ~(shared | local)))
@@ -183,7 +183,7 @@ def _which_space(word: Word) -> Run:
 
 @operation("LDGSTS")
 def _copy(word: Word) -> Run:
-    """Copy to shared memory. With ZFILL, lanes without the predicate write zeros. In the other lanes, the misalignment
+    """Copy to shared memory. With ZFILL, lanes whose predicate is false write zeros. In other lanes, the misalignment
     of the address is the number of trailing bytes that become zero.
     """
     size, fills = _SIZES[word.field(73, 3)], word.bit(82)

@@ -1,4 +1,6 @@
-"""Atomics, in global, shared and generic memory: each lane's reads, computes and writes, in a random order of lanes."""
+"""Atomics in global, shared and generic memory. Each lane reads, computes and writes in turn; the order of lanes is
+random.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,10 @@ def _float_sum(old: Array, new: Array, kind: str) -> Array:
 
 
 def each(word: Word, size: int, change: Change, sources: list, outcome: Change | None = None) -> Run:
-    """Return a function over the lanes: `change` gets the old bytes and the operands', and returns new ones.
+    """Return a function that updates memory for some lanes. `change` gets the old bytes and the operands' bytes, and
+    returns the new bytes.
 
-    The old ones are the result, or else what `outcome` makes of the same.
+    The result is the old bytes or, if `outcome` is given, what it computes from the same arguments.
     """
     where, space = address(word), SPACES[word.name]
     write = word.results(size // 4) if word.name != "REDG" else None
@@ -103,7 +106,7 @@ def _swap(word: Word) -> Run:
     size = {0: 4, 2: 8}.get(word.field(73, 3))
     if size is None:
         raise word.refuse("an unknown size")
-    casts = word.name == "ATOMS" and word.bit(87)  # ATOMS.CAST returns whether it swapped
+    casts = word.name == "ATOMS" and word.bit(87)  # ATOMS.CAST its result is whether it swapped
     word.ignore(88)  # .SPIN
 
     def change(old: Array, rows: list[Array]) -> Array:

@@ -1,4 +1,4 @@
-"""Counts of bits, fields of bits, packed numbers, least and greatest."""
+"""Counting bits, bit fields, packed numbers, minimum and maximum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bit_matrix(value: Array) -> Array:
 
 
 def highest(value: Array) -> Array:
-    """Return the number of the highest bit that's set, all ones if none is."""
+    """Return the number of the highest bit that's set, or all ones if there's none."""
     found = 31 - np.argmax(bit_matrix(value)[:, ::-1], axis=1)
     return np.where(value == 0, ONES, found.astype(U32))
 
@@ -80,19 +80,19 @@ def _make_mask(word: Word) -> Run:
 
 
 def bytes_of(value: Array, signed: bool) -> Array:
-    """Return a row of four numbers for each."""
+    """Return a row of four numbers for each value."""
     found = np.ascontiguousarray(value).view(np.int8 if signed else np.uint8)
     return found.reshape(-1, 4).astype(I64)
 
 
 def halves_of(value: Array, signed: bool) -> Array:
-    """Return a row of two numbers for each."""
+    """Return a row of two numbers for each value."""
     found = np.ascontiguousarray(value).view(np.int16 if signed else np.uint16)
     return found.reshape(-1, 2).astype(I64)
 
 
 def pack_halves(values: Array) -> Array:
-    """Return a number for each row of two."""
+    """Combine each row of two numbers into one."""
     return np.ascontiguousarray(values.astype(np.uint16)).view(U32).reshape(-1)
 
 
@@ -137,7 +137,7 @@ def _absolute_differences(word: Word) -> Run:
 
 @operation("VIMNMX", "VIMNMX3", "VIADDMNMX")
 def _extremes(word: Word) -> Run:
-    """Return the least (if the predicate is true) or the greatest of a and b, of all three, or of a + b and c."""
+    """Return the minimum (if the predicate is true) or maximum of a and b, of a, b and c, or of a + b and c."""
     signed, packed, relu = word.bit(72), word.bit(73), word.bit(76)
     sources = [word.raw(slot) for slot in ("abc" if word.name != "VIMNMX" else "ab")]
     if word.name == "VIMNMX" and word.form == 1 and 32 not in word.places:

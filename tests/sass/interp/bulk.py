@@ -1,7 +1,7 @@
 """Bulk copies between global and shared memory, and the mbarriers that wait for them.
 
-A copy is done where it's issued, so code that forgets to wait isn't caught. An mbarrier's state is kept beside its
-memory: a phase ends when all expected arrivals and bytes have arrived.
+A copy completes immediately, so code that forgets to wait isn't caught. The state of an mbarrier is kept outside the
+simulated memory: a phase ends when all expected arrivals and bytes have arrived.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tests.sass.interp.accesses import address
 from tests.sass.interp.decode import Run, Word, operation
 from tests.sass.interp.integers import U32, U64, long
 
-_COUNT, _COUNT_BITS = 1 << 20, (1 << 20) - 1  # SYNCS.EXCH stores this minus the arrivals, shifted by a bit
-_PHASE = 31  # the bit of the upper half of a state that has the phase's parity
+_COUNT, _COUNT_BITS = 1 << 20, (1 << 20) - 1  # SYNCS.EXCH stores this minus the number of arrivals, shifted by one bit
+_PHASE = 31  # bit of a state's upper half with the phase's parity
 _CHECKS, _ARRIVES = 0x5A7, 0x9A7
-_BLOCK = 24  # from this bit on, an address in a cluster has the block's number
+_BLOCK = 24  # first bit of the block number in a cluster address
 _LOW = U64((1 << _BLOCK) - 1)
 
 
 @dataclass
 class Phase:
-    """An mbarrier: the arrivals that each phase waits for, the missing arrivals and bytes, and the parity."""
+    """An mbarrier: the number of arrivals in each phase, the missing arrivals and bytes, and the parity."""
 
     count: int
     missing: int
@@ -97,7 +97,7 @@ def _check(word: Word) -> Run:
 
 @operation("UBLKCP")
 def _copy(word: Word) -> Run:
-    """Copy once per warp, whatever lanes are active."""
+    """Copy once per warp, whichever lanes are active."""
     way = word.field(73, 2)
     if way not in (1, 2) or word.field(75, 2):
         raise word.refuse("a kind of copy")

@@ -1,7 +1,8 @@
-"""Kernels and launches that are run by the interpreter, by the simulated device from PTX, and by a GPU.
+"""Kernels and launches to compare: the interpreter runs their machine code, the simulated device their PTX, and a GPU
+can run them, too.
 
-Every kernel takes (const unsigned *in, unsigned *out, int n). `close` allows for MUFU's approximations: a float may
-then differ by that part of its value.
+Every kernel takes (const unsigned *in, unsigned *out, int n). `close` allows for MUFU's approximations: it's the
+relative error that a float may have.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Case:
     n: int = 5
     dynamic: int = 0  # bytes of shared memory
     close: float = 0
-    kind: str = "u4"  # type of the results, if they are only close
+    kind: str = "u4"  # type of the results, if they may be approximate
 
     @property
     def name(self) -> str:
@@ -64,7 +65,7 @@ CASES = _cases()
 
 
 def inputs(case: Case) -> tuple[Words, Words]:
-    """Return `in`, and what `out` begins with."""
+    """Return `in`, and the initial contents of `out`."""
     rng = np.random.default_rng(list(case.kernel.encode()))
     words = rng.integers(0, 1 << 32, IN_WORDS, np.uint32)
     out = np.zeros(OUT_WORDS, np.uint32)
@@ -74,7 +75,7 @@ def inputs(case: Case) -> tuple[Words, Words]:
 
 
 def differences(case: Case, one: Words, other: Words) -> list[int]:
-    """Return the words of `out` that differ by more than the case allows."""
+    """Return the indices of words in `out` that differ by more than the case allows."""
     different = one != other
     if case.close:
         x, y = one.view(case.kind).astype(float), other.view(case.kind).astype(float)

@@ -20,17 +20,17 @@ _MASK = (1 << 64) - 1
 
 
 def refuse(word: int, entry: Opcode, why: str) -> Unimplemented:
-    """Return the exception for a form that isn't known."""
+    """Return the exception for an unknown form."""
     return Unimplemented(f"{entry.name} ({entry.number:03x}) {word:032x}: {why}")
 
 
 def second(warp: Warp, word: int, lanes: Array) -> Array:
-    """Return the lanes for which the second predicate holds as well."""
+    """Return the lanes in which the second predicate is true as well."""
     return lanes & (warp.P[bits(word, 87, 3)] ^ bool(bits(word, 90, 1)))
 
 
 def nop(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Do nothing: here, memory has no order other than execution."""
+    """Do nothing: in the interpreter, memory order is execution order."""
     part.place += SIZE
 
 
@@ -41,7 +41,7 @@ def target(part: Part, word: int, entry: Opcode) -> int:
 
 
 def branch(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Execute BRA, and BRA.DIV, which jumps if some lanes of a mask aren't here."""
+    """Execute BRA, and BRA.DIV, which jumps if some lanes of a mask aren't active."""
     to = target(part, word, entry)
     if entry.number == 0x547:  # on a uniform predicate
         raise refuse(word, entry, "not implemented")
@@ -52,7 +52,7 @@ def branch(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> No
         there = packed(part.lanes)
         wanted = int(warp.UR[bits(word, 24, 6)][0])
         taken = taken if there != wanted else np.zeros(32, bool)
-    elif kind == 1:  # BRA.U.ANY: all go if one does
+    elif kind == 1:  # BRA.U.ANY: all lanes jump if one does
         taken = part.lanes & bool(second(warp, word, taken).any())
     else:
         if kind:
@@ -62,7 +62,7 @@ def branch(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> No
 
 
 def jump(warp: Warp, part: Part, taken: Array, to: int) -> None:
-    """Let lanes go elsewhere, and the others on; which of them run first is random."""
+    """Let some lanes jump while the others continue; which of them run first is random."""
     here = part.place
     if (taken == part.lanes).all():
         part.place = to
@@ -96,7 +96,7 @@ def indirect(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> 
 
 
 def call(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Execute CALL.REL: a jump; the caller has put the return address into registers."""
+    """Execute CALL.REL, a plain jump: the caller has put the return address into registers."""
     if entry.number == 0x944:
         jump(warp, part, second(warp, word, taken), target(part, word, entry))
     elif entry.number == 0x344:
@@ -118,7 +118,7 @@ def end(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
 
 
 def remember(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Execute BSSY. Its label isn't used: on an H200 lanes go on behind the BSYNC, whatever the label says."""
+    """Execute BSSY. Its label isn't used: on an H200, lanes continue after the BSYNC, whatever the label."""
     barrier = bits(word, 16, 4)
     if taken.any():
         warp.barriers[barrier] = packed(taken)
@@ -144,14 +144,14 @@ def move_barrier(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode)
 
 
 def leave(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Execute BREAK: that barrier stops waiting for these lanes."""
+    """Execute BREAK: the barrier no longer waits for these lanes."""
     warp.barriers[bits(word, 16, 4)] &= ~packed(second(warp, word, taken))
     part.place += SIZE
     release(warp)
 
 
 def wait(warp: Warp, part: Part, taken: Array, what: tuple[str, int]) -> None:
-    """Let lanes wait; lanes that don't take part go on."""
+    """Let lanes wait; lanes that don't take part continue."""
     here = part.place
     rest = part.lanes & ~taken
     if rest.any():
@@ -168,7 +168,7 @@ def wait(warp: Warp, part: Part, taken: Array, what: tuple[str, int]) -> None:
 
 
 def meet(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Execute BSYNC. Lanes that the barrier doesn't have go on at once."""
+    """Execute BSYNC. Lanes that aren't in the barrier continue at once."""
     number = bits(word, 16, 4)
     if not packed(taken) & warp.barriers[number]:
         part.place += SIZE
@@ -193,7 +193,7 @@ def synchronize(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) 
 
 
 def end_collective(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Execute ENDCOLLECTIVE: the lanes that came together separate again."""
+    """Execute ENDCOLLECTIVE: the lanes that were joined separate again."""
     part.place += SIZE
     pieces, part.inside = part.inside, []
     for piece in pieces[1:]:
@@ -218,7 +218,7 @@ def give_way(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> 
 
 
 def release(warp: Warp) -> None:
-    """Release lanes that have no other lane left to wait for."""
+    """Release lanes that no longer wait for any other lane."""
     again = True
     while again:
         again = False
@@ -233,7 +233,7 @@ def _try(warp: Warp, part: Part) -> bool:
     mask &= ~packed(warp.exited)
     together = [one for one in warp.parts if one.waits == part.waits and packed(one.lanes) & mask]
     if part not in together:
-        if kind == "bsync":  # a function that was called uses the barrier for other lanes
+        if kind == "bsync":  # a called function may use the same barrier for other lanes
             return False
         raise Unimplemented("a WARPSYNC by lanes that aren't in its mask")
     if mask & ~sum(packed(one.lanes) for one in together):
@@ -249,13 +249,13 @@ def _try(warp: Warp, part: Part) -> bool:
             warp.remove(one)
         kept.waits = None
         kept.place += SIZE
-        if warp.current is None:  # the last one to come is now part of it, and goes on
+        if warp.current is None:  # the last part to arrive has been joined, and continues
             warp.current = kept
     return True
 
 
 def barrier(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Execute BAR.SYNC, .ARV and .RED with numbers in the word."""
+    """Execute BAR.SYNC, .ARV and .RED whose barrier number is in the word."""
     kind = bits(word, 77, 3)
     if entry.number != 0xB1D or kind > 2:
         raise refuse(word, entry, "not implemented")

@@ -39,7 +39,7 @@ def to_half(value: Array, mode: int = 0) -> Array:
 
 
 def to_brain(value: Array) -> Array:
-    """Return the bits of a bfloat16: of the float that's rounded to odd, the upper half, rounded to nearest."""
+    """Return the bits of a bfloat16: the upper half of a float that was rounded to odd, rounded to nearest."""
     bits = narrowed(value, 3)
     odd = np.where((bits.view(F32).astype(F64) != value) & np.isfinite(value), bits | U32(1), bits)
     rounded = (odd.astype(U64) + U64(0x7FFF) + (odd >> U32(16) & U32(1)).astype(U64)) >> U64(16)
@@ -123,7 +123,7 @@ def _integer_to_float(word: Word) -> Run:
         number = value.view(I64) if signed else value
         if width < 64 or kind == _DOUBLE:
             put(warp, mask, number.astype(F64))
-        elif kind == _SINGLE:  # 64 bits don't fit a double: what's cut off only says that there's more
+        elif kind == _SINGLE:  # 64 bits don't fit a double: a sticky bit stands for those cut off
             size = np.abs(number).view(U64) if signed else value
             cut = U64(0x3FF)
             kept = np.where(size >> U64(50) != 0, size & ~cut | ((size & cut) != 0).astype(U64) << U64(10), size)

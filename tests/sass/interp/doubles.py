@@ -1,4 +1,4 @@
-"""Floating point of 64 bits (floats.py has the rest)."""
+"""64-bit floating point (floats.py has the rest)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGN = U64(1 << 63)
 
 
 def double(word: Word, slot: str) -> Fetch:
-    """Return an operand as a double, with its signs."""
+    """Return an operand as a double, with its sign bits applied."""
     fetch, negative, absolute = word.pair(slot), word.is_negated(slot), word.is_absolute(slot)
 
     def get(warp):
@@ -69,7 +69,7 @@ def _set_predicate(word: Word) -> Run:
 
     def run(warp, mask):
         x, y = a(warp), b(warp)
-        if kind in (0, 15):  # MIN and MAX: whether it's a, and whether neither is a number
+        if kind in (0, 15):  # MIN and MAX: whether the result is a, and whether both are NaN
             found = (x < y if kind == 0 else x > y) | np.isnan(y)
             other = np.isnan(x) & np.isnan(y)
         else:

@@ -1,11 +1,11 @@
 """Floating point of 32 and 64 bits.
 
-Sums and products of 32 bits are made in 64, rounded to odd, and rounded once more: then the second rounding can't be
-wrong. Those of 64 bits are rounded by the C library, or with fractions if another way than to nearest is asked for.
+Sums and products of 32-bit floats are computed in 64 bits, rounded to odd, and rounded again; the second rounding is
+then correct. 64-bit results come from the C library or, for rounding modes other than to nearest, from exact fractions.
 
-What MUFU approximates is rounded correctly here. A GPU's last bits differ, so only what a kernel corrects afterwards,
-like a quotient, can be compared bit for bit. FCHK, which says whether a division needs the slow way, may say so more
-often than a GPU does.
+MUFU, which approximates, is rounded correctly here. A GPU's last bits differ, so only results that a kernel corrects
+afterwards, such as quotients, can be compared bit for bit. FCHK, which decides whether a division needs the slow path,
+may choose it more often than on a GPU.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _libm.fma.argtypes = [ctypes.c_double] * 3
 
 
 def flushed(value: Array) -> Array:
-    """Return numbers of 32 bits with denormal ones as zeros of their sign."""
+    """Return 32-bit floats with denormals flushed to signed zeros."""
     tiny = value & U32(0x7F800000) == 0
     return np.where(tiny, value & SIGN, value)
 
 
 def single(word: Word, slot: str, ftz: bool = False) -> Fetch:
-    """Return an operand as the bits of a float, with its signs."""
+    """Return an operand as the bits of a float, with its sign bits applied."""
     fetch, negative, absolute = word.raw(slot), word.is_negated(slot), word.is_absolute(slot)
 
     def get(warp):
@@ -50,7 +50,7 @@ def single(word: Word, slot: str, ftz: bool = False) -> Fetch:
 
 
 def odd_sum(a: Array, b: Array, c: Array) -> Array:
-    """Return a * b + c, of which a * b is exact in 64 bits, rounded to odd."""
+    """Return a * b + c, rounded to odd; a * b is exact in 64 bits."""
     product = a * b
     total = product + c
     part = total - product
@@ -62,7 +62,7 @@ def odd_sum(a: Array, b: Array, c: Array) -> Array:
 
 
 def narrowed(value: Array, mode: int) -> Array:
-    """Return the bits of a float nearest to a double, or the next one down, up, or to zero."""
+    """Return the bits of the float nearest to a double, or of the next one down, up, or toward zero."""
     found = value.astype(F32)
     back = found.astype(F64)
     down = mode == _ROUND_DOWN or (mode == _ROUND_TO_ZERO and value > 0)
@@ -93,7 +93,7 @@ def _add(word: Word) -> Run:
 
     def run(warp, mask):
         total = odd_sum(double_of(a(warp)), F64(1), double_of(b(warp)))
-        if mode == _ROUND_DOWN:  # a sum of opposite numbers is -0
+        if mode == _ROUND_DOWN:  # the sum of opposite numbers is -0
             x, y = double_of(a(warp)), double_of(b(warp))
             total = np.where((total == 0) & ~((x == 0) & ~np.signbit(x) & ~np.signbit(y)), -0.0, total)
         write(warp, mask, finished(narrowed(total, mode), saturates, ftz))
@@ -146,7 +146,9 @@ def _extreme(word: Word) -> Run:
 
 
 def compare(kind: int, x: Array, y: Array) -> Array:
-    """Compare floats. 1 to 6 are LT, EQ, LE, GT, NE, GE, and 7 is NUM; with 8 more, unordered counts, too."""
+    """Compare floats. 1 to 6 are LT, EQ, LE, GT, NE, GE, and 7 is NUM; adding 8 makes unordered
+    operands compare true.
+    """
     unordered = np.isnan(x) | np.isnan(y)
     found = unordered & False
     for bit, holds in ((1, x < y), (2, x == y), (4, x > y)):
@@ -244,7 +246,7 @@ def _approximate(word: Word) -> Run:
 
 
 def exact(a: float, b: float, c: float, mode: int) -> float:
-    """Return a * b + c, rounded to nearest, down, up, or to zero."""
+    """Return a * b + c, rounded to nearest, down, up, or toward zero."""
     nearest = _libm.fma(a, b, c)
     if mode == _ROUND_NEAREST or not all(map(math.isfinite, (a, b, c, nearest))):
         return nearest

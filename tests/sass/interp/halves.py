@@ -1,7 +1,7 @@
-"""Pairs of halves, and of bfloat16: a register has two numbers of 16 bits.
+"""Pairs of halves or bfloat16: a register has two 16-bit numbers.
 
-An operand may take one of them twice (`.H0_H0`, `.H1_H1`), by two bits: 74 at the register at 24, 60 at 32, 81 at 64.
-The signs of the register at 64 are 84 and 83.
+An operand may use one of them twice (`.H0_H0`, `.H1_H1`), which two bits select: at 74 for the register at 24, at 60
+for 32, at 81 for 64. The sign bits of the register at 64 are 84 and 83.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Numbers = tuple[Array, Array]  # the lower ones and the upper ones, as doubles
 
 
 def bits_of(word: Word, slot: str, chooses: bool = True) -> Callable[..., tuple[Array, Array]]:
-    """Return what fetches both halves of an operand, as bits with their signs."""
+    """Return a function that gets both halves of an operand, as bits with signs applied."""
     fetch, place = word.raw(slot), word.place(slot)
     register = place in word.places
     choice = word.field(_CHOICE[place], 2) if register and chooses else _PLAIN
@@ -45,7 +45,7 @@ def bits_of(word: Word, slot: str, chooses: bool = True) -> Callable[..., tuple[
 
 
 def numbers(word: Word, slot: str, brain: bool, chooses: bool = True) -> Callable[..., Numbers]:
-    """Return what fetches both halves of an operand."""
+    """Return a function that gets both halves of an operand."""
     fetch, convert = bits_of(word, slot, chooses), brain_to_double if brain else half_to_double
 
     def get(warp):
@@ -70,7 +70,7 @@ def _writer(word: Word, brain: bool) -> Callable[..., None]:
 def _add(word: Word) -> Run:
     brain = word.bit(_BRAIN)
     a, b = numbers(word, "a", brain), numbers(word, word.other, brain)
-    if word.bit(78):  # .F32: one number of 32 bits
+    if word.bit(78):  # .F32: a single 32-bit number
         write = word.result()
         return lambda warp, mask: write(warp, mask, narrowed(a(warp)[0] + b(warp)[0], 0))
     put = _writer(word, brain)
@@ -91,7 +91,7 @@ def _multiply(word: Word) -> Run:
 
 @operation("HFMA2")
 def _multiply_add(word: Word) -> Run:
-    brain, chooses = word.bit(_BRAIN), not word.operation & 4  # HFMA2.MMA has no choice of halves
+    brain, chooses = word.bit(_BRAIN), not word.operation & 4  # HFMA2.MMA can't choose halves
     if not chooses and any(word.field(_CHOICE[place], 2) for place in (24, 64)):
         raise word.refuse("a choice of halves")
     a, b, c = (numbers(word, slot, brain, chooses) for slot in "abc")

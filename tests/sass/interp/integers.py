@@ -1,4 +1,4 @@
-"""Whole numbers, bits and predicates. The uniform datapath has the same instructions, with a U in front."""
+"""Integers, bits and predicates. Instructions of the uniform datapath have the same names with a U prefix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ONES = U32(0xFFFFFFFF)
 
 
 def long(value: Array) -> Array:
-    """Return 32 bits as an unsigned number of 64."""
+    """Return 32 bits as an unsigned 64-bit number."""
     return value.astype(U64)
 
 
@@ -27,12 +27,12 @@ def low(value: Array) -> Array:
 
 
 def extended(value: Array, signed: bool) -> Array:
-    """Return 32 bits as 64, with their sign or without."""
+    """Extend 32 bits to 64, signed or unsigned."""
     return value.view(I32).astype(I64).view(U64) if signed else long(value)
 
 
 def signed_source(word: Word, slot: str, complement: bool = False) -> Fetch:
-    """Return an operand with its minus sign; `complement`: the sign means that all bits are turned."""
+    """Return an operand, negated if its minus sign is set; with `complement`, the sign means bitwise complement."""
     fetch = word.raw(slot)
     if not word.is_negated(slot):
         return fetch
@@ -56,7 +56,7 @@ def shifted_right(value: Array, count: Array, signed: bool) -> Array:
 def _add3(word: Word) -> Run:
     extends = word.bit(74)
     sources = [signed_source(word, slot, True) for slot in "abc"]
-    plus = U64(0 if extends else sum(word.is_negated(slot) for slot in "abc"))  # -x is ~x + 1, carry and all
+    plus = U64(0 if extends else sum(word.is_negated(slot) for slot in "abc"))  # -x is ~x + 1, which may carry
     carries = [word.predicate(87), word.predicate(77)] if extends else []
     write, first, second = word.result(), word.decide(81), word.decide(84)
 
@@ -142,7 +142,7 @@ COMPARISONS = {
 
 
 def combine(kind: int, one: Array, other: Array) -> Array:
-    """Join two predicates by AND, OR or XOR."""
+    """Combine two predicates with AND, OR or XOR."""
     return one & other if kind == 0 else one | other if kind == 1 else one ^ other
 
 
@@ -152,7 +152,7 @@ def _set_predicate(word: Word) -> Run:
     if joined == 3:
         raise word.refuse("no known way to join")
     a, b, also = word.raw("a"), word.raw(word.other), word.predicate(87)
-    before = word.predicate(68) if word.bit(72) else None  # from the lower halves
+    before = word.predicate(68) if word.bit(72) else None  # the comparison of the lower halves
     first, second = word.decide(81), word.decide(84)
 
     def run(warp, mask):
@@ -195,7 +195,7 @@ def _address(word: Word) -> Run:
 
 
 def by_table(table: int, a: Array, b: Array, c: Array) -> Array:
-    """Return the function of three bits that `table` has the values of, for each bit of the operands."""
+    """Evaluate a function of three bits, given as the truth table `table`, for each bit of the operands."""
     found = (a ^ a) & b & c
     for index in range(8):
         if table >> index & 1:

@@ -1,4 +1,4 @@
-"""Instructions with which lanes of a warp exchange values, and read facts about themselves."""
+"""Instructions that exchange values between lanes of a warp, or read special registers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START = 1 << 50  # the time when a launch begins
 
 
 def _special(warp, number: int) -> Array | int | None:
-    """Return a special register; None if it isn't known. Numbers come from our own kernels' code."""
+    """Return a special register, or None if it's unknown. Numbers come from the code of our own kernels."""
     block = warp.block
     if 0x21 <= number <= 0x23:
         return warp.thread[number - 0x21]
@@ -43,7 +43,7 @@ def _special(warp, number: int) -> Array | int | None:
         0x43: 3,  # SR_VIRTUALSMID
         0x50: int(warp.clock) & 0xFFFFFFFF,
         0x51: int(warp.clock) >> 32,
-        0x52: int(warp.clock) + START & 0xFFFFFFFF,  # SR_GLOBALTIMERLO, in ns: here a cycle is one
+        0x52: int(warp.clock) + START & 0xFFFFFFFF,  # SR_GLOBALTIMERLO, in ns: a cycle takes 1 ns here
         0x53: int(warp.clock) + START >> 32,
         0x88: 0,  # SR_CgaCtaId
         0xFF: 0,
@@ -105,7 +105,7 @@ def _vote(word: Word) -> Run:
 
 @operation("SHFL")
 def _shuffle(word: Word) -> Run:
-    """Read another lane's value. A lane that isn't there gives garbage, and out of range the lane's own."""
+    """Read another lane's value. An inactive lane gives garbage; out of range, a lane gets its own value."""
     kind, a, write, out = word.field(58, 2), word.raw("a"), word.result(), word.decide(81)
     lane = word.at(32) if 32 in word.places else None
     limit = word.at(64) if 64 in word.places else None
@@ -206,7 +206,7 @@ def _read_barrier(word: Word) -> Run:
 
 @operation("MOVM")
 def _transpose(word: Word) -> Run:
-    """Transpose a matrix of 8 x 8 numbers of 16 bits: lane l has row l / 4, columns 2 (l % 4) and the next."""
+    """Transpose an 8 x 8 matrix of 16-bit numbers: lane l has row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1."""
     a, write = word.raw("a"), word.result()
     if word.bit(78):
         raise word.refuse("not a transposition")

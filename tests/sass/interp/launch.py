@@ -1,4 +1,4 @@
-"""Launches: blocks, their barriers and shared memory, and in what order warps run."""
+"""Launches: blocks, their barriers and shared memory, and the order in which warps run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.sass.interp.timing import Timing
 MODULES = (accesses, atomics, bitwise, bulk, conversions, doubles, floats, halves, integers, lanes, matrices)
 Size = tuple[int, int, int]
 TURN = 200  # instructions of a warp at a time
-AT_ONCE = 4  # blocks that are on the way together
+AT_ONCE = 4  # blocks that run concurrently
 
 
 class Block:
-    """The warps of a block, and what they share."""
+    """The warps of a block, and the state that they share."""
 
     def __init__(self, launch: Launch, index: Size) -> None:
         self.launch, self.index = launch, index
@@ -45,14 +45,14 @@ class Block:
         start = launch.cubin.entry(launch.kernel)
         firsts = range(0, x * y * z, 32)
         self.warps = [Warp(self, first, launch.cubin, start, launch.rng) for first in firsts]
-        self.arrived: dict[int, dict[Warp, int]] = {}  # by barrier: the lanes of each warp
+        self.arrived: dict[int, dict[Warp, int]] = {}  # by barrier: the number of lanes of each warp
         self.counts: dict[int, int] = {}
         self.phases: dict[int, bulk.Phase] = {}  # by the address of an mbarrier
         self.votes: dict[int, list[int]] = {}
         self.reductions: dict[int, int] = {}
 
     def arrive(self, warp: Warp, taken: Array, number: int, count: int, vote: tuple[int, int] | None) -> None:
-        """Note lanes at a barrier of the block. `count` is of threads, or 0 for all."""
+        """Record that lanes have arrived at a barrier of the block. `count` is the number of threads, or 0 for all."""
         lanes_of = self.arrived.setdefault(number, {})
         lanes_of[warp] = lanes_of.get(warp, 0) | packed(taken)
         self.counts[number] = count
@@ -62,7 +62,9 @@ class Block:
         self.release()
 
     def release(self) -> None:
-        """Open each barrier for which enough lanes are there. Those that have exited count with their warp's others."""
+        """Open each barrier at which enough lanes have arrived. Exited lanes count together with their
+        warp's others.
+        """
         for number, lanes_of in list(self.arrived.items()):
             count = self.counts[number]
             complete = {one: mask | packed(one.exited) == 0xFFFFFFFF for one, mask in lanes_of.items()}
@@ -111,7 +113,7 @@ class Launch:
         self.grid, self.block = grid, block
         self.shared = cubin.shared_size(kernel) + dynamic
         self.strict = strict
-        self.early: list[str] = []  # registers read or overwritten too early
+        self.early: list[str] = []  # messages about registers read or overwritten too early
         arch = cubin.table.arch
         bank = bytearray(arch.parameters + len(parameters))
         struct.pack_into("<6I", bank, 0, *block, *grid)
@@ -122,7 +124,7 @@ class Launch:
         self.executed = 0
 
     def timing_of(self, warp: Warp) -> Timing | None:
-        """Return what keeps a warp's time, if that's asked for."""
+        """Return the clock of a warp, if timing is simulated."""
         return Timing(warp, self.early) if self.strict else None
 
     def run(self, limit: int = 200_000, watch: Callable[[Warp], None] | None = None) -> None:

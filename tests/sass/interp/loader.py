@@ -1,7 +1,7 @@
-"""A cubin in the interpreter's memory: code, constants and variables where a driver would put them.
+"""Load a cubin into the interpreter's memory: code, constants and variables, placed as a driver would.
 
-Each section of code gets an address of its own. Variables go to global memory when a run begins; constants that name
-one are relocations of 64 bits (type 2). Any other relocation of what a kernel uses is refused.
+Each code section gets its own address. Variables are put into global memory when a run begins; constants that name one
+are 64-bit relocations (type 2). If a kernel uses anything with another kind of relocation, it's refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ADDRESS_64 = 2
 
 @dataclass
 class Section:
-    """The parts of a section that matter here. `relocations`: offset, symbol, addend, type."""
+    """The parts of a section that are needed here. `relocations` are tuples of offset, symbol, addend, type."""
 
     name: str
     data: bytes
@@ -35,7 +35,7 @@ class Section:
 
 @dataclass
 class LoadedCubin:
-    """Code at addresses, decoded when it's first executed."""
+    """Code by address, decoded when it's first executed."""
 
     table: Table
     sections: list[Section]
@@ -55,7 +55,7 @@ class LoadedCubin:
         return section.start
 
     def run(self, address: int) -> Run:
-        """Return what executes the word at an address."""
+        """Return the function that executes the word at an address."""
         made = self.made.get(address)
         if made is None:
             word = self.words[address]
@@ -63,12 +63,12 @@ class LoadedCubin:
         return made
 
     def shared_size(self, kernel: str) -> int:
-        """Return how much shared memory a kernel declares."""
+        """Return the size of the shared memory that a kernel declares."""
         section = self.find(f".nv.shared.{kernel}")
         return section.size if section else 0
 
     def place_variables(self, memory: GlobalMemory) -> dict[int, int]:
-        """Put the program's variables into memory. Return the address of each section that has some."""
+        """Put the program's variables into memory. Return the address of each section with variables."""
         placed = {}
         for index, section in enumerate(self.sections):
             if section.name.startswith(".nv.global"):
@@ -82,7 +82,7 @@ class LoadedCubin:
         return memory.allocate(section.size, section.data) if section else 0
 
     def constant(self, name: str, placed: dict[int, int]) -> bytes:
-        """Return the contents of a section of constants, addresses filled in."""
+        """Return the contents of a constant section, with addresses filled in."""
         section = self.find(name)
         if section is None:
             return b""

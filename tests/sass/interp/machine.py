@@ -1,16 +1,16 @@
-"""Warps, blocks and grids: what runs next, and where lanes part and meet.
+"""Warps, blocks and grids: scheduling, and how lanes diverge and reconverge.
 
-A warp's lanes are in *parts*, each with its own place in the code. A part runs until it has to wait, ends or yields;
-which one is next then, and which side of a branch goes first, is random. Two parts never join because they are at the
-same place: only these bring lanes together (docs/sass-rules.md has what's established, on an H200).
+A warp's lanes are in *parts*, each with its own program counter. A part runs until it has to wait, ends or yields.
+Which part runs next, and which side of a branch goes first, is random. Parts never join just because they reach the
+same place; only these instructions join them (docs/sass-rules.md lists the facts measured on an H200):
 
     BSYNC B       waits for the lanes that BSSY put into B and that haven't exited or left by BREAK
     WARPSYNC      waits for the lanes of its mask
     WARPSYNC.COLLECTIVE   the same, up to ENDCOLLECTIVE, where the parts part again
     BAR           waits for the block; the parts stay apart
 
-YIELD, NANOSLEEP, WARPSYNC.ALL, and a WARPSYNC that waits act as if the lanes that execute them were no longer waited
-for at any BSYNC: they leave every barrier. That's what breaks a kernel if someone else puts one into it.
+YIELD, NANOSLEEP, WARPSYNC.ALL, and a WARPSYNC that has to wait remove the lanes that execute them from every barrier,
+so no BSYNC waits for those lanes any more. That's how inserted code with one of these can break a kernel.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from tests.sass.interp.timing import Timing
 
 LOCAL_BASE, LOCAL_SIZE = 0x1000, 0x4000
-BURST = 20_000  # instructions that a part may run while another could, for code that spins without YIELD
+BURST = 20_000  # instructions before another part gets a turn, for code that spins without YIELD
 
 
 class Stuck(Exception):
-    """Nothing can go on: lanes wait for something that can't happen."""
+    """No part can continue: lanes wait for something that can't happen."""
 
 
 @dataclass(eq=False)
@@ -46,13 +46,13 @@ class Part:
     place: int  # the address of the next instruction
     lanes: Array
     waits: tuple[str, int] | None = (
-        None  # the reason: ("bsync", barrier), ("warpsync", mask), ("collective", mask), "bar"
+        None  # why it waits: ("bsync", barrier), ("warpsync", mask), ("collective", mask), "bar"
     )
-    inside: list[Array] = field(default_factory=list)  # the parts of a collective
+    inside: list[Array] = field(default_factory=list)  # the parts joined in a collective
 
 
 class Warp:
-    """32 lanes; lanes that the block doesn't have never run."""
+    """32 lanes. Lanes that the block doesn't have never run."""
 
     def __init__(self, block: Block, first: int, cubin: LoadedCubin, start: int, rng: np.random.Generator) -> None:
         self.block, self.cubin, self.rng = block, cubin, rng
@@ -93,7 +93,9 @@ class Warp:
         return any(part.waits is None for part in self.parts)
 
     def split(self, part: Part, lanes: Array, place: int) -> Part:
-        """Take lanes out of a part. Return the new one, which begins at `place`; without lanes it isn't kept."""
+        """Take lanes out of a part. Return a new part for them, which begins at `place`; without lanes, the part isn't
+        added.
+        """
         if (lanes.all() and part.lanes.all()) or (lanes == part.lanes).all():
             part.place = place
             return part
@@ -104,13 +106,13 @@ class Warp:
         return made
 
     def remove(self, part: Part) -> None:
-        """Forget a part that's empty or has become one with another."""
+        """Remove a part that's empty or has been joined with another."""
         self.parts.remove(part)
         if self.current is part:
             self.current = None
 
     def run(self, limit: int) -> None:
-        """Execute up to this many instructions, or until no part can go on."""
+        """Execute up to this many instructions, or until no part can continue."""
         for _ in range(limit):
             part = self.current
             if part is None or part.waits or self.burst > BURST:
@@ -124,10 +126,10 @@ class Warp:
             self.step(part)
 
     def awaited(self, ready: list[Part]) -> list[Part]:
-        """Return the parts that one of those waits for which began to wait last, or all.
+        """Return the parts that the last part to start waiting waits for, or all parts.
 
-        A function saves the barriers that it uses, so code that was compiled for that needs this order: while some
-        lanes are in the function, no others may come to the caller's BSYNC.
+        Functions that save the barriers they use need this order: while some lanes are in the function, no others may
+        reach the caller's BSYNC.
         """
         self.waiting = [part for part in self.waiting if part.waits and part in self.parts]
         for part in reversed(self.waiting):
@@ -166,6 +168,6 @@ class Warp:
         self.clock += max(1, control_of(word).stall)
 
     def number(self, word: int, place: int, lanes: Array) -> int:
-        """Return the register of 32 bits at a bit of a word, as the first lane has it."""
+        """Return the 32-bit register at a bit position of a word, as the first lane sees it."""
         register = bits(word, place, 8)
         return 0 if register == 255 else int(self.R[register][lanes][0])

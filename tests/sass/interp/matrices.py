@@ -1,8 +1,8 @@
 """Matrices spread over a warp: products, and loads and stores of 8 x 8 tiles.
 
-A lane's place in a matrix is as in PTX's mma instructions: lane l has row l / 4 and columns from 2 (l % 4) on in a
-result, and so on. Products are exact sums in 64 bits, rounded once; a tensor core rounds in steps of its own, so
-numbers that need no rounding are the only ones to compare bit for bit.
+Lanes hold elements as in PTX's mma instructions: in a result, lane l has row l / 4 and columns from 2 (l % 4) on, and
+so on. Products are exact 64-bit sums that are rounded once. A tensor core rounds in several steps, so results can only
+be compared bit for bit if no rounding is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def _fetch(word: Word, place: int, count: int) -> list:
 
 
 def _left(registers: list[Array], per: int) -> Array:
-    """Return the matrix A, 16 rows: registers by row and half of the depth; `per` numbers a register."""
+    """Return the 16-row matrix A, given its registers by row and half of the depth; each register holds
+    `per` numbers.
+    """
     halves = len(registers) // 2
     found = np.zeros((16, 4 * per * halves), registers[0].dtype)
     for index, values in enumerate(registers):
@@ -44,7 +46,7 @@ def _right(registers: list[Array], per: int) -> Array:
 
 
 def _sum(registers: list[Array], rows: int) -> Array:
-    """Return the matrix C from registers with one number each."""
+    """Return the matrix C from registers that hold one number each."""
     found = np.zeros((rows, 8), registers[0].dtype)
     for index, values in enumerate(registers):
         found[ROW + 8 * (index // 2), 2 * PART + index % 2] = values
@@ -71,7 +73,7 @@ def _half_product(word: Word) -> Run:
     before, write = _fetch(word, 64, 4 if single else 2), word.results(4 if single else 2)
 
     def run(warp, mask):
-        if kind == 2:  # tf32, a float of which the lower 13 bits aren't looked at
+        if kind == 2:  # tf32: a float whose lower 13 bits are ignored
             cut = U32(0xFFFFE000)
             read = lambda one: double_of(np.broadcast_to(one(warp) & cut, (32,)))[:, None]  # noqa: E731
             a, b = (_left([read(one) for one in left], 1), _right([read(one) for one in right], 1))

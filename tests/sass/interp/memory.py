@@ -1,4 +1,4 @@
-"""Memory as the lanes see it: arrays of bytes that begin with garbage, and errors where nothing was allocated."""
+"""Memory as the lanes see it: byte arrays that start with garbage. Accesses outside allocations are errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Addresses = npt.NDArray[np.uint64]
 
-SHARED_WINDOW = 0x7E00_0000_0000  # where generic addresses lead to shared memory
+SHARED_WINDOW = 0x7E00_0000_0000  # generic addresses from here on are shared memory
 LOCAL_WINDOW = 0x7D00_0000_0000
 GLOBAL = 0x7F00_0000_0000
 _OFFSETS = {size: np.arange(size) for size in (1, 2, 4, 8, 16)}
 
 
 class MemoryFault(Exception):
-    """An address outside of memory, or a misaligned one."""
+    """Raised for an address outside allocated memory, or a misaligned one."""
 
 
 class Space:
@@ -28,7 +28,7 @@ class Space:
         self.valid = np.full(size, allocated)
 
     def places(self, addresses: Addresses, size: int) -> npt.NDArray[np.int64]:
-        """Return where the bytes are in `data`, a row for each address. Raises MemoryFault."""
+        """Return the positions of the bytes in `data`, one row per address. Raises MemoryFault."""
         at = (addresses - np.uint64(self.base)).astype(np.int64)
         outside = (at < 0) | (at > len(self.data) - size)
         if outside.any() or (at % size).any():
@@ -44,19 +44,19 @@ class Space:
         return self.data[self.places(addresses, size)]
 
     def store(self, addresses: Addresses, values: Bytes) -> None:
-        """Store rows of bytes. Of lanes with the same address the last one wins."""
+        """Store rows of bytes. If lanes have the same address, the last one wins."""
         self.data[self.places(addresses, values.shape[1])] = values
 
 
 class GlobalMemory(Space):
-    """Memory that kernels share. Allocations are 256 bytes apart, so that overruns are noticed."""
+    """Memory that kernels share. Allocations are 256 bytes apart, so that overruns are detected."""
 
     def __init__(self, rng: np.random.Generator, size: int = 1 << 22) -> None:
         super().__init__(GLOBAL, size, rng, "global", allocated=False)
         self.top = 0
 
     def allocate(self, size: int, data: bytes = b"") -> int:
-        """Return the address of this many bytes, with garbage after `data`."""
+        """Allocate this many bytes and return the address. `data` comes first, then garbage."""
         start = self.top
         self.top += -(-size // 256) * 256 + 256
         if self.top > len(self.data):

@@ -13,7 +13,7 @@ from tests.sass.interp.memory import GlobalMemory
 
 
 def make_launch(cubin: LoadedCubin, case: Case, seed: int = 1, strict: bool = False) -> tuple[Launch, int]:
-    """Return a launch that's ready to run, and where its `out` is."""
+    """Return a launch that's ready to run, and the address of its `out`."""
     rng = np.random.default_rng(seed)
     memory = GlobalMemory(rng, 1 << 18)
     words, out = inputs(case)
@@ -33,7 +33,7 @@ def make_launch(cubin: LoadedCubin, case: Case, seed: int = 1, strict: bool = Fa
 
 
 def interpret(cubin: LoadedCubin, case: Case, seed: int = 1, strict: bool = False) -> tuple[Words, Launch]:
-    """Return what the kernel leaves in `out`."""
+    """Return the final contents of the kernel's `out`."""
     launch, place = make_launch(cubin, case, seed, strict)
     launch.run()
     return np.frombuffer(launch.memory.read(place, inputs(case)[1].nbytes), np.uint32), launch

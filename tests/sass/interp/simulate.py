@@ -13,7 +13,7 @@ from tests.sass.interp.cases import CASES, inputs
 
 
 def copy(data: np.ndarray) -> ctypes.c_uint64:
-    """Return the address of a copy on the device."""
+    """Copy an array to the device, and return its address."""
     place = ctypes.c_uint64()
     ok(cu.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(data.nbytes)))
     ok(cu.cuMemcpyHtoD_v2(place, data.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(data.nbytes)))
@@ -21,7 +21,7 @@ def copy(data: np.ndarray) -> ctypes.c_uint64:
 
 
 def main(folder: Path, out: Path) -> None:
-    """Run the cases and write what each leaves in `out`, one array for each."""
+    """Run the cases and write the final `out` of each, as one array per case."""
     begin()
     modules = {path.stem: load(path.read_bytes()) for path in folder.iterdir()}
     for number in map(int, sys.stdin.read().split()):

@@ -1,4 +1,4 @@
-"""The interpreter against the simulated device, which runs the same kernels from PTX: two programs, one result."""
+"""The interpreter agrees with the simulated device, which runs the same kernels from PTX."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cubins():
 
 @pytest.fixture(scope="module")
 def simulate(tmp_path_factory):
-    """Return a function that runs a case on the simulated device and returns what's left in `out`."""
+    """Return a function that runs a case on the simulated device and returns the final `out`."""
     top = tmp_path_factory.mktemp("simulated")
     env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
     env |= {"XDG_CACHE_HOME": probing.kept()}
@@ -65,7 +65,7 @@ def simulate(tmp_path_factory):
 
 @pytest.mark.parametrize("case", every(12, CASES), ids=lambda case: case.name)
 def test_memory_is_what_the_simulated_device_leaves(case, cubins, simulate):
-    """ptxas's own code never reads too early, so that garbage for early reads changes nothing either."""
+    """ptxas's own code never reads too early, so results don't change if early reads give garbage."""
     wanted = simulate(case)
     found, launch = interpret(cubins[case.file], case, seed=NUMBERS[case.name], strict=True)
     where = differences(case, found, wanted)
@@ -81,7 +81,7 @@ def test_the_order_of_warps_and_garbage_change_nothing(kernel, cubins):
 
 
 def changed(cubin, kernel, change):
-    """Return a copy of a cubin in which `change(index, word)` gives the words of a kernel."""
+    """Return a copy of a cubin in which `change(index, word)` has replaced the words of a kernel."""
     section = cubin.find(f".text.{kernel}")
     words = dict(cubin.words)
     for index in range(section.size // 16):
@@ -93,8 +93,8 @@ YIELD, NOP, LDG = 0x946, 0x918, 0x981
 
 
 def test_a_yield_where_others_wait_breaks_a_kernel(cubins):
-    """As on hardware, a YIELD breaks a region whose other lanes already wait at its BSYNC. No NOP is in such a place,
-    so the YIELD replaces a load that the kernel can end without.
+    """A YIELD breaks a region in which other lanes already wait at the BSYNC, as on hardware. There's no NOP in such a
+    place, so the YIELD replaces a load that the kernel can do without.
     """
     case = case_of("meeting")
     cubin = cubins[case.file]
@@ -118,7 +118,7 @@ def test_a_yield_where_others_wait_breaks_a_kernel(cubins):
 
 
 def test_a_forgotten_wait_is_garbage(cubins):
-    """Every wait that's left out is noticed, unless another one covers it; most change the result."""
+    """Every removed wait is detected, unless another wait covers it; most change the result."""
     case = case_of("widths")
     cubin = cubins[case.file]
     plain = interpret(cubin, case)[0]
@@ -152,7 +152,7 @@ def test_a_stall_that_is_too_short_is_noticed(cubins):
         return with_control(word, Control(1, *control_of(word)[1:]))
 
     launch = make_launch(changed(cubin, "arithmetic", hasten), case, strict=True)[0]
-    with contextlib.suppress(MemoryFault):  # an address that came too late
+    with contextlib.suppress(MemoryFault):  # the address may be garbage
         launch.run()
     assert launch.early
 

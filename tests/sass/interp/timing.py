@@ -1,12 +1,13 @@
-"""Check that code waits for each value: by stalls or by scoreboards.
+"""Check that code waits for each value, by stall counts or scoreboards.
 
-A result of fixed latency arrives a number of cycles after its instruction, any other result once the code has waited
-for its scoreboard. Reading it earlier gives garbage, and adds a line to `Launch.early`. Two errors that do harm later
-add a line, too: overwriting a register that a load has yet to write, or that a memory instruction has yet to read.
+A fixed-latency result arrives a number of cycles after its instruction, any other result once the code has waited for
+its scoreboard. A read before that returns garbage, and adds a message to `Launch.early`. Two errors that only do harm
+later add a message, too: overwriting a register that a load has yet to write, or that a memory instruction has yet to
+read.
 
-docs/sass-rules.md says how many cycles, and which instructions read in order, measured on an H200. A pair that wasn't
-measured gets the shortest measured time, so that a correct read is never reported. A warp's clock counts its own stalls
-only: unlike on a GPU, a value never arrives in time just because another warp ran or a cache missed.
+docs/sass-rules.md has the numbers of cycles, and the instructions that read in order, as measured on an H200. A pair
+that wasn't measured gets the shortest measured time, so that a correct read is never reported. A warp's clock only
+counts its own stalls: unlike on a GPU, a value never arrives in time just because another warp ran or a cache missed.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from tests.sass.interp.decode import Array
 if TYPE_CHECKING:
     from tests.sass.interp.machine import Warp
 
-# Two sorts of units; a result takes a cycle more to the other.
+# Two groups of units; a result takes one cycle longer to reach the other group.
 MULTIPLIERS, ADDERS = {"IMAD", "FADD", "FMUL", "FFMA"}, {"IADD3", "MOV", "LOP3", "SEL", "ISETP", "R2UR"}
-LATE = 2  # the operand at bit 64 is read at most this many cycles after the others: seen in ptxas's code
+LATE = 2  # the operand at bit 64 is read at most this many cycles after the others(inferred from ptxas's code)
 BRANCHES = {"BRA", "BRX", "CALL", "RET", "EXIT", "BSYNC", "BSSY", "WARPSYNC", "BAR"}
-BRANCH_CYCLES = 5  # that a branch takes beyond its stall
+BRANCH_CYCLES = 5  # cycles that a branch takes in addition to its stall
 GUARDS = {"VOTE", "VOTEU", *BRANCHES}
 IN_ORDER = {name for name, space in MEMORY.items() if space in ("global", "shared", "local", "generic")} | {
     "SHFL",
     "S2R",
 }
-SPECIAL = {"MUFU", "POPC", "FLO", "BREV", "I2F", "F2I", "F2F", "FRND", "FCHK"}  # one unit
+SPECIAL = {"MUFU", "POPC", "FLO", "BREV", "I2F", "F2I", "F2F", "FRND", "FCHK"}  # all in one unit
 UNORDERED = {"LDC", "S2R", "S2UR"}
 IN_ORDER |= {"MOVM"}
 IN_ORDER -= {"LDGSTS", "SYNCS", "LDSM", "STSM", "CCTL"}  # not measured: they need a scoreboard of their own
@@ -50,13 +51,13 @@ class Register(NamedTuple):
 
 @dataclass
 class Arriving:
-    """A value that's on its way, for some lanes."""
+    """A value in flight, for some lanes."""
 
     lanes: Array
     writer: str
-    ready: int  # the cycle, or NEVER if a scoreboard says when
+    ready: int  # the cycle, or NEVER if it depends on a scoreboard
     barrier: int
-    order: int  # a later instruction of the same unit comes after it
+    order: int  # position in the unit's order
     unit: str
 
 
@@ -67,12 +68,12 @@ class Reading:
     lanes: Array
     registers: frozenset[Register]
     reader: str
-    order: int  # in the queue of memory instructions
+    order: int  # position in the queue of memory instructions
     barrier: int
 
 
 def registers_of(sets: Registers) -> list[Register]:
-    """Return the registers in masks, but no convergence barriers."""
+    """Return the registers in the masks, except convergence barriers."""
     found = []
     for file in ("R", "UR", "P", "UP"):
         mask = getattr(sets, file)
@@ -83,14 +84,14 @@ def registers_of(sets: Registers) -> list[Register]:
 
 
 def _unit(name: str) -> str:
-    """Return the unit of an instruction, whose results come in order: ptxas awaits the last of some. It's empty for
-    instructions whose results may come in any order.
+    """Return the in-order unit that executes an instruction, or an empty string. ptxas waits only for the last of
+    several results from such a unit.
     """
     return "" if name in UNORDERED else "special" if name in SPECIAL else name
 
 
 def latency(writer: str, reader: str, register: Register, guards: bool, late: bool) -> int:
-    """Return the cycles from a writer of fixed latency to a reader."""
+    """Return the cycles from a fixed-latency writer to a reader."""
     if register.file == "P":
         return 13 if guards or reader in GUARDS else 4
     if register.file == "UP":
@@ -110,11 +111,11 @@ class Timing:
         self.arriving: dict[Register, list[Arriving]] = {}
         self.readings: list[Reading] = []
         self.order = 0
-        self.kept: list[tuple[Array, Array]] = []  # registers with garbage, and what's really in them
+        self.kept: list[tuple[Array, Array]] = []  # registers with garbage, and their real values
         self.after: list[tuple[Register, Arriving]] = []
 
     def issue(self, place: int, word: int, taken: Array) -> None:
-        """Look at what an instruction reads and writes, before it's executed."""
+        """Check what an instruction reads and writes, before it's executed."""
         table = self.warp.cubin.table
         entry, effect, control = table.opcode(word), table.effect(word), control_of(word)
         self._await(control.wait)
@@ -143,7 +144,7 @@ class Timing:
         self.now += max(1, control.stall) + (BRANCH_CYCLES if entry.name in BRANCHES else 0)
 
     def finish(self) -> None:
-        """Restore registers that were garbage, and note what's in flight now."""
+        """Restore registers that were garbage, and record what's in flight now."""
         for row, values in self.kept:
             row[...] = values
         for register, one in self.after:
@@ -174,9 +175,9 @@ class Timing:
         if name in IN_ORDER:
             order = self.order
         elif name not in MEMORY:
-            return  # it reads its operands at once
+            return  # its operands are read at once
         barrier = read if read < BARRIERS else write
-        registers = frozenset(one for one in registers if one.file not in ("P", "UP"))  # read at issue
+        registers = frozenset(one for one in registers if one.file not in ("P", "UP"))  # predicates are read at issue
         self.readings.append(Reading(lanes, registers, name, order, barrier))
 
     def _read(self, register: Register, reader: str, place: int, lanes: Array, guards: bool, late: bool) -> None:
@@ -196,7 +197,7 @@ class Timing:
                 self._say(place, f"{writer} writes {register.file}{register.number}, which {one.writer} still writes")
         for reading in self.readings:
             if writer in IN_ORDER and reading.order >= 0:
-                continue  # it reads later, and writes later still
+                continue  # it reads later, and writes even later
             if register in reading.registers and (reading.lanes & lanes).any():
                 self._say(
                     place, f"{writer} writes {register.file}{register.number}, which {reading.reader} still reads"

@@ -17,8 +17,8 @@ static void begin(unsigned run_high, unsigned run_low, unsigned high, unsigned l
     ((void (*)(struct worker *))pointer(run_high, run_low))(pointer(high, low));
 }
 
-// The context stays at the top of its stack, because code that runs below may prepare this stack again for
-// another lane.
+// The context is kept at the top of its stack, because code that runs further down may prepare this stack
+// again for another lane.
 void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker) {
     enum {
         ROOM = (sizeof(ucontext_t) + 63) / 64 * 64,

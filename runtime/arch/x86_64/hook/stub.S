@@ -123,7 +123,7 @@ hook_stubs_end:
     jz full
     movq (%r10), %r10
     cmpq COUNTER_GENERATION(%rax), %r10
-    jne full // the counted object is gone
+    jne full // the counted object no longer exists
     movq COUNTER_ROW(%rax), %rax
     cmpq $0, (%rax)
     je full
@@ -285,7 +285,7 @@ lean:
     movq %fs:(%rdx), %r10
     testq %r10, %r10
     jz 3f
-    movq %rbx, %rcx // is the row mapped, and does it still belong to this call?
+    movq %rbx, %rcx // check that the row is mapped and still belongs to this call
     subq THREAD_CHUNK(%r10), %rcx
     cmpq THREAD_CHUNK + 8(%r10), %rcx
     jae 2f
@@ -445,7 +445,7 @@ vfork:
     .cfi_startproc
     endbr64
     movq hook_in_vfork@gottpoff(%rip), %rsi
-    movzbl %fs:(%rsi), %r8d         // a vfork child may vfork
+    movzbl %fs:(%rsi), %r8d         // a vfork child may call vfork itself
     movb $1, %fs:(%rsi)
     movq hook_thread@gottpoff(%rip), %rdi
     movq %fs:(%rdi), %r9

@@ -108,7 +108,7 @@ static bool step(struct context *context, struct window *window) {
         return false;
     uint64_t at = (rule.rbp == AT_CFA ? cfa : base) + (uint64_t)(int64_t)rule.rbp_at;
     if (rule.rbp != UNCHANGED && (rule.rbp == LOST || !read_word(window, at, &context->rbp)))
-        context->rbp = 0; // a rule that needs it fails
+        context->rbp = 0; // a rule that needs rbp fails
     context->sp = cfa;
     return context->pc != 0;
 }

@@ -60,7 +60,7 @@ for warps in records:
         end = max(warp.begin + warp.elapsed for warp in warps)
         blocks[warps[0].smid].append((min(warp.begin for warp in warps), end))
 
-# A block follows the first block to end, or runs beside all unfinished ones.
+# A block takes the slot of the first block to end, or a new slot if no block has ended.
 running = scheduling = places = 0
 for spans in blocks.values():
     ends = []
