@@ -145,15 +145,13 @@ demo: $(READY) runtime ## run a program on the simulated device, slim its CUDA l
 # Without bytecode, each stage that a test starts compiles what it imports, and pytest rewrites every test file anew.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -q
 
-# In a fresh clone, each worker of pytest would compile all test files.
 test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some): five minutes on two cores
 	@echo "test: pytest"
-	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 14 $(PYTEST) --collect-only >/dev/null 2>&1 || :
-	@$(PYTEST) -n $$(($$(nproc) + 1)) -m "not full and not soak" $(ARGS)
+	@$(PYTEST) --workers $$(($$(nproc) + 1)) -m "not full and not soak" $(ARGS)
 
 test-full: $(READY) runtime ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"
-	@TEST_FULL=1 $(PYTEST) -n auto -m "(full or hypothesis) and not soak" $(ARGS)
+	@TEST_FULL=1 $(PYTEST) --workers $$(nproc) -m "(full or hypothesis) and not soak" $(ARGS)
 
 test-part: ## an eighth of test-full, which one depends on the commit, and all of what the commit changed: CI
 	@TEST_PART=$$(git rev-list --count HEAD) $(MAKE) --no-print-directory test-full

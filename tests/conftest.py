@@ -12,7 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import cuda, tiers
+from tests import cuda, forks, tiers
+from tests.forks import pytest_addoption, pytest_runtestloop  # noqa: F401
 from tests.formats.samples import SAMPLES
 
 # The executables of the environment that runs the tests go before those of the system.
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder shared by all workers of a session."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder = (base.parent if forks.WORKER in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
 
