@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-PIECE = 40  # tests; larger files are divided
+PIECE = 40  # tests at most
 WORKER = "PYTEST_WORKER"  # set in the environment of a worker: its number
 
 
@@ -43,7 +43,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined] # workers have folders in it
     gc.collect()
     gc.freeze()  # workers neither look through what all of them share nor copy it
-    pieces = deque(_pieces(session.items))
+    pieces = deque(_pieces(session.items, option.workers))
     workers: list[_Worker] = []
     started = 0
     try:
@@ -70,13 +70,14 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def _pieces(items: list[pytest.Item]) -> Iterator[list[int]]:
-    """Yield the tests in pieces, as their numbers."""
+def _pieces(items: list[pytest.Item], workers: int) -> Iterator[list[int]]:
+    """Yield the tests in pieces, as their numbers. The last ones are small, so that the workers end together."""
     for _, group in groupby(range(len(items)), lambda number: items[number].path):
         numbers = [*group]
-        count = -(-len(numbers) // PIECE)
-        size = -(-len(numbers) // count)
-        yield from (numbers[start : start + size] for start in range(0, len(numbers), size))
+        while numbers:
+            size = max(1, min(PIECE, (len(items) - numbers[0]) // (8 * workers)))
+            yield numbers[:size]
+            numbers = numbers[size:]
 
 
 class _Worker:

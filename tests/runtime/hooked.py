@@ -28,7 +28,7 @@ INCLUDE = (f"-I{ROOT}/runtime", f"-I{ARCH}")  # folders of the runtime's own fil
 PROGRAMS = ROOT / "tests" / "programs"
 DEVICE = os.environ.get("GPT_TEST_DEVICE", "sim")  # `real` in tests/gpu/live.py
 PRELUDE = '#include "client.h"\n'  # what most C clients begin with
-BASE = ("-std=gnu11", "-O0", "-g", "-Wno-unused", f"-I{PROGRAMS}")  # unoptimized: they are short, and compile faster
+BASE = ("-std=gnu11", "-O0", "-g0", "-Wno-unused", f"-I{PROGRAMS}")  # what compiles fastest: they are short
 
 
 @cache
