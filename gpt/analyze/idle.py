@@ -16,7 +16,7 @@ from gpt.analyze.lib.locations import SINCE, WHO, Who, describe, tell_apart
 from gpt.analyze.lib.parts import Parts
 from gpt.base.printable import shorten
 from gpt.screen.units import amount, human, human_share, human_time
-from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES
+from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES, SAMPLES
 
 if TYPE_CHECKING:
     from gpt.analyze.lib.host_calls import Copied
@@ -100,6 +100,7 @@ ACTIONS = {  # by the type of the function that a cause names
     "graph": "instantiate graphs once, before the loop",
     "context": "create contexts once, before the loop",
 }
+HINT = "; NVTX ranges or --sample-host would say which"
 ELSE = "call it less often, or in another thread"
 PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can launch kernels meanwhile"
 
@@ -123,7 +124,7 @@ class Idle(Parts[IdlePart]):
     """Explain why GPUs ran nothing."""
 
     drains = True
-    kinds = CALLS | COUNTED | GPU_TIMES | RANGES | {"device"}
+    kinds = CALLS | COUNTED | GPU_TIMES | RANGES | SAMPLES | {"device"}
 
     def find(self, trace: TraceModel) -> IdlePart:
         """Find the idle times of all GPUs and their causes."""
@@ -274,6 +275,11 @@ class _Answer:
         yield make_answer("causes", CAUSES, rows, top=TOP, plots=[drawn])
         doing = [(what, after, *self._times(times)) for (what, after), times in sums.doing.items()]
         yield make_answer("doing", DOING, sorted(doing, key=lambda row: (-row[2], row[0], row[1] or "")), top=TOP)
+        if sums.places:
+            from gpt.analyze.lib.host_samples import PLACES, iter_places
+
+            told = "waiting: of these samples, in a system call"
+            yield make_answer("places", PLACES, iter_places(sums.places), [told], top=TOP)
         if set(sums.ranges) - {None}:
             yield make_answer("ranges", RANGES_IDLE, self._iter_ranges(), top=TOP)
         self._longest.sort(key=lambda one: (-one[2].took, one[0], one[2].at))
@@ -334,6 +340,7 @@ class _Answer:
     def _advise(self, cause: str, names: list[str | None], times: Times) -> str:
         """Say in a sentence what happens and what would help."""
         from gpt.analyze.lib import idle_causes as causes
+        from gpt.analyze.lib.host_samples import describe_places
 
         name = names[0]
         count, mean = amount(times.count, "time"), human_time(times.total / times.count)
@@ -368,10 +375,10 @@ class _Answer:
                     f"{ACTIONS.get(self._sums.types.get(name or '', ''), ELSE)}"
                 )
             case causes.HOST_CODE:
-                hint = "" if set(self._sums.ranges) - {None} else "; NVTX ranges would say which"
+                hint = "" if set(self._sums.ranges) - {None} or self._sums.places else HINT
                 return (
-                    f"the GPU waits {often}, while the host mostly runs its own code between calls{where}{hint}: do "
-                    "that in another thread while the GPU works"
+                    f"the GPU waits {often}, while the host mostly runs its own code between calls{where}"
+                    f"{describe_places(self._sums.places)}{hint}: do that in another thread while the GPU works"
                 )
             case causes.BETWEEN:
                 return (
@@ -392,13 +399,15 @@ class _Answer:
 
     def _find_doing(self, waited: str | None) -> str:
         """Say what the host does after a wait while the GPU is idle, if that's one thing for at least half of it."""
+        from gpt.analyze.lib.host_samples import describe_places
         from gpt.analyze.lib.idle_causes import HOST_CODE, QUEUED, UNKNOWN
 
         found = {what: times.total for (what, after), times in self._sums.doing.items() if after == waited}
         most = max(found, key=lambda what: found[what], default=None)
         if most is None or most in (waited, QUEUED, UNKNOWN) or 2 * found[most] < sum(found.values()):
             return ""
-        return f", while the host {'mostly runs its own code' if most == HOST_CODE else f'is mostly in {most}'}"
+        own = f"mostly runs its own code{describe_places(self._sums.places)}"
+        return f", while the host {own if most == HOST_CODE else f'is mostly in {most}'}"
 
     def _find_range(self, cause: str, names: list[str | None]) -> str:
         """Name the NVTX range in which most of the time of a cause is, if that's at least half of it."""

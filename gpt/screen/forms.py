@@ -339,6 +339,13 @@ def _draw_roofs(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
     draw_roofs(axes, plot, columns, labels_of(columns[plot["color"]]))
 
 
+def _draw_flame(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    from gpt.screen.flame import draw_flame
+
+    del told
+    draw_flame(axes, plot, columns)
+
+
 FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] = {
     "bars": _draw_bars,
     "stack": _draw_stack,
@@ -348,4 +355,5 @@ FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] =
     "spans": _draw_spans,
     "heat": _draw_heat,
     "roofs": _draw_roofs,
+    "flame": _draw_flame,
 }

@@ -17,6 +17,7 @@ from gpt.base.errors import GptError, UsageError
 from gpt.base.install import missing_package
 from gpt.base.outputs import replacing
 from gpt.base.printable import printable
+from gpt.screen.flame import depth_of
 from gpt.screen.forms import FORMS, GRAY, Columns, Record, choose_bars
 from gpt.screen.marks import SMALL, text_of
 from gpt.stream import packed
@@ -159,6 +160,8 @@ def _height(plot: Record, columns: Columns) -> float:
     if plot["form"] == "bars":
         places, rest = choose_bars(plot, columns)
         rows = 2 * (len(places) + bool(rest))
+    elif plot["form"] == "flame":
+        rows = 2 * depth_of(columns[plot["y"][0]])
     elif plot["form"] == "spans":
         rows = len(set(columns[plot["y"][0]]))
     return min(MOST, max(LEAST, MARGIN + ROW * rows))

@@ -30,6 +30,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "launches",
     "gaps",
     "startup",
+    "stacks",
     "stages",
     "nvtx",
     "ioctl",

@@ -111,12 +111,23 @@ RUNS: dict[str, Keys] = {
     },
     "stack": {
         "id": ("u64", "number in the segment"),
-        "frames": ("[frame]", "return addresses, innermost first; outer callers may be missing"),
+        "frames": (
+            "[frame]",
+            "frames, innermost first, all native or all Python; outer callers may be missing",
+        ),
     },
     "call_site": {
         "thread": ("u64", "thread id"),
         "start": ("u64", "start of the call's row"),
         "stack": ("u64", "id of the stack"),
+    },
+    "sample": {
+        "thread": ("u64", "thread id"),
+        "at": ("u64", "time stamp"),
+        "python": ("u64?", "id of the stack of its Python frames; absent if it had none, or they can't be read"),
+        "native": ("u64?", "id of the stack of its native frames; absent if unknown"),
+        "syscall": ("u64?", "number of the system call that it was in; absent if it ran"),
+        "changed": ("u64?", "1 if the innermost Python frames changed while they were read, and are missing"),
     },
     "ioctl": {
         "thread": ("u64", "thread id"),

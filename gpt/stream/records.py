@@ -41,7 +41,7 @@ STRUCTS: dict[str, Keys] = {
         "shown": ("str?", "when a table shows it: never, any, under, line, exact; absent for always"),
     },
     "plot": {
-        "form": ("str", "bars, stack, lines, levels, histogram, spans, heat or roofs"),
+        "form": ("str", "bars, stack, lines, levels, histogram, spans, heat, roofs or flame"),
         "x": ("str?", "column for the horizontal axis; for spans, their beginning"),
         "y": ("[str]", "columns for the vertical axis; for spans and heat, the row; for roofs, three"),
         "end": (
@@ -95,8 +95,10 @@ STRUCTS: dict[str, Keys] = {
         "addresses": ("[address]?", "addresses in its initial value"),
     },
     "frame": {
-        "path": ("str?", "file that contains the code; absent if none does"),
-        "offset": ("u64", "return address as an offset in that file; without a file, the address itself"),
+        "path": ("str?", "file that contains the code; absent if none does; of a Python frame, the source file"),
+        "offset": ("u64", "return address as an offset in that file; without a file, the address; 0 for Python"),
+        "function": ("str?", "of a Python frame: the qualified name of its function"),
+        "line": ("u64?", "of a Python frame: the line that it executes; absent if unknown"),
     },
     "operation": {
         "type": ("str", "as in api: memcpy, memset, memory, or stream for a host function"),

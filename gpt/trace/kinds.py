@@ -15,5 +15,6 @@ DETAILS = frozenset(("ioctl details",))  # not a record kind: keep `ioctl` recor
 GPU_TIMES = frozenset(("gpu_times", "gpu_time"))
 GRAPHS = frozenset(("graph",))  # what graph launches ran
 SITES = frozenset(("call_site", "stack"))  # where calls came from
+SAMPLES = frozenset(("sample", "stack"))  # what the host did
 TENSORS = frozenset(("tensor", "tensor_end"))
 RANGES = frozenset(("range", "range_end"))  # NVTX

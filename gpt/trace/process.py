@@ -22,6 +22,7 @@ from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs
 from gpt.trace.machines import identity, machine_of
 from gpt.trace.rows import ARGUMENTS, CALL, COUNTS, GPU_CALLS, GPU_TIMES, LAUNCHES, Collector
+from gpt.trace.samples import Samples
 from gpt.trace.select import Selected, Selection
 from gpt.trace.sites import Sites
 from gpt.trace.tensors import Tensors
@@ -115,6 +116,7 @@ class Process:
         self.probes = Probes(folder, kinds, chosen)
         self.tensors = Tensors()
         self.sites = Sites()
+        self.samples = Samples()
         self.ranges: list[Record] = []  # `range` and `range_end`
         self.diags: list[Record] = []
         self.drained = False  # True if its reader takes ranges and ioctls while they come
@@ -244,6 +246,8 @@ class Process:
                 self.diags.append(record)
             case "stack" | "call_site":
                 self.sites.add(record)
+            case "sample" if self._selected.of_moment(record["thread"], record["at"]):
+                self.samples.add(record)
             case "device":
                 self.devices.add((record["arch"], record["runs"]))
                 self.cards[record["index"]] = record

@@ -1,4 +1,4 @@
-"""Find where calls came from: the stacks of `gpt-hook --stacks`, with names of functions.
+"""Find where calls came from: the stacks of `gpt-hook --stacks` and of samples, with names of functions.
 
 A frame is a file and a return address in it. Its function is the symbol that contains the call before that address,
 read from the file as it is now; if the file was replaced or stripped, the name is missing or wrong.
@@ -33,12 +33,15 @@ BETWEEN = ("libcuda.so", "libcudart.so", "libcudart-", "libffi.so", "_ctypes.")
 class CallFrame(NamedTuple):
     """A caller: `offset` is the return address as an offset in the file at `path`, or as it is if `path` is None.
 
-    `function` is a mangled name.
+    `function` is a mangled name. A Python frame has the path of its source, its function, and the line if it's known;
+    its `offset` is 0.
     """
 
     path: str | None
     offset: int
     function: str | None = None
+    line: int | None = None
+    is_python: bool = False
 
 
 class Sites:
@@ -57,7 +60,7 @@ class Sites:
     def add(self, record: dict[str, Any]) -> None:
         """Add a checked `stack` or `call_site` record."""
         if record["kind"] == "stack":
-            self._stacks[record["id"]] = [CallFrame(one.get("path"), one["offset"]) for one in record["frames"]]
+            self._stacks[record["id"]] = [_make_frame(one) for one in record["frames"]]
         else:
             self._calls.append((record["start"], record["thread"], record["stack"]))
             self._table = None
@@ -87,12 +90,17 @@ class Sites:
         return found and self._name(found)
 
     def _name(self, frame: CallFrame) -> CallFrame:
-        if frame.path is None:
+        if frame.path is None or frame.is_python:
             return frame
         if frame.path not in self._symbols:
             self._symbols[frame.path] = read_symbols(frame.path)
         symbols = self._symbols[frame.path]
         return frame._replace(function=symbols.find(frame.offset - 1) if symbols else None)
+
+
+def _make_frame(found: dict[str, Any]) -> CallFrame:
+    function = found.get("function")
+    return CallFrame(found.get("path"), found["offset"], function, found.get("line"), function is not None)
 
 
 class Symbols:

@@ -171,6 +171,7 @@ static int run(int argc, char **argv) {
     set_disk(request.disk);
     set("GPT_HOOK_CALLS", request.calls);
     set("GPT_HOOK_STACKS", request.stacks);
+    set("GPT_HOOK_SAMPLE_HOST", request.sample_host);
     set("GPT_HOOK_IOCTL", request.ioctls ? "1" : NULL);
     set("GPT_HOOK_GPU_TIME", request.gpu_time ? "1" : NULL);
     set("GPT_HOOK_DISABLED", request.disabled ? "1" : NULL);

@@ -8,6 +8,7 @@
 #include "options.h"
 
 enum { LEAST_DISK = 1 << 20 }; // bytes
+enum { MOST_HERTZ = 1000 };
 
 static const char HELP[] =
     "usage: gpt-hook run [OPTION ...] [--] COMMAND [ARG ...]\n"
@@ -29,6 +30,8 @@ static const char HELP[] =
     "                         globs of names, types such as memcpy or kernel, query;\n"
     "                         -WORD excludes (all,-query; with --ioctl all)\n"
     "      --stacks WORD,...  record the call stacks of these functions (none)\n"
+    "      --sample-host HZ   sample what the threads that call the driver do on the\n"
+    "                         host, HZ times per second (off; 50 is a good start)\n"
     "      --max-disk SIZE    stop recording calls and buffers before the run\n"
     "                         exceeds this\n"
     "      --gpu-time         time kernels, copies and memsets on the GPU, with two\n"
@@ -87,6 +90,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
         {"force", no_argument, NULL, 'f'},
         {"calls", required_argument, NULL, 'c'},
         {"stacks", required_argument, NULL, 't'},
+        {"sample-host", required_argument, NULL, 'H'},
         {"gpu-time", no_argument, NULL, 'g'},
         {"ioctl", no_argument, NULL, 'i'},
         {"tensors", no_argument, NULL, 'T'},
@@ -130,6 +134,9 @@ static void parse_options(struct request *request, int argc, char **argv) {
             break;
         case 't':
             request->stacks = optarg;
+            break;
+        case 'H':
+            request->sample_host = optarg;
             break;
         case 'd':
             request->device = optarg;
@@ -207,6 +214,13 @@ static void parse_options(struct request *request, int argc, char **argv) {
     request->command = argv + optind;
 }
 
+static void check_rate(const char *option, const char *text) {
+    char *end;
+    unsigned long hertz = strtoul(text, &end, 10);
+    if (strspn(text, "0123456789") != strlen(text) || end == text || hertz < 1 || hertz > MOST_HERTZ)
+        fail(USAGE, option, "'%s' is no number from 1 to %d", text, MOST_HERTZ);
+}
+
 // Reject options that make no sense, before anything is written.
 static void check_request(struct request *request) {
     const char *output = request->output;
@@ -227,6 +241,8 @@ static void check_request(struct request *request) {
         fail(USAGE, "--max-disk", "less than 1M has no room for a trace");
     if (request->disk && (!strcmp(output, "-") || *output == '|'))
         fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");
+    if (request->sample_host)
+        check_rate("--sample-host", request->sample_host);
     if (request->stacks)
         check_calls("--stacks", request->stacks);
     request->simulated = !strcmp(request->device, "sim");

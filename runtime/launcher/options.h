@@ -8,7 +8,7 @@
 #include "probe.h"
 
 struct request {
-    const char *output, *calls, *stacks, *device, *modules, *replacements;
+    const char *output, *calls, *stacks, *device, *modules, *replacements, *sample_host;
     const char *disk; // bytes, or NULL
     bool force, quiet, gpu_time, ioctls, simulated, control, disabled, tensors;
     struct probing probing;

@@ -98,8 +98,8 @@ def test_a_wait_costs_at_most_what_the_host_waited():
         ("cuLaunchKernel", "cuStreamSynchronize"): 10.0,
     }  # fmt: skip
     assert found.rows["verdict"][0]["told"] == (
-        "the GPU waits 2 times, 310us each, while the host mostly runs its own code between calls; NVTX ranges would "
-        "say which: do that in another thread while the GPU works"
+        "the GPU waits 2 times, 310us each, while the host mostly runs its own code between calls; NVTX ranges or "
+        "--sample-host would say which: do that in another thread while the GPU works"
     )
 
 

@@ -140,6 +140,8 @@ def trace() -> list[Record]:
             {"type": "memory", "op": "alloc", "nodes": 1, "bytes": 4096, "address": 1 << 32},
         ]),
         records.make("stack", id=1, frames=frames), records.make("call_site", thread=1, start=7000, stack=1),
+        records.make("stack", id=2, frames=[{"path": "a.py", "offset": 0, "function": "f", "line": 3}]),
+        records.make("sample", thread=1, at=7003, python=2, native=1, syscall=202, changed=1),
         records.make("ioctl", thread=1, parent=1000, device="/dev/nvidia0", request=7, name="NV_ESC_RM_CONTROL",
                      command=5, start=1100, duration=3, error=1),
         records.make("range", id=1, type="push", thread=1, domain="d", name="step", category=2, start=900),

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.host_calls import HostCalls
+from gpt.analyze.lib.host_samples import HostSamples, Places, merge_places
 from gpt.analyze.lib.innermost import iter_innermost
 from gpt.analyze.lib.overlay import NOTHING, PIECE, cut_out, overlay
 from gpt.analyze.lib.sequence import LAUNCH, OUT, Acts
@@ -92,7 +93,7 @@ class Reasons:
     """The idle times that the work of one process ended, or of several.
 
     `causes` is by cause and function, `doing` by what the thread did and the function that it had waited in, `ranges`
-    by NVTX range and cause.
+    by NVTX range and cause. `places` is where the threads' own code was, from samples.
     """
 
     causes: dict[tuple[str, str | None], Times] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class Reasons:
     ranges: dict[str | None, dict[tuple[str, str | None], Times]] = field(default_factory=dict)
     longest: list[Longest] = field(default_factory=list)
     types: dict[str, str] = field(default_factory=dict)  # types of functions, by name
+    places: Places = field(default_factory=dict)
 
     def merge(self, other: Reasons) -> None:
         """Add the idle times of another process, except the longest ones."""
@@ -107,6 +109,7 @@ class Reasons:
             for key, times in theirs.items():
                 mine.setdefault(key, Times()).add(times)
         self.types |= other.types
+        merge_places(self.places, other.places)
         for name, causes in other.ranges.items():
             own = self.ranges.setdefault(name, {})
             for key, times in causes.items():
@@ -170,10 +173,12 @@ class _Sums:
         self._all_acts = [Acts(process) for process in trace.processes]
         self._acts = self._all_acts[number]
         self._tape = tape
+        self._samples = HostSamples(trace, number)
         self._groups, self._firsts = np.zeros(0, GROUP), np.zeros(0, FIRST)
 
     def add(self, pieces: Array) -> None:
         """Add pieces that follow the ones added before."""
+        self._samples.find(pieces[pieces["what"] == HOST])
         groups = np.zeros(len(pieces), GROUP)
         for name in ("number", "what", "range"):
             groups[name] = pieces[name]
@@ -190,6 +195,8 @@ class _Sums:
 
     def finish(self, bound: int | None) -> None:
         """Find the causes of the idle times that end by then, or of all that are left."""
+        if bound is None:
+            self.reasons.places = self._samples.places()
         numbers = np.unique(self._groups["number"])
         rows = self._tape.take(numbers)
         done = numbers if bound is None else numbers[rows["end"] <= bound]

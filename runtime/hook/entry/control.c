@@ -5,7 +5,6 @@
 // descriptor numbers don't change, and children inherit nothing. In that table it closes all of the program's
 // descriptors except the trace.
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -30,37 +29,11 @@
 #include "hook/write/write.h"
 #include "stub.h"
 
-enum { UNSHARE = 2 };       // CLOSE_RANGE_UNSHARE
 enum { MOST_CLIENTS = 64 }; // silent connections before the oldest is closed
 
 #ifndef SO_PASSRIGHTS
 #define SO_PASSRIGHTS 83 // Linux 6.16
 #endif
-
-// Descriptors
-
-// For kernels without close_range (before 5.9), or a filter that refuses it.
-static bool close_each(int kept) {
-    DIR *files = syscall(SYS_unshare, CLONE_FILES) ? NULL : opendir("/proc/thread-self/fd");
-    if (!files)
-        return false;
-    for (struct dirent *entry; (entry = readdir(files));) {
-        int file = atoi(entry->d_name);
-        if (*entry->d_name != '.' && file != kept && file != dirfd(files))
-            close(file);
-    }
-    closedir(files);
-    return true;
-}
-
-// Unshare the descriptor table, and close every descriptor but one.
-static bool have_own(int kept) {
-    if (syscall(SYS_close_range, kept + 1, ~0u, UNSHARE))
-        return close_each(kept);
-    if (kept > 0)
-        syscall(SYS_close_range, 0, kept - 1, 0);
-    return true;
-}
 
 static int listen_here(void) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -214,7 +187,7 @@ static bool accept_one(void) {
 static void *serve(void *unused) {
     (void)unused;
     prctl(PR_SET_NAME, "gpt-control");
-    int server = have_own(hook_keep_apart()) ? listen_here() : -1;
+    int server = hook_own_files(hook_keep_apart()) ? listen_here() : -1;
     sem_post(&ready);
     if (server < 0) {
         hook_say("control", hook_describe_error(errno), "gpt-hook ctl can't reach this process");

@@ -37,6 +37,11 @@ static void say_unwatched(const char *why) {
     hook_finish(0);
 }
 
+static void after_init(struct frame *frame) {
+    hook_serve_control(frame);
+    hook_sample_host();
+}
+
 static void survey(void) {
     static pid_t process;
     pid_t before = process;
@@ -61,7 +66,8 @@ bool hook_setup(void) {
         hook_exits_setup();
     else if (is_wanted()) // RLIMIT_AS
         hook_say("memory", hook_describe_error(errno), "this process is not watched");
-    hook_decode_setup(hook_serve_control);
+    hook_decode_setup(after_init);
+    hook_samples_setup();
     hook_ioctl_setup();
     hook_save_setup();
     hook_report_setup();

@@ -180,13 +180,14 @@ EARLY static uint32_t hash_sysv(const char *name) {
     return hash;
 }
 
-// Return the function of symbol `index` if it's called `name` and has the default version, or NULL.
-EARLY static void *function_of(const struct linked *linked, const struct tables *tables, uint32_t index,
-                               const char *name) {
+// Return what symbol `index` stands for if it's called `name` and has the default version, or NULL. `type`:
+// STT_FUNC or STT_OBJECT.
+EARLY static void *value_of(const struct linked *linked, const struct tables *tables, uint32_t index,
+                            const char *name, unsigned type) {
     Elf64_Sym symbol;
     uint16_t version = 1;
     if (!get(linked, tables->symbols + index * sizeof(symbol), &symbol, sizeof(symbol)) || !symbol.st_shndx ||
-        ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || ELF64_ST_BIND(symbol.st_info) == STB_LOCAL ||
+        ELF64_ST_TYPE(symbol.st_info) != type || ELF64_ST_BIND(symbol.st_info) == STB_LOCAL ||
         !has_text(linked, tables->strings + symbol.st_name, name, strlen(name) + 1))
         return NULL;
     if (tables->versions && !get(linked, tables->versions + 2ul * index, &version, 2))
@@ -194,7 +195,7 @@ EARLY static void *function_of(const struct linked *linked, const struct tables 
     return version & 0x8000 ? NULL : (void *)(linked->address + symbol.st_value); // else hidden
 }
 
-EARLY void *hook_function_in(const struct linked *linked, const char *name) {
+EARLY static void *find_symbol(const struct linked *linked, const char *name, unsigned type) {
     struct tables tables;
     uint32_t head[4], index, word, hash = hash_gnu(name);
     void *found = NULL;
@@ -210,7 +211,7 @@ EARLY void *hook_function_in(const struct linked *linked, const char *name) {
             return NULL;
         for (; !found && get(linked, chains + 4ul * (index - head[1]), &word, 4); index++) {
             if (!((word ^ hash) >> 1))
-                found = function_of(linked, &tables, index, name);
+                found = value_of(linked, &tables, index, name, type);
             if (word & 1)
                 break;
         }
@@ -219,12 +220,20 @@ EARLY void *hook_function_in(const struct linked *linked, const char *name) {
         if (!get(linked, buckets + 4ul * (hash_sysv(name) % head[0]), &index, 4))
             return NULL;
         for (uint32_t steps = 0; index && index < head[1] && !found && steps < head[1]; steps++) {
-            found = function_of(linked, &tables, index, name);
+            found = value_of(linked, &tables, index, name, type);
             if (!get(linked, chains + 4ul * index, &index, 4))
                 break;
         }
     }
     return found;
+}
+
+EARLY void *hook_function_in(const struct linked *linked, const char *name) {
+    return find_symbol(linked, name, STT_FUNC);
+}
+
+void *hook_variable_in(const struct linked *linked, const char *name) {
+    return find_symbol(linked, name, STT_OBJECT);
 }
 
 // Return the number of symbols, which isn't in the GNU hash table.

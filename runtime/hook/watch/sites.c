@@ -19,32 +19,41 @@ void hook_sites_setup(void) {
         hook_unwind_setup();
 }
 
-static bool write_stack(uint64_t id, const uint64_t *addresses, size_t count) {
+struct addresses {
+    const uint64_t *items;
+    size_t count;
+};
+
+static bool write_addresses(uint64_t id, const void *what) {
+    const struct addresses *addresses = what;
     struct gpt_frame frames[DEEPEST];
     char buffer[1024]; // receives the path of a file that the program mapped itself: not a library
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < addresses->count; i++) {
         uint64_t offset = 0;
-        const char *path = hook_find_file((const void *)(addresses[i] - 1), &offset, buffer, sizeof(buffer));
+        const char *path =
+            hook_find_file((const void *)(addresses->items[i] - 1), &offset, buffer, sizeof(buffer));
         path = path == buffer ? NULL : path;
-        frames[i] =
-            (struct gpt_frame){path ? hook_str(path) : (struct gpt_str){0}, path ? offset + 1 : addresses[i]};
+        frames[i] = (struct gpt_frame){.path = path ? hook_str(path) : (struct gpt_str){0},
+                                       .offset = path ? offset + 1 : addresses->items[i]};
     }
-    return HOOK_WRITE(stack, .id = id, .frames = {frames, count});
+    return HOOK_WRITE(stack, .id = id, .frames = {frames, addresses->count});
 }
 
-// Return the number of a stack, or 0.
-static uint64_t number_of(const uint64_t *addresses, size_t count) {
-    uint64_t digest = 0xcbf29ce484222325u + hook_unwind_generation();
-    for (size_t i = 0; i < count; i++)
-        digest = (digest ^ addresses[i] ^ addresses[i] >> 32) * 0x100000001b3u, digest ^= digest >> 29;
+uint64_t hook_number_stack(uint64_t digest, bool (*write)(uint64_t id, const void *what), const void *what) {
     _Atomic uint64_t *place = hook_find_in_map(&hook_watched->stacks, digest | 1);
     if (!place)
         return 0;
     uint64_t id = (uint64_t)(place - hook_watched->stacks.values) + 1;
-    if (!atomic_load_explicit(place, memory_order_relaxed) && !atomic_exchange(place, 1) &&
-        !write_stack(id, addresses, count))
+    if (!atomic_load_explicit(place, memory_order_relaxed) && !atomic_exchange(place, 1) && !write(id, what))
         atomic_store(place, 0);
     return id;
+}
+
+uint64_t hook_number_addresses(const uint64_t *addresses, size_t count) {
+    uint64_t digest = 0xcbf29ce484222325u + hook_unwind_generation();
+    for (size_t i = 0; i < count; i++)
+        digest = (digest ^ addresses[i] ^ addresses[i] >> 32) * 0x100000001b3u, digest ^= digest >> 29;
+    return hook_number_stack(digest, write_addresses, &(struct addresses){addresses, count});
 }
 
 void hook_on_site(struct frame *frame) {
@@ -52,7 +61,7 @@ void hook_on_site(struct frame *frame) {
     size_t count = hook_unwind(addresses, DEEPEST);
     if (!count)
         addresses[count++] = frame_caller(frame);
-    uint64_t id = number_of(addresses, count);
+    uint64_t id = hook_number_addresses(addresses, count);
     if (id)
         HOOK_WRITE(call_site, .thread = frame->thread->tid, .start = frame->start, .stack = id);
 }

@@ -276,6 +276,7 @@ bool hook_comes_after_us(const struct linked *linked);
 bool hook_is_driver(const struct linked *linked);                      // by its soname
 bool hook_linked_of(const void *address, struct linked *linked);       // the library that contains an address
 void *hook_function_in(const struct linked *linked, const char *name); // or NULL
+void *hook_variable_in(const struct linked *linked, const char *name); // or NULL
 void *hook_next_function(const char *name);                            // like dlsym(RTLD_NEXT); or NULL
 void hook_each_function(const struct linked *linked,
                         void (*see)(void *state, uintptr_t address, const char *name), void *state);
@@ -286,6 +287,29 @@ void hook_each_reference(const struct linked *linked, void (*see)(void *state, v
                          void *state);
 struct span hook_protected_in(const struct linked *linked); // the caller keeps the library open
 bool hook_has_namespaces(void);                             // made by dlmopen or an auditing library
+
+// -- python.c --------------------------------------------------------------
+
+// The Python frames of another thread.
+
+enum { PYTHON_DEEPEST = 128 };
+
+struct python_frame {
+    uint32_t code, line; // a number for its code object; 0: no line
+    const char *file, *name;
+};
+
+bool hook_find_python(void); // false if there's no Python that we can read
+// Collect the frames of a thread, innermost first, or the innermost PYTHON_DEEPEST. Returns their number.
+// `changed`: inner frames changed meanwhile, and are left out.
+size_t hook_python_frames(uint32_t tid, struct python_frame *frames, bool *changed);
+
+// -- samples.c -------------------------------------------------------------
+
+// What the host does between calls.
+
+void hook_samples_setup(void);
+void hook_sample_host(void); // after cuInit: start the thread that takes samples, if they're wanted
 
 // -- driver.c --------------------------------------------------------------
 
@@ -643,6 +667,10 @@ _Atomic uint64_t *hook_find_in_map(struct map *map,
 extern const char *hook_stacks; // the words after gpt-hook --stacks, or NULL
 void hook_sites_setup(void);
 extern handler hook_on_site; // for calls that have a row
+
+// Return the number of a stack with this digest, or 0. If it has no record yet, `write` writes that.
+uint64_t hook_number_stack(uint64_t digest, bool (*write)(uint64_t id, const void *what), const void *what);
+uint64_t hook_number_addresses(const uint64_t *addresses, size_t count); // return addresses, innermost first
 
 // The stack of a thread, from the unwind tables of its libraries (runtime/arch).
 

@@ -2,11 +2,13 @@
 // the next four times as much. A thread that has used half of a larger chunk prepares the next one before a
 // call that waits for the GPU, so that no launch has to.
 
+#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -74,6 +76,7 @@ static void leave_thread(void *state) {
     struct thread *thread = state;
     hook_thread = NULL;
     thread->in_flight = NULL;
+    atomic_store_explicit(&thread->caller, 0, memory_order_relaxed);
     if (thread->pid != atomic_load(&hook_live->pid))
         return;
     if (atomic_exchange(&hook_live->pool_lock, 1))
@@ -82,6 +85,8 @@ static void leave_thread(void *state) {
     hook_live->pool = thread;
     atomic_store(&hook_live->pool_lock, 0);
 }
+
+static TLS bool is_ours; // hook_start_thread started this thread
 
 struct thread *hook_new_thread(void) {
     struct thread *thread = NULL;
@@ -97,16 +102,21 @@ struct thread *hook_new_thread(void) {
             hook_fail("memory", errno);
             return NULL;
         }
+        thread->older = atomic_load(&hook_live->threads);
+        while (!atomic_compare_exchange_weak(&hook_live->threads, &thread->older, thread))
+            continue;
     }
     for (int i = 0; i < LAYOUTS; i++)
         thread->batches[i] = (struct batch){.rows = 16};
     thread->tid = (uint32_t)syscall(SYS_gettid);
+    atomic_store_explicit(&thread->caller, is_ours ? 0 : thread->tid, memory_order_relaxed);
     pthread_setspecific(exit_key, thread);
     return thread;
 }
 
 // The thread blocks signals throughout, so mark them as held: HOOK_HOLD_SIGNALS then costs nothing.
 static void *begin_thread(void *work) {
+    is_ours = true;
     struct held_signals all = hook_hold_signals();
     pthread_sigmask(SIG_SETMASK, &all.signals, NULL);
     return ((void *(*)(void *))(uintptr_t)work)(NULL);
@@ -124,6 +134,30 @@ bool hook_start_thread(void *(*work)(void *)) {
     if (started)
         pthread_detach(thread);
     return started;
+}
+
+enum { UNSHARE = 2 }; // CLOSE_RANGE_UNSHARE
+
+// For kernels without close_range (before 5.9), or a filter that refuses it.
+static bool close_each(int kept) {
+    DIR *files = syscall(SYS_unshare, CLONE_FILES) ? NULL : opendir("/proc/thread-self/fd");
+    if (!files)
+        return false;
+    for (struct dirent *entry; (entry = readdir(files));) {
+        int file = atoi(entry->d_name);
+        if (*entry->d_name != '.' && file != kept && file != dirfd(files))
+            close(file);
+    }
+    closedir(files);
+    return true;
+}
+
+bool hook_own_files(int kept) {
+    if (syscall(SYS_close_range, kept + 1, ~0u, UNSHARE))
+        return close_each(kept);
+    if (kept > 0)
+        syscall(SYS_close_range, 0, kept - 1, 0);
+    return true;
 }
 
 static bool (*start_trace)(void);

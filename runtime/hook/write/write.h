@@ -45,6 +45,7 @@ struct live {
     struct tail *tail;
     char path[4096];
     struct thread *pool;                               // states of threads that have ended
+    struct thread *_Atomic threads;                    // all states, the newest first; they stay mapped
     struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // rows of launches and of queries, by chunk
     _Atomic uint32_t count_rows[2];                    // handed out so far
     struct {
@@ -355,6 +356,8 @@ struct thread {
     struct stream_queue *timelines;
     struct save *_Atomic saves[SAVE_SIZES]; // free ones, by size (launch.c)
     struct thread *next;                    // in the pool
+    struct thread *older;                   // in hook_live->threads
+    _Atomic uint32_t caller;                // tid while it's a thread of the program, otherwise 0
 };
 
 extern TLS struct thread *hook_thread;
@@ -376,7 +379,9 @@ struct thread *hook_new_thread(void);                                // in this 
 bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false without a chunk
 struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // has at least this size
 bool hook_start_thread(void *(*work)(void *));                       // starts a thread of ours in the program
-void hook_make_spare(struct thread *thread);                         // inside a call that is slow anyway
+// Give a thread of ours a descriptor table of its own, with only this descriptor of the program's.
+bool hook_own_files(int kept);
+void hook_make_spare(struct thread *thread); // inside a call that is slow anyway
 
 // Records, written into the thread's chunk.
 

@@ -1,0 +1,177 @@
+"""Samples of host threads: names of frames, and the samples that lie in pieces of time or in calls."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.analyze.lib.answer import Column
+from gpt.base.printable import shorten
+from gpt.screen.units import amount, human_share
+from gpt.trace.samples import NONE, name_syscall
+from gpt.trace.sites import CallFrame
+from gpt.trace.spill import Array
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+
+LIBRARY, PACKAGES = "/lib/python3", "/site-packages/"  # in paths of files that aren't the program's own
+RUNS = "(native code)"
+NO_CALL = -1
+WIDEST, MOSTLY = 60, 50  # columns of a name; % of samples
+
+
+class Place(NamedTuple):
+    """The code that a thread executed, and its caller: the innermost frame outside of Python's own library."""
+
+    at: str
+    caller: str | None
+
+
+class Hits(NamedTuple):
+    """A number of samples, and how many of them waited in a system call."""
+
+    samples: int
+    waiting: int
+
+    def plus(self, other: Hits) -> Hits:
+        """Return the sum."""
+        return Hits(self.samples + other.samples, self.waiting + other.waiting)
+
+
+Places = dict[Place, Hits]
+PLACES = (
+    Column("place", "text", "function", "the host's own code was at"),
+    Column("caller", "text?", "function", "called from", "any"),
+    Column("samples", "u64"),
+    Column("share", "f64", "%"),
+    Column("waiting", "f64", "%"),
+)
+
+
+def merge_places(into: Places, found: Places) -> None:
+    """Add the samples of another process."""
+    for place, hits in found.items():
+        into[place] = into[place].plus(hits) if place in into else hits
+
+
+def iter_places(places: Places) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns PLACES, most samples first."""
+    whole = sum(hits.samples for hits in places.values())
+    for place, hits in sorted(places.items(), key=lambda one: (-one[1].samples, one[0].at, one[0].caller or "")):
+        yield *place, hits.samples, 100 * hits.samples / whole, 100 * hits.waiting / hits.samples
+
+
+def describe_places(places: Places) -> str:
+    """Say in brackets where most samples are, or nothing without samples."""
+    for at, caller, samples, share, waiting in iter_places(places):
+        outer = f", called from {shorten(caller, WIDEST)}" if caller else ""
+        waits = "waiting " if waiting > MOSTLY else ""
+        whole = amount(round(100 * samples / share), "sample")
+        return f" ({waits}at {shorten(at, WIDEST)}{outer}, in {human_share(share)} of {whole})"
+    return ""
+
+
+def name_frame(frame: CallFrame) -> str:
+    """Return "data.py:41 collate" for a Python frame, "libfoo.so parse" for a native one."""
+    file = os.path.basename(frame.path or "") or "?"
+    if frame.is_python:
+        line = f":{frame.line}" if frame.line else ""
+        return f"{file}{line} {frame.function}"
+    return f"{file} {frame.function}" if frame.function else file
+
+
+class HostSamples:
+    """The samples of a process. `rows` is sorted by thread and time; `hits` counts how often each was found."""
+
+    def __init__(self, trace: TraceModel, number: int) -> None:
+        process = trace.processes[number]
+        self._sites = process.sites
+        self.rows = process.samples.table(process)
+        self.hits = np.zeros(len(self.rows), np.int64)
+        threads, firsts = np.unique(self.rows["thread"], return_index=True)
+        edges = [*firsts.tolist(), len(self.rows)]
+        self._threads = {thread: slice(*edges[at : at + 2]) for at, thread in enumerate(threads.tolist())}
+
+    def find(self, pieces: Array) -> None:
+        """Count the samples in pieces of time, which have `thread`, `begin` and `end`."""
+        for thread, part in self._threads.items() if len(pieces) else ():
+            mine = pieces[pieces["thread"] == thread]
+            low, high = (np.searchsorted(self.rows["at"][part], mine[edge]) for edge in ("begin", "end"))
+            steps = np.zeros(part.stop - part.start + 1, np.int64)
+            np.add.at(steps, low, 1)
+            np.add.at(steps, high, -1)
+            self.hits[part] += steps.cumsum()[:-1]
+
+    def find_calls(self, trace: TraceModel, number: int) -> npt.NDArray[np.int64]:
+        """Return the function of the innermost CUDA call that each sample is in, or NO_CALL."""
+        found = np.full(len(self.rows), NO_CALL)
+        for calls in trace.iter_calls(process=number) if len(self.rows) else ():
+            for thread, part in self._threads.items():
+                mine, at = calls[calls["thread"] == thread], self.rows["at"][part]
+                if not len(mine):
+                    continue
+                last = np.searchsorted(mine["start"], at, "right") - 1
+                ends = mine["start"][last] + mine["duration"][last].astype(np.int64)
+                inside = (last >= 0) & (at < ends)
+                found[part][inside] = mine["api"][last[inside]]
+        return found
+
+    def places(self) -> Places:
+        """Return the places of the samples that were found, with the number of times."""
+        found: Places = {}
+        rows, hits = self.rows[self.hits > 0], self.hits[self.hits > 0]
+        for row, count in zip(rows.tolist(), hits.tolist(), strict=True):
+            _, _, python, native, syscall, _ = row
+            place = self._place(python, native, syscall)
+            merge_places(found, {place: Hits(count, count if syscall != NONE else 0)})
+        return found
+
+    def _place(self, python: int, native: int, syscall: int) -> Place:
+        frames = self._sites.frames(python)
+        if not frames:
+            return Place(self.name_native(native, syscall), None)
+        outer = frames[1:]
+        own = next((one for one in outer if not _is_library(one)), outer[0] if outer else None)
+        return Place(name_frame(frames[0]), name_frame(own) if own else None)
+
+    def name_native(self, native: int, syscall: int) -> str:
+        """Return the native frame of a sample, or else the system call in which it waits."""
+        frames = self._sites.frames(native)
+        if frames and (frames[0].function or frames[0].path):
+            return name_frame(frames[0])
+        return f"waiting in {name_syscall(syscall)}" if syscall != NONE else RUNS
+
+    def iter_stacks(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the index of each sample, and the names of its frames, outermost first."""
+        named: dict[int, list[str]] = {}
+        for at, (python, native, syscall) in enumerate(self.rows[["python", "native", "syscall"]].tolist()):
+            if python not in named:
+                named[python] = [_name_in_stack(one) for one in reversed(self._sites.frames(python))]
+            yield at, named[python] or [self.name_native(native, syscall)]
+
+
+def _is_library(frame: CallFrame) -> bool:
+    path = frame.path or ""
+    return (LIBRARY in path and PACKAGES not in path) or path.startswith("<frozen")
+
+
+def _name_in_stack(frame: CallFrame) -> str:
+    """Return "collate (data.py:41)"."""
+    file = os.path.basename(frame.path or "") or "?"
+    return f"{frame.function} ({file}:{frame.line})" if frame.line else f"{frame.function} ({file})"
+
+
+def count_frames(stacks: Counter[tuple[str, ...]]) -> dict[str, Hits]:
+    """Return the samples that each frame is in; here `waiting` counts those in which it's the innermost."""
+    found: dict[str, Any] = {}
+    for stack, count in stacks.items():
+        for frame in set(stack):
+            hits = Hits(count, count if stack[-1] == frame else 0)
+            found[frame] = found[frame].plus(hits) if frame in found else hits
+    return found

@@ -1,0 +1,129 @@
+"""gpt-analyze stacks and idle on hand-made samples of host threads."""
+
+import pytest
+
+from gpt.analyze.lib.host_samples import name_frame
+from gpt.stream import records
+from gpt.trace.sites import CallFrame
+from tests.analyze.asked import ask, run
+from tests.analyze.working import US, ZERO, Made
+from tests.trace import forge
+
+FUTEX = 202
+LIBRARY = "/usr/lib/python3.12/threading.py"
+LOADER = "/app/data.py"
+
+
+def python(id_, *frames):
+    """Make a stack of (path, line, function), innermost first."""
+    told = [{"path": path, "offset": 0, "function": function, "line": line} for path, line, function in frames]
+    return records.make("stack", id=id_, frames=told)
+
+
+def native(id_, path, offset):
+    return records.make("stack", id=id_, frames=[{"path": path, "offset": offset}])
+
+
+def sample(at, thread=1, **keys):
+    return records.make("sample", thread=thread, at=ZERO + round(at * US), **keys)
+
+
+STACKS = [
+    python(1, (LOADER, 41, "collate"), ("/app/train.py", 7, "<module>")),
+    python(2, (LIBRARY, 355, "Condition.wait"), (LOADER, 50, "Loader.get"), ("/app/train.py", 7, "<module>")),
+    native(3, "/nowhere/libparse.so", 64),
+]
+
+
+def waits_for_data(*more):
+    """The GPU runs for 100 us of each 1000; the host fetches data meanwhile, in two places."""
+    made = Made()
+    for number in range(4):
+        at = number * 1000
+        made.call("cuLaunchKernel", at, 5, at + 5, 100)
+        made.found += [sample(at + 2, python=1)]  # inside the call
+        made.found += [sample(at + 50, python=1)]  # the GPU still runs
+        made.found += [sample(at + 200 + 10 * step, python=1) for step in range(3)]
+        made.found += [sample(at + 500, python=2, native=3, syscall=FUTEX)]
+    made.found[:0] = STACKS
+    made.found += more
+    return made.segment()
+
+
+def test_idle_says_where_the_host_was():
+    found = ask("idle", waits_for_data())
+    assert [tuple(row.values()) for row in found.rows["places"]] == [
+        ("data.py:41 collate", "train.py:7 <module>", 9, 75.0, 0.0),
+        ("threading.py:355 Condition.wait", "data.py:50 Loader.get", 3, 25.0, 100.0),
+    ]
+    told = found.rows["verdict"][0]["told"]
+    assert "between calls (at data.py:41 collate, called from train.py:7 <module>, in 75.0 % of 12 samples): " in told
+    assert "would say which" not in told
+
+
+def test_samples_of_other_threads_say_nothing_about_idle_times():
+    found = ask("idle", waits_for_data(*(sample(300 + at, thread=9, python=2) for at in range(100))))
+    assert sum(row["samples"] for row in found.rows["places"]) == 12
+
+
+def test_states_and_functions():
+    found = ask("stacks", waits_for_data())
+    assert [tuple(row.values())[:2] for row in found.rows["states"]] == [
+        ("running Python", 16), ("in a CUDA call", 4), ("waiting in futex", 4)
+    ]  # fmt: skip
+    functions = {row["function"]: (row["samples"], row["own"]) for row in found.rows["functions"]}
+    assert functions == {
+        "<module> (train.py:7)": (24, 0),
+        "collate (data.py:41)": (20, 16),
+        "cuLaunchKernel": (4, 4),
+        "Loader.get (data.py:50)": (4, 0),
+        "Condition.wait (threading.py:355)": (4, 4),
+    }
+    assert found.verdicts["states"] == ["24 samples of 1 thread: 66.7 % running Python"]
+
+
+def test_collapsed_stacks(tmp_path):
+    (tmp_path / "t.mp").write_bytes(forge.pack(waits_for_data(sample(10, thread=2, native=3), sample(20, thread=2))))
+    done = run("stacks", tmp_path / "t.mp", "--collapsed", tmp_path / "out.txt", "--plot", tmp_path / "flame.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_text() == (
+        "thread 1;<module> (train.py:7);Loader.get (data.py:50);Condition.wait (threading.py:355) 4\n"
+        "thread 1;<module> (train.py:7);collate (data.py:41) 16\n"
+        "thread 1;<module> (train.py:7);collate (data.py:41);cuLaunchKernel 4\n"
+        "thread 2;(native code) 1\n"
+        "thread 2;libparse.so 1\n"
+    )
+    assert (tmp_path / "flame.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_frames_that_changed_are_mentioned():
+    found = ask("stacks", waits_for_data(sample(600, python=1, changed=1)))
+    assert found.verdicts["states"][1] == "1 sample without the innermost frames, which changed while they were read"
+
+
+def test_hostile_names_stay_in_their_line(tmp_path):
+    evil = python(1, ("/a/x;y.py", 3, "f\n;g 7"), (LOADER, 1, "h"))
+    segment = forge.trace(evil, sample(1, python=1), pid=4)
+    (tmp_path / "t.mp").write_bytes(forge.pack(segment))
+    assert run("stacks", tmp_path / "t.mp", "--collapsed", tmp_path / "out.txt").returncode == 0
+    assert (tmp_path / "out.txt").read_text() == "h (data.py:1);f ,g 7 (x,y.py:3) 1\n"
+
+
+def test_a_trace_without_samples_says_how_to_take_them():
+    done = run("stacks", "--json", data=forge.pack(Made().call("cuLaunchKernel", 0, 5, 5, 100).segment()))
+    assert done.returncode == 1
+    assert b"'gpt-hook run --sample-host 50' does" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("frame", "name"),
+    [
+        (CallFrame("/a/b.py", 0, "f", 3, True), "b.py:3 f"),
+        (CallFrame("/a/b.py", 0, "f", None, True), "b.py f"),
+        (CallFrame("/a/libx.so", 9, "parse"), "libx.so parse"),
+        (CallFrame("/a/libx.so", 9), "libx.so"),
+        (CallFrame(None, 9), "?"),
+    ],
+)
+def test_names_of_frames(frame, name):
+    assert name_frame(frame) == name
