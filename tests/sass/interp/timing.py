@@ -50,10 +50,10 @@ class Register(NamedTuple):
 
 
 class Issue(NamedTuple):
-    """What an instruction always does: it depends on its word alone."""
+    """The reads, writes and waits of an instruction, which depend on its word alone."""
 
     name: str
-    variable: bool  # whether a scoreboard says when its results arrive
+    variable: bool  # a scoreboard says when the results arrive
     control: Control
     reads: list[Register]
     writes: list[Register]
