@@ -19,6 +19,7 @@ CFLAGS ?= -O2 -g
 RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime -Iruntime/arch/$(ARCH) $(CFLAGS)
 OLD_LIBS = -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2
 TENSORS = $(wildcard gpt/tensors/*.py)
+LAYERS = $(wildcard gpt/layers/*.py)
 HOOK_FILES = $(wildcard runtime/hook/*/*.[ch])
 HEADERS = $(wildcard runtime/*.h runtime/abi/*.h runtime/arch/$(ARCH)/*.h) runtime/abi/records.h
 
@@ -66,10 +67,15 @@ runtime/sim/renamed.h: runtime/abi/driver.h
 	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+), .*/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) $(LAYERS:gpt/%=$(RUNTIME)/%) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 # gpt.tensors alone, for the PYTHONPATH of programs: --tensors.
 $(RUNTIME)/python/%: %
+	@mkdir -p $(@D)
+	@cp $< $@
+
+# gpt.layers alone, with a sitecustomize: --layers.
+$(RUNTIME)/layers/%.py: gpt/layers/%.py
 	@mkdir -p $(@D)
 	@cp $< $@
 
@@ -86,11 +92,22 @@ $(RUNTIME)/gpt-hook: $(call arch_files,launcher) $(wildcard runtime/launcher/*.[
 
 VERSIONS = $(wildcard runtime/arch/$(ARCH)/hook/versions.map)
 
-$(RUNTIME)/libgpthook.so: $(HOOK_FILES) $(call arch_files,hook) $(VERSIONS) $(wildcard runtime/common/*.[ch]) $(HEADERS)
+# The hook's objects are kept by compiler and flags, so that a change compiles only the files that it affects.
+HOOK_FLAGS = $(RUNTIME_CFLAGS) -DGPT_OWN_DLFCN -fPIC
+OBJECTS := build/objects/$(ARCH)-$(firstword $(shell printf %s '$(subst ','\'',$(CC) $(HOOK_FLAGS))' | cksum))
+HOOK_OBJECTS = $(patsubst %,$(OBJECTS)/%.o,$(filter %.c,$(HOOK_FILES)) $(call arch_files,hook))
+
+$(OBJECTS)/%.o: % runtime/abi/records.h
+	@mkdir -p $(@D)
+	@$(CC) $(HOOK_FLAGS) -MMD -MP -c $< -o $@
+
+-include $(HOOK_OBJECTS:.o=.d)
+
+$(RUNTIME)/libgpthook.so: $(HOOK_OBJECTS) $(VERSIONS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
-	@$(CC) $(RUNTIME_CFLAGS) -DGPT_OWN_DLFCN -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
-	    $(VERSIONS:%=-Wl$(comma)--version-script=%) $(filter-out runtime/common/%,$(filter %.c %.S,$^)) $(OLD_LIBS) -o $@
+	@$(CC) $(HOOK_FLAGS) -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
+	    $(VERSIONS:%=-Wl$(comma)--version-script=%) $(HOOK_OBJECTS) $(OLD_LIBS) -o $@
 
 $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h $(HEADERS)
 	@echo "cc $@"

@@ -75,3 +75,12 @@ def test_what_probes_cost_is_measured(tmp_path):
 def test_attacks_on_buffers(tmp_path):
     found = script("pool_attack.py", "--seconds", "20", folder=tmp_path)
     assert "toggled, complete" in found
+
+
+@pytest.mark.full
+def test_cost_of_an_event(tmp_path):
+    """The device's clock counts instructions. An event that a register counts takes one more."""
+    rows = [line.rsplit(maxsplit=5) for line in script("events.py", folder=tmp_path).splitlines()[1:]]
+    cycles = {(name, events): float(count) for name, events, _, count, *_ in rows}
+    assert [cycles["counter", events] for events in ("1", "10")] == [1, 1]
+    assert all(cycles[name, "10"] > 1 for name in ("histogram, shared", "histogram, global", "record"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gpt.analyze.lib import base
 from gpt.analyze.lib.answer import Answers, Column, Record, Rows, make_answer, plot
-from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.command import Analysis, of_model
 from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
 from gpt.base import cli
+from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.screen.units import amount, human_time
 
@@ -318,10 +320,37 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
         yield f"{human_time(time)} of the GPU time went to {launches}: {fact}"
 
 
+class By(StrEnum):
+    """Groups of launches and GPU time."""
+
+    kernel = "kernel"
+    range = "range"
+    module = "module"
+    layer = "layer"
+    stack = "stack"
+
+
+def _choose(given: Mapping[str, Any]) -> Analysis | None:
+    """Return the analysis that --by asks for. Raises UsageError."""
+    by = given["by"]
+    if by is None:
+        return None
+    if given["top"]:
+        raise UsageError("--by can't be combined with --top")
+    from gpt.analyze.lib.attribution import attribute, find_lack
+    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODES, RANGES, SITES
+
+    kinds = CALLS | GPU_TIMES | GRAPHS | NODES | RANGES | (SITES if by == By.stack else frozenset())
+    return of_model(lambda trace: attribute(trace, by), "", kinds, need=lambda trace: find_lack(by, trace), drains=True)
+
+
 OPTIONS: dict[str, Any] = {
     "top": Annotated[
         int | None, Option("--top", metavar="NUMBER", min=1, max=1000, help="List this many of the slowest calls, too.")
     ],
     "verbose": cli.VerboseSummary,
 }
-ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS)
+CHOICES: dict[str, Any] = {
+    "by": Annotated[By | None, Option("--by", help="Sum up launches and GPU time by this, and print nothing else.")],
+}
+ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS, instead=_choose, choices=CHOICES)

@@ -47,7 +47,7 @@ class Processes:
                 process = subprocess.Popen(
                     command,
                     cwd=folder,
-                    env=os.environ | {"TMPDIR": "."},
+                    env={"PATH": os.defpath} | os.environ | {"TMPDIR": "."},  # without PATH, cc doesn't find ld
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

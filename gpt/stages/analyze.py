@@ -32,6 +32,7 @@ ANALYSES = (  # each is gpt/analyze/NAME.py
     "startup",
     "stacks",
     "stages",
+    "tokens",
     "nvtx",
     "ioctl",
     "tensorop_count",

@@ -139,9 +139,17 @@ class Packer:
         try:
             self._packed += self._row.pack(*values)
         except (struct.error, OverflowError):
-            raise MalformedError("row: a number does not fit its column") from None
+            raise MalformedError(self._describe_misfit(values)) from None
         if len(self._packed) > records.MAX_RECORD or len(self._numbers) > records.MAX_ENTRIES:
             raise MalformedError("answer: too many rows for a record")
+
+    def _describe_misfit(self, values: Sequence[Any]) -> str:
+        for field, value in zip(self._fields, values, strict=True):
+            try:
+                struct.pack(f"<{field.code}", value)
+            except (struct.error, OverflowError):
+                return f"row.{field.name}: {value!r} doesn't fit type {field.type}"
+        return "row: a number doesn't fit its column"
 
     def _number(self, field: RowField, value: Any) -> Any:
         if value is None and field.optional:

@@ -93,6 +93,13 @@ RUNS: dict[str, Keys] = {
         "unknown": ("u64?", "number of conditional nodes: how often they run is unknown, so they count as 0 above"),
         "device": ("u64?", "1 if kernels may launch it too; those launches are not recorded"),
     },
+    "graph_nodes": {
+        "exec": ("u64", "handle of the executable graph"),
+        "at": ("u64", "its value in the graph record"),
+        "functions": ("[u32]", "id of the function of each node"),
+        "threads": ("[u64]", "thread that created each node, or made the captured call; 0 if unknown"),
+        "calls": ("[u64]", "start of that call, whose row may be missing; 0 if unknown"),
+    },
     "launches": {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),

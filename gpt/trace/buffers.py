@@ -25,6 +25,7 @@ from gpt.stream.reasons import OTHER, Reason, find_reason
 from gpt.trace.inputs import FORMATS, StoredBuffer
 from gpt.trace.params import ArgumentValue, parse_arguments
 from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
+from gpt.trace.rows import PROBED, Collector
 from gpt.trace.select import Selected
 from gpt.trace.sums import BufferSums, parse_sums
 from gpt.trace.tables import TableLayout
@@ -357,6 +358,7 @@ class Probes:
 
     `maps` are by id. `probed` counts launches by function, `unprobed` by function and reason. A buffer is kept until
     it's taken, and a launch until all its buffers are. `kinds` are the record kinds that the reader asked for.
+    `counted` takes the `launches` records, whose counts cover launches that have no `probed` record yet.
     """
 
     def __init__(
@@ -365,6 +367,7 @@ class Probes:
         self.maps: dict[int, MapLayout] = {}
         self.probed = Counter[int]()
         self.unprobed = Counter[tuple[int, Reason]]()
+        self.counted = Collector("launches", PROBED, ("function",))
         self.quick = 0  # bytes of buffers that were packed without zstd
         self.codes: dict[int, Record] = {}  # `kernel` records about code, by function
         self._with_buffers = "buffer" in kinds
@@ -374,6 +377,7 @@ class Probes:
         self._fates: dict[int, int | None] = {}  # functions of launches that have no times yet; None: not chosen
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
+        self._unwritten = Counter[int]()  # launches with probes that lack a `probed` record, by function
         self._launches: dict[int, ProbedLaunch] = {}
         self._taken: dict[int, set[int]] = {}  # maps whose buffers were taken, by launch
         self._begun: dict[tuple[int, int], Parts] = {}  # incomplete buffers, by launch and map
@@ -388,11 +392,20 @@ class Probes:
 
     @property
     def pending(self) -> int:
-        """The number of chosen launches that lack buffers, or have some that haven't been taken."""
+        """The number of chosen launches that lack buffers, or have some that haven't been taken.
+
+        Nothing but the kernel is known about launches without a `probed` record, so other filters choose all of them.
+        """
+        for _, rows in self.counted.take():
+            if "probed" in (rows.dtype.names or ()):
+                for function, count in rows[["function", "probed"]].tolist():
+                    self._unwritten[function] += count
+        unwritten = {function: count for function, count in self._unwritten.items() if count > 0}
         if not self._selected:
-            return len(self._launches)
+            return len(self._launches) + sum(unwritten.values())
         chosen = filter(self._is_chosen, self._launches.values())
-        return sum(self._is_of_chosen(launch.function) for launch in chosen)
+        known = sum(self._is_of_chosen(launch.function) for launch in chosen)
+        return known + sum(count for function, count in unwritten.items() if self._is_of_chosen(function))
 
     def add(self, record: Record) -> None:
         """Add a record of a known kind. Raises MalformedError if it makes no sense."""
@@ -411,6 +424,7 @@ class Probes:
                 launch = _parse_launch(record)
                 chosen = self._is_chosen(launch)
                 self.probed[launch.function] += chosen
+                self._unwritten[launch.function] -= launch.exec is None  # graphs aren't in the counts
                 if self._with_launches and chosen:
                     self._told["probed"].append(launch)
                 if self._with_launches and self._selected and launch.exec is None:  # graph nodes have no times

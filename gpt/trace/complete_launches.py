@@ -20,6 +20,7 @@ from gpt.base.errors import MalformedError
 from gpt.stream import records, wire
 from gpt.stream.wire import Segments
 from gpt.trace.parts import Parts, parse_part
+from gpt.trace.rows import PROBED, Collector
 
 Record = dict[str, Any]
 
@@ -114,6 +115,14 @@ class _Segment:
         self.clock: Record | None = None
         self.known: dict[str, dict[int, list[Record]]] = {kind: {} for kind in OF_A_SEGMENT}
         self.open: dict[int, _Kept] = {}
+        self.counted = Collector("launches", PROBED, ("function",))  # launches, whether or not they were written
+        self.written = 0  # number of `probed` records, without graph nodes
+
+    def count_pending(self) -> int:
+        """Return the number of launches that aren't complete."""
+        counts = (rows["probed"].sum() for _, rows in self.counted.take() if "probed" in (rows.dtype.names or ()))
+        self.written -= sum(map(int, counts))
+        return sum(kept.probed is not None for kept in self.open.values()) + max(0, -self.written)
 
     def maps_of(self, probed: Record) -> set[int] | None:
         """Return the maps of a launch's kernel, or None if some records are still missing."""
@@ -141,7 +150,7 @@ class CompleteLaunches:
     @property
     def pending(self) -> int:
         """The number of incomplete launches."""
-        return sum(kept.probed is not None for segment in self._known.values() for kept in segment.open.values())
+        return sum(segment.count_pending() for segment in self._known.values())
 
     def add(self, record: Record) -> Iterator[WholeLaunch]:
         """Take a record in, and yield the launches that it completes. The caller closes them.
@@ -154,6 +163,8 @@ class CompleteLaunches:
         segment = self._known[number]
         if kind == "clock":
             segment.clock = record
+        if kind in ("launches", "launch"):
+            segment.counted.add(record)
         if kind not in (*OF_A_SEGMENT, "probed", "buffer"):
             return
         if fault := records.check(record):
@@ -164,6 +175,7 @@ class CompleteLaunches:
             yield from self._take(segment, record["launch"])
         elif kind == "probed":
             self._kept(segment, record["id"]).probed = record
+            segment.written += "exec" not in record
             yield from self._take(segment, record["id"])
         else:
             key = record["index"] if kind == "device" else record["id"]

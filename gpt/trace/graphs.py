@@ -48,6 +48,16 @@ class GraphContents(NamedTuple):
     for_device: bool = False
 
 
+class NodeOrigins(NamedTuple):
+    """The kernel nodes that a replay launches: the function of each, and the call that created it or was captured as
+    it, by thread and time stamp. Both are 0 if that isn't known.
+    """
+
+    functions: Column
+    threads: Column
+    calls: Column
+
+
 NOTHING = GraphContents(0, 0, Counter())  # a graph that was made before anything was recorded
 
 
@@ -62,6 +72,7 @@ class Graphs:
     def __init__(self) -> None:
         self._graphs: dict[int, list[GraphContents]] = {}  # by handle
         self._calls: dict[int, list[tuple[Column, Column]]] = {}  # by api: handle and start of each
+        self._nodes: dict[int, dict[int, list[NodeOrigins]]] = {}  # by handle, and by the time stamp of the graph
 
     def add_graph(self, record: dict[str, Any]) -> None:
         """Add a `graph` record."""
@@ -76,6 +87,25 @@ class Graphs:
         operations = tuple(map(_read_operation, record["operations"])) if "operations" in record else None
         more = operations, record.get("unknown", 0), bool(record.get("device", 0))
         self._graphs.setdefault(record["exec"], []).append(GraphContents(record["at"], record["nodes"], kernels, *more))
+
+    def add_nodes(self, record: dict[str, Any]) -> None:
+        """Add a checked `graph_nodes` record."""
+        parts = [record[name] for name in ("functions", "threads", "calls")]
+        if len({*map(len, parts)}) != 1:
+            raise MalformedError(f"graph_nodes: {len(parts[0])} functions, {len(parts[1])} threads")
+        found = NodeOrigins(*(np.array(part, np.uint64) for part in parts))
+        self._nodes.setdefault(record["exec"], {}).setdefault(record["at"], []).append(found)
+
+    def origins(self, handle: int, graph: GraphContents) -> NodeOrigins | None:
+        """Return the nodes of a graph; None if they aren't known, as in older traces."""
+        known = self._nodes.get(handle, {})
+        at = max((at for at in known if at <= graph.since), default=None)
+        if at is None:
+            return None
+        found = NodeOrigins(*(np.concatenate(part) for part in zip(*known[at], strict=True)))
+        functions, counts = np.unique(found.functions, return_counts=True)
+        told = dict(zip(functions.tolist(), counts.tolist(), strict=True))
+        return found if told == +graph.kernels else None  # another graph's, or incomplete
 
     def add_calls(self, api: int, calls: Rows) -> None:
         """Add calls with an `object`, which is a handle if the function launches graphs."""

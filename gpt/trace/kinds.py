@@ -17,4 +17,5 @@ GRAPHS = frozenset(("graph",))  # what graph launches ran
 SITES = frozenset(("call_site", "stack"))  # where calls came from
 SAMPLES = frozenset(("sample", "stack"))  # what the host did
 TENSORS = frozenset(("tensor", "tensor_end"))
+NODES = frozenset(("graph_nodes",))  # which calls created the nodes of graphs
 RANGES = frozenset(("range", "range_end"))  # NVTX

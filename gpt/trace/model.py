@@ -27,7 +27,7 @@ from gpt.trace.buffers import Buffer, ProbedLaunch, SavedBuffer
 from gpt.trace.calls_store import GPU, Kept, call_fields, times_of
 from gpt.trace.follow import Follow
 from gpt.trace.inputs import expand, read_input, side_folder
-from gpt.trace.kinds import COSTS, DETAILS, LOADS, RANGES, RUNS, SAMPLES, SAVES, SITES, TENSORS
+from gpt.trace.kinds import COSTS, DETAILS, LOADS, NODES, RANGES, RUNS, SAMPLES, SAVES, SITES, TENSORS
 from gpt.trace.machines import NO_END, identity
 from gpt.trace.params import ArgumentValue
 from gpt.trace.process import Api, Process, iter_processes
@@ -35,7 +35,7 @@ from gpt.trace.ranges import KeptRanges
 from gpt.trace.select import Selection
 from gpt.trace.unrecorded import Unrecorded
 
-EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES | SITES | SAMPLES | TENSORS | DETAILS
+EVERYTHING = RUNS | LOADS | SAVES | COSTS | NODES | RANGES | SITES | SAMPLES | TENSORS | DETAILS
 
 
 class Maps(Mapping[str, npt.NDArray[np.void]]):

@@ -184,6 +184,7 @@ class Process:
             case "gpu_times" | "gpu_time":
                 self.gpu_times.add(record)
             case "launches" | "launch":
+                self.probes.counted.add(record)
                 if not self.is_narrow:  # a narrow selection counts them from the calls
                     self.launches.add(record)
             case "counts" | "count":
@@ -226,6 +227,8 @@ class Process:
                 self.changes.append((record["at"], record["on"]))
             case "graph":
                 self.graphs.add_graph(record)
+            case "graph_nodes":
+                self.graphs.add_nodes(record)
             case "library":
                 self.libraries[record["path"]] = record
             case "module":

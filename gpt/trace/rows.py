@@ -33,6 +33,7 @@ ARGUMENTS = {  # optional fields
     "cluster_x": "u8", "cluster_y": "u8", "cluster_z": "u8", "cooperative": "u8",
 }  # fmt: skip
 LAUNCHES = {"count": "u64", "function": "u32"}  # fields of rows of `launches`
+PROBED = {"function": "u32", "probed": "u32"}  # old traces lack `probed` in these rows
 COUNTS = {"count": "u64", "api": "u32"}  # fields of rows of `counts`
 GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}  # fields of rows of `gpu_times`
 GPU_CALLS = dict.fromkeys(("thread", "probed", "device"), "u32") | {"call": "u64", "stream": "u64"}  # optional

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from gpt.trace.process import Process
+Times = Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.int64]]
 
 NONE = (1 << 64) - 1
 # `python` and `native` are numbers of stacks in the process's `sites`, 0 for none; `syscall` is NONE if it ran.
@@ -45,12 +45,10 @@ class Samples:
             record.get("syscall", NONE), record.get("changed", 0) != 0,
         ))  # fmt: skip
 
-    def table(self, process: Process) -> npt.NDArray[np.void]:
-        """Return all samples as SAMPLE, sorted by thread and time; times are ns since the first process began."""
-        from gpt.trace.calls_store import times_of
-
+    def table(self, times: Times) -> npt.NDArray[np.void]:
+        """Return all samples as SAMPLE, sorted by thread and time; `times` converts their time stamps."""
         values = np.array(self._values, np.uint64).reshape(-1, len(SAMPLE))
         rows = np.zeros(len(values), SAMPLE)
         for column, (name, _) in enumerate(SAMPLE):
-            rows[name] = values[:, column] if column else times_of(process, values[:, 0])
+            rows[name] = values[:, column] if column else times(values[:, 0])
         return rows[np.lexsort((rows["at"], rows["thread"]))]

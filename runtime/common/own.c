@@ -30,7 +30,7 @@ bool gpt_is_user(uid_t user, uid_t meant) {
     if (user != meant)
         return false;
     // Only in the first user namespace does every user have a distinct number.
-    read_text("/proc/self/uid_map", map);
+    read_text("/proc/thread-self/uid_map", map);
     if (sscanf(map, "%*u %*u %u", &count) == 1 && count == UINT_MAX)
         return true;
     read_text("/proc/sys/kernel/overflowuid", overflow);

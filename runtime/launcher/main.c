@@ -18,6 +18,21 @@
 #include "probe.h"
 
 #define TENSORS "gpt/tensors/__init__.py"
+#define LAYERS "layers/sitecustomize.py"
+
+// PYTHONPATH is all that brings gpt.layers into a program.
+static void check_python(char *const *command) {
+    const char *name = strrchr(command[0], '/');
+    if (strncmp(name ? name + 1 : command[0], "python", strlen("python")))
+        return;
+    for (char *const *word = command + 1;
+         *word && **word == '-' && strcmp(*word, "-m") && strcmp(*word, "-c"); word++)
+        if ((*word)[1] != '-' && (*word)[1 + strcspn(*word + 1, "IES")])
+            fprintf(stderr,
+                    "gpt-hook: warning: %s: with this option, Python doesn't load gpt.layers: no modules are "
+                    "recorded\n",
+                    *word);
+}
 
 static void save_modules(const char *folder) {
     struct stat status;
@@ -147,7 +162,8 @@ static int run(int argc, char **argv) {
     read_options(&request, argc, argv);
 
     // Static, as is each large buffer that lives long: the command may be given a stack of 64 KiB.
-    static char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX], tensors[PATH_MAX];
+    static char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX], tensors[PATH_MAX],
+        layers[PATH_MAX];
     need_runtime("libgpthook.so", library);
     if (request.simulated)
         need_runtime("sim/libcuda.so.1", driver);
@@ -155,6 +171,8 @@ static int run(int argc, char **argv) {
         request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
     if (request.tensors)
         need_runtime("python/" TENSORS, tensors);
+    if (request.layers)
+        need_runtime(LAYERS, layers), check_python(request.command);
     find_command(request.command[0], path);
     check_command(path);
     set(GPT_CACHE_SAID, NULL);
@@ -205,6 +223,8 @@ static int run(int argc, char **argv) {
         tensors[strlen(tensors) - strlen("/" TENSORS)] = '\0';
         prepend("PYTHONPATH", tensors);
     }
+    if (request.layers)
+        prepend_folder("PYTHONPATH", layers);
     execv(path, request.command);
     if (errno == ENOEXEC) { // as execvp does, for a script without a #! line
         request.command[0] = path;

@@ -37,6 +37,7 @@ static const char HELP[] =
     "      --gpu-time         time kernels, copies and memsets on the GPU, with two\n"
     "                         events each\n"
     "      --ioctl            record the driver's ioctls\n"
+    "      --layers           record which module of a PyTorch model launches what\n"
     "      --tensors          let Python programs import gpt.tensors from any\n"
     "                         environment\n"
     "      --save-modules DIR\n"
@@ -94,6 +95,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
         {"gpu-time", no_argument, NULL, 'g'},
         {"ioctl", no_argument, NULL, 'i'},
         {"tensors", no_argument, NULL, 'T'},
+        {"layers", no_argument, NULL, 'L'},
         {"save-modules", required_argument, NULL, 's'},
         {"device", required_argument, NULL, 'd'},
         {"replace", required_argument, NULL, 'r'},
@@ -149,6 +151,9 @@ static void parse_options(struct request *request, int argc, char **argv) {
             break;
         case 'T':
             request->tensors = true;
+            break;
+        case 'L':
+            request->layers = true;
             break;
         case 'r':
             request->replacements = optarg;

@@ -10,7 +10,7 @@
 struct request {
     const char *output, *calls, *stacks, *device, *modules, *replacements, *sample_host;
     const char *disk; // bytes, or NULL
-    bool force, quiet, gpu_time, ioctls, simulated, control, disabled, tensors;
+    bool force, quiet, gpu_time, ioctls, simulated, control, disabled, tensors, layers;
     struct probing probing;
     char **command; // and its arguments
 };

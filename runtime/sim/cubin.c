@@ -10,9 +10,11 @@
 // say where the twin has such an address: here, byte 16 of the bank goes to byte 8 of the variable.
 
 #include <elf.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -246,6 +248,8 @@ CUresult sim_read_machine_code(struct code *code, const char *start, size_t size
 static size_t read_what_is_there(char *to, const char *from, size_t size) {
     struct iovec here = {to, size}, there = {(void *)(uintptr_t)from, size};
     ssize_t got = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
+    if (got < 0 && errno == ESRCH) // the main thread has ended
+        got = process_vm_readv((pid_t)syscall(SYS_gettid), &here, 1, &there, 1, 0);
     return got > 0 ? (size_t)got : 0;
 }
 

@@ -16,7 +16,7 @@
 static void name_file(int file, char name[128]) {
     static uint32_t serials;
     uint32_t serial = __atomic_fetch_add(&serials, 1, __ATOMIC_RELAXED);
-    char *at = stpcpy(name, "/proc/self/fd/");
+    char *at = stpcpy(name, "/proc/thread-self/fd/"); // the main thread may have ended
     for (; serial; serial >>= 1)
         at = stpcpy(at, serial & 1 ? "./" : "/");
     sprintf(at, "%d", file);

@@ -13,6 +13,8 @@ import pytest
 
 import gpt.trace
 from gpt.analyze.lib import base, live
+from gpt.analyze.lib.answer import Column, make_answer
+from gpt.base.errors import MalformedError
 from gpt.stream import records, wire
 from gpt.stream.stage import Stage
 from tests.analyze.asked import Answers, ask, run
@@ -354,6 +356,19 @@ def test_follow_on_a_terminal_draws_anew_and_a_signal_ends_it(growing, ends):
 
 
 # Records
+
+
+def test_numbers_fit_their_columns():
+    columns = [Column("delta", "i64?"), Column("small", "i8"), Column("size", "u8?")]
+    rows = [(-2.5, -1000, 300), (np.float64(1e30), 1000, 1.6), (None, 0.4, None)]
+    found = Answers([make_answer("sizes", columns, rows)])
+    assert found.rows["sizes"] == [
+        {"delta": -2, "small": -128, "size": 254},
+        {"delta": (1 << 63) - 2, "small": 127, "size": 2},
+        {"small": 0},
+    ]
+    with pytest.raises(MalformedError, match=r"row\.size: -1 doesn't fit type u8"):
+        make_answer("sizes", columns, [(0, 0, -1)])
 
 
 def test_an_answer_goes_through_the_next_analysis():

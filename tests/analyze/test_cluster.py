@@ -23,7 +23,6 @@ from tests import loaded
 from tests.trace import forge
 
 MERGED = [name for name in ANALYSES if _load(name).merges]
-REFUSED = [name for name in ANALYSES if not _load(name).merges]
 MAPS = {name: _load(name).make for name in MERGED if hasattr(_load(name).make, "fields")}
 KERNELS = ("_Z4gemmi", "_Z4copyi")
 BLOCKS, THREADS = 3, 64
@@ -125,8 +124,9 @@ def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
 
 
 def test_which_analyses_are_merged_is_known():
-    assert REFUSED == ["events", "block_sched", "memory", "gaps", "stages", "nvtx", "ioctl", "warp_progress", "dmat",
-                       "program_progress", "maps", "timeline", "export", "collectives", "graphs", "diff"]  # fmt: skip
+    assert REFUSED == ["events", "block_sched", "memory", "gaps", "stages", "tokens", "nvtx", "ioctl", "warp_progress",
+                       "dmat", "program_progress", "maps", "timeline", "export", "collectives", "graphs",
+                       "diff"]  # fmt: skip
     assert all(isinstance(_load(name), Analysis) for name in MERGED)
     assert len(MAPS) >= 8 and all(issubclass(made, MapAnalysis) for made in MAPS.values())
 

@@ -1,16 +1,17 @@
 """Measure what a launch with probes costs its thread, compared with a recorded one: ns of CPU time.
 
-    python -m tests.bench.probed [--before RUNTIME] [--rounds N]
+    python -m tests.bench.probed [--before RUNTIME] [--rounds N] [--output FILE]
 
 RUNTIME is the gpt/_runtime of an older build, measured interleaved with this one. The device is simulated and runs no
 kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a synchronization that
 isn't timed; a round's figure is the median of its bursts. The median and the lowest round are printed. One program
-launches a module's function, the other one a library's kernel.
+launches a module's function, the other one a library's kernel. FILE gets the figures of all rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from tests.bench.run import machine
 from tests.runtime import hooked
 from tests.runtime.probing import PTX
 from tests.runtime.simulated import build
@@ -79,12 +81,27 @@ def run(runtime: Path, folder: Path, program: Path, options: list[str], form: st
     return float(done.stdout)
 
 
+def table(figures: dict[str, list[float]]) -> list[str]:
+    """Return the rows of the table in docs/measured.md, from the figures by form, runtime and way."""
+    titles = {"function": "a function of a module", "kernel": "a kernel of a library"}
+    rows = []
+    for form, title in titles.items():
+        recorded, probed, *before = (
+            median(figures[f"{form} {key}"])
+            for key in ("now recorded", "now probed", "before recorded", "before probed")
+        )
+        numbers = recorded, probed, probed - recorded, before[1] - before[0]
+        rows.append(f"| {title} | {' | '.join(f'{number:,.0f}' for number in numbers)} |")
+    return rows
+
+
 def main() -> int:
     """Measure all ways, interleaved, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--before", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--bursts", type=int, default=300)
+    parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
     runtimes = {"now": hooked.runtime()} | ({"before": chosen.before} if chosen.before else {})
     found: dict[tuple[str, str, str], list[float]] = {}
@@ -97,6 +114,9 @@ def main() -> int:
                     for way, options in (("recorded", []), ("probed", ["-p", PROBE])):
                         ns = run(runtimes[runtime], folder, program, options, form)
                         found.setdefault((form, runtime, way), []).append(ns)
+    if chosen.output:
+        raw = {" ".join(key): [round(ns) for ns in figures] for key, figures in found.items()}
+        chosen.output.write_text(json.dumps({"machine": machine(), "ns": raw}, indent=1) + "\n")
     print(f"{'ns a launch':20}{'recorded':>10}{'probed':>10}{'more':>10}{'lowest':>10}")
     for form in FORMS:
         for runtime in runtimes:

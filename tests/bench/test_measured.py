@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.bench import memory, timeline, weave, wheels
+from tests.bench import memory, probed, timeline, weave, wheels
 from tests.bench.run import READ, WHEELS, reading_table, zstd_table
 from tests.tally.report import markdown
 
@@ -48,3 +48,9 @@ def test_page_has_the_figures_of_memory():
     lines = memory.table(result, json.loads(memory.BEFORE.read_text()))
     assert "\n".join(lines) in (ROOT / "docs/measured.md").read_text()
     assert {f"{calls}" for calls in memory.CALLS} == {*result["runs"]["gaps"]}
+
+
+def test_page_has_the_figures_of_probed_launches():
+    figures = json.loads((ROOT / "docs/figures/bench/probed.json").read_text())["ns"]
+    assert {len(rounds) for rounds in figures.values()} == {8}
+    assert "\n".join(probed.table(figures)) in (ROOT / "docs/measured.md").read_text()

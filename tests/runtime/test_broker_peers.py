@@ -304,6 +304,31 @@ def test_a_program_that_is_refused_runs_on(tmp_path, enter, reason):
     assert "gpt-hook(1), SUPERVISOR, says which processes it answers" in done.stderr
 
 
+MAIN_ENDS = (
+    probing.CLIENT
+    + """
+static void *work(void *ptx) { usleep(50000); setup(ptx); for (int i = 0; i < 3; i++) run(); check(); exit(0); }
+int main(int argc, char **argv) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, work, argv[1]);
+    pthread_exit(NULL);
+}
+"""
+)
+
+
+def test_a_program_whose_main_thread_has_ended_runs_on(tmp_path):
+    """/proc/self, the main thread's, is empty then."""
+    program = probing.build(tmp_path, MAIN_ENDS)
+    trace = tmp_path / "t.mp"
+    words = ("run", "-o", trace, "--device", "sim", "-p", "gmem_bytes", "--", program, probing.PTX)
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "GPT_SIM_RUN": "all"}
+    line = hooked.command(*words, quiet=False)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "3 without: gpt-hook's supervisor refuses it: a process whose namespaces it can't see" in done.stderr
+
+
 ONLY_SYNCS = """
 import os, msgpack
 unpacker = msgpack.Unpacker()

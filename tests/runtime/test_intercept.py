@@ -377,7 +377,7 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
         *("posix_spawn", "posix_spawnp", "system", "popen"),
     }
     nvtx = {"InitializeInjectionNvtx2", "InitializeInjectionNvtxExtension"}
-    called = nvtx | {"gpt_hook_tensor", "gpt_hook_tensor_end"}
+    called = nvtx | {"gpt_hook_tensor", "gpt_hook_tensor_end", "gpt_hook_layer", "gpt_hook_layer_end"}
     assert {name for name in names if not name.startswith("cu")} == stands_in | called
 
 

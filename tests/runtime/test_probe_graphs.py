@@ -494,36 +494,56 @@ def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatc
     check_bytes(server.end(), 80)
 
 
-def test_replays_in_a_stream_that_was_forgotten_are_counted(tmp_path):
-    """The hook keeps eight streams of one hash, given by its upper 9 bits; the ninth replaces one."""
-    source = (
-        GRAPHS
-        + r"""
+# The hook keeps eight streams of one hash, given by its upper 9 bits; the ninth replaces one.
+FORGOTTEN = (
+    "#include <semaphore.h>\n"
+    + GRAPHS
+    + r"""
     static unsigned place(void *stream) { return (unsigned long)stream * 0x9e3779b97f4a7c15u >> 55; }
+    static sem_t gate;
+    static void wait(void *nothing) { sem_wait(&gate); }
     int main(int argc, char **argv) {
         static void *sets[512][9];
         static int counts[512];
         void *stream, *exec;
-        int at;
+        int at, last = argc > 2 ? 18 : 9;
         setup(argv[1]);
+        sem_init(&gate, 0, 0);
         OK(D(cuStreamCreate)(&streams[0], 1));
         exec = instantiated(captured(2));
+        OK(D(cuCtxSynchronize)());
         do {
             OK(D(cuStreamCreate)(&stream, 1));
             at = (int)place(stream);
             sets[at][counts[at]++] = stream;
         } while (counts[at] < 9);
-        for (int i = 0; i < 9; i++) {
-            OK(D(cuGraphLaunch)(exec, sets[at][i]));
-            OK(D(cuStreamSynchronize)(sets[at][i]));
+        for (int i = 0; i < last; i++) {
+            if (last > 9 && !i)
+                OK(D(cuLaunchHostFunc)(sets[at][0], wait, NULL));
+            OK(D(cuGraphLaunch)(exec, sets[at][i % 9]));
+            if (last == 9)
+                OK(D(cuStreamSynchronize)(sets[at][i]));
         }
+        sem_post(&gate);
+        OK(D(cuCtxSynchronize)());
         return 0;
     }
     """
-    )
-    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes")
+)
+
+
+def test_replays_in_a_stream_that_was_forgotten_have_probes(tmp_path):
+    """Each replay has ended before the next one begins."""
+    trace = good(tmp_path, build(tmp_path, FORGOTTEN), "-p", "gmem_bytes")
+    assert not unprobed(trace)
+    check_bytes(trace, 18)
+
+
+def test_replays_in_a_stream_that_was_forgotten_are_counted(tmp_path):
+    """An earlier replay is still being copied, so the stream would have to wait for that."""
+    trace = good(tmp_path, build(tmp_path, FORGOTTEN), "-p", "gmem_bytes", arguments=(PTX, "waits"))
     assert set(unprobed(trace)) == {"gpt-hook did not see its stream being created"}
-    assert len(trace.of("probed")) + sum(unprobed(trace).values()) == 18
+    assert len(trace.of("probed")) + sum(unprobed(trace).values()) == 36
 
 
 @in_both_forms

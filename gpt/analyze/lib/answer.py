@@ -47,8 +47,8 @@ def make_answer(
 ) -> Record:
     """Return an `answer` made of rows with one value per column, or None for no value.
 
-    Numbers are rounded if the column holds whole numbers, and clipped to its largest value. Raises MalformedError if
-    the whole is too large for a record.
+    Numbers are rounded if the column holds whole numbers, and clipped to its range; only negative numbers in a column
+    without a sign are an error. Raises MalformedError for them, and if the whole is too large for a record.
     """
     packer = packed.Packer(column.declare() for column in columns)
     for row in rows:
@@ -95,6 +95,9 @@ def _fit(type_: str, value: Any) -> Any:
     value = value.item() if hasattr(value, "item") else value
     if type_.startswith(packed.NUMBER) and type(value) is int and not -(1 << 63) <= value < 1 << 64:
         return float(value)
-    if value is None or type_[0] != "u":
+    if value is None or type_[0] not in "ui":
         return value
-    return min(round(value), (1 << int(type_[1:].rstrip("?"))) - 1 - type_.endswith("?"))
+    signed = type_[0] == "i"
+    bits = int(type_[1:].rstrip("?")) - signed
+    value = min(round(value), (1 << bits) - 1 - type_.endswith("?"))
+    return max(value, -1 << bits) if signed else value

@@ -72,6 +72,8 @@ class Analysis:
     lines: bool = False
     two: bool = False  # it compares two traces
     picture: bool = False  # --plot replaces the tables
+    instead: Callable[[Mapping[str, Any]], Analysis | None] | None = None  # returns another one to run, or None
+    choices: Mapping[str, Any] = field(default_factory=dict)  # the options that decide this
 
     @property
     def merges(self) -> bool:
@@ -268,11 +270,12 @@ def _expand_sides(traces: Sequence[Path]) -> Iterator[list[Path]]:
     yield from map(find_runs, traces)
 
 
-def make_command(analysis: Analysis) -> Callable[..., int]:
+def make_command(declared: Analysis) -> Callable[..., int]:
     """Return the command of an analysis, as cli.run() takes it."""
 
     def command(**given: Any) -> int:
         traces, selection, path = given["traces"] or (), _select(given), given.get("plot")
+        analysis = (declared.instead and declared.instead(given)) or declared
         own = {name: given[name] for name in analysis.options}
         _check_engine(analysis, given)
         _check_output(traces, own.get("output") or path)
@@ -318,9 +321,10 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
                 cli.show(path)
         return signals.die(ended.number) if ended else status
 
-    options = {"traces": TRACES, **analysis.options, **FILTERS, **({} if analysis.lines else ANSWERED), **COMMON}
-    options |= analysis.options  # in place of a common option of the same name
-    command.__doc__ = analysis.about
+    own_options = {**declared.options, **declared.choices}
+    options = {"traces": TRACES, **own_options, **FILTERS, **({} if declared.lines else ANSWERED), **COMMON}
+    options |= own_options  # in place of a common option of the same name
+    command.__doc__ = declared.about
     command.__annotations__ = options
     command.__kwdefaults__ = {name: False if get_args(type_)[0] is bool else None for name, type_ in options.items()}
     return command

@@ -92,7 +92,7 @@ class HostSamples:
     def __init__(self, trace: TraceModel, number: int) -> None:
         process = trace.processes[number]
         self._sites = process.sites
-        self.rows = process.samples.table(process)
+        self.rows = process.samples.table(lambda stamps: trace.times(process, stamps))
         self.hits = np.zeros(len(self.rows), np.int64)
         threads, firsts = np.unique(self.rows["thread"], return_index=True)
         edges = [*firsts.tolist(), len(self.rows)]

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from gpt.asm.host.atomics import TYPES_OF, atomic
-from gpt.asm.host.memory import PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, store, wrapped
+from gpt.asm.host.memory import PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, refuse_address, store, wrapped
 from gpt.asm.host.names import Unsupported, evaluate
 from gpt.asm.host.table import TYPES, PtxType, Row
-from gpt.asm.host.use import InstructionUse
+from gpt.asm.host.use import InstructionUse, is_constant
 from gpt.ptx import tree
 
 _U32, _U64 = TYPES["u32"], TYPES["u64"]
@@ -58,7 +58,7 @@ def _arrive(use: InstructionUse) -> str:
 
 def _is_below(operand: tree.Operand, least: int) -> bool:
     """Return whether an operand is a constant below a number."""
-    return isinstance(operand, tree.Number | tree.Prefixed) and evaluate(operand) < least
+    return is_constant(operand) and evaluate(operand) < least
 
 
 def _wait(use: InstructionUse) -> str:
@@ -67,7 +67,7 @@ def _wait(use: InstructionUse) -> str:
     parity = ".parity" in use.instruction.modifiers
     if result == tree.Name("_"):
         raise Unsupported("'_' where a predicate is expected")
-    if parity and isinstance(state, tree.Number | tree.Prefixed) and evaluate(state) not in (0, 1):
+    if parity and is_constant(state) and evaluate(state) not in (0, 1):
         raise Unsupported(f"'{state}' where 0 or 1 is expected")
     asked = f"{use.value(state, _U32)} & 1" if parity else f"{use.value(state, _U64)} >> 63"
     return (
@@ -101,8 +101,8 @@ def _given(use: InstructionUse, operand: tree.Operand, count: int) -> str:
     name = operand.operand if isinstance(operand, tree.Prefixed) else operand
     if isinstance(name, tree.Name) and (found := use.body.find_register(name.name)) and found.type.name == "pred":
         return f"{use.value(operand, TYPES['pred'])} ? 0 : {count}"
-    use.check(operand, _U32)
-    if isinstance(operand, tree.Number | tree.Prefixed) and not 0 <= evaluate(operand) <= count:
+    use.check(operand, _U32, exact=True)
+    if is_constant(operand) and not 0 <= evaluate(operand) <= count:
         raise Unsupported(f"'{operand}' is not from 0 to {count}")
     return use.value(operand, _U64)
 
@@ -128,11 +128,12 @@ def _remote(use: InstructionUse) -> str:
 
 def _check_size(operand: tree.Operand) -> None:
     """Reject constant sizes that bulk copies can't have."""
-    if isinstance(operand, tree.Number | tree.Prefixed) and evaluate(operand) not in range(0, 1 << 20, 16):
+    if is_constant(operand) and evaluate(operand) not in range(0, 1 << 20, 16):
         raise Unsupported(f"'{operand}' is not a multiple of 16 from 0 to {(1 << 20) - 16}")
 
 
 def _prefetch(use: InstructionUse) -> str:
+    refuse_address(use, bracketed(use.operands[0]))
     _check_size(use.operands[1])
     return ";"
 
@@ -144,6 +145,8 @@ def _bulk(use: InstructionUse) -> str:
     places = use.words["D"], use.words["W"]
     lines = [f"uint64_t n_ = {use.value(size, _U32)};"]
     for name, space, operand in (("d_", places[0], to), ("s_", places[1], of)):
+        if (place := use.place(bracketed(operand))) and place.space != str(space):
+            raise Unsupported(f"'{operand}' is in .{place.space}, not .{space}")
         address = wrapped(str(space), use.address_of(bracketed(operand)))
         lines.append(f"unsigned char *{name} = host_range_{space}(t, {use.site}, {address}, n_);")
     operation = use.words.get("O")

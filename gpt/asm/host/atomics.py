@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpt.asm.host.memory import SCOPES, SPACES, VECTORS, bracketed, pointer
+from gpt.asm.host.memory import SCOPES, SPACES, VECTORS, bracketed, pointer, refuse_address
 from gpt.asm.host.table import PtxType, Row
 from gpt.asm.host.use import InstructionUse, convert
 from gpt.ptx import tree
@@ -29,6 +29,11 @@ TYPES_OF = {  # types that each operation takes
 _SPACES = ("global", "shared", "shared::cta", "shared::cluster")
 _SEMANTICS = "relaxed acquire release acq_rel"
 _FENCED = "__atomic_thread_fence(__ATOMIC_SEQ_CST);"
+
+
+def _fence_at(use: InstructionUse) -> str:
+    refuse_address(use, bracketed(use.operands[0]))
+    return _FENCED
 
 
 def atomic(use: InstructionUse) -> str:
@@ -102,6 +107,6 @@ ROWS = [
         for space, order in (("shared::cluster", "acquire"), ("shared::cta", "release"))
     ),
     Row("fence.proxy.tensormap::generic.release.S", "", _FENCED, needs=_OF_TENSORS, S=SCOPES),
-    Row("fence.proxy.tensormap::generic.acquire.S", "= a:address size:128", _FENCED, needs=_OF_TENSORS, S=SCOPES),
+    Row("fence.proxy.tensormap::generic.acquire.S", "= a:address size:128", _fence_at, needs=_OF_TENSORS, S=SCOPES),
     Row("fence.mbarrier_init.release.cluster", "", _FENCED, needs=": sm_90; : 8.0"),
 ]

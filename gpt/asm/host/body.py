@@ -15,18 +15,19 @@ from gpt.asm.host.names import CLabel, CRegister, CVariable, Unsupported
 from gpt.asm.host.parts import ModuleCode
 from gpt.asm.host.table import TYPES
 from gpt.asm.host.use import InstructionUse
-from gpt.asm.host.variables import check_declaration, element_of, size_of, type_of
+from gpt.asm.host.variables import LINKING, check_declaration, element_of, shape_of, size_of, type_of
 from gpt.base.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statement
 from gpt.ptx.quick import parse_declaration, parse_instruction
 from gpt.ptx.scan import Item, Statement
-from gpt.ptx.types import integer
+from gpt.ptx.types import STORED, integer
 
 MAX_SHOWN = 160  # characters of an instruction in a message
 ENDS = {"bra", "ret", "exit", "call", "brx", "trap"}  # end a basic block
 _COUNTED = re.compile(r"(.*?)(0|[1-9]\d{0,8})")
 _STATES = {".local": "local", ".param": "param", ".shared": "shared"}
+_OF_PARAMETERS = {"param", "align", "ptr", "global", "const", "local", "shared", "v2", "v4"}  # words, and types
 _WIDTHS = {".v2": 2, ".v4": 4}
 _NOT_PASSED = {"u8", "s8", "u16", "s16", "pred"}  # types that a function's parameter can't have
 _BEFORE_STATES = (".align", ".attribute", ".extern", ".const", ".global")  # other words that can begin a declaration
@@ -42,6 +43,7 @@ class CScope:
     places: dict[str, CVariable] = field(default_factory=dict)
     labels: dict[str, CLabel] = field(default_factory=dict)
     lists: dict[str, tree.Statement] = field(default_factory=dict)  # .branchtargets, .calltargets, .callprototype
+    begins: dict[str, int] = field(default_factory=dict)  # the statements that declare them, except parameters
 
     def outwards(self) -> Iterator[CScope]:
         """Yield this scope and the ones around it, innermost first."""
@@ -115,11 +117,12 @@ class BodyWriter:
     def find_register(self, name: str, parts: tuple[str, ...] = ()) -> CRegister | None:
         """Look up a register in this scope; None if it isn't declared."""
         for scope in self._scope.outwards():
-            found = scope.plain.get(name)
+            found, declared = scope.plain.get(name), name
             if not found and (number := _COUNTED.fullmatch(name)) and number[1] in scope.counted:
                 count, one = scope.counted[number[1]]
                 found = replace(one, name=f"{one.name}_{number[2]}") if int(number[2]) < count else None
-            if found:
+                declared = number[1]
+            if found and scope.begins[declared] <= self.index:
                 return self._component(found, parts)
         return None
 
@@ -139,12 +142,13 @@ class BodyWriter:
         """Look up a variable, parameter or function in this scope."""
         for scope in self._scope.outwards():
             if name in scope.places:
-                return scope.places[name]
+                return scope.places[name] if scope.begins.get(name, 0) <= self.index else None
         return self.code.find_place(name, self.item.name)
 
     def find_list(self, name: str) -> tree.Statement | None:
         """Look up a list that `NAME: .branchtargets` or the like declares."""
-        return next((scope.lists[name] for scope in self._scope.outwards() if name in scope.lists), None)
+        scopes = (scope for scope in self._scope.outwards() if name in scope.lists)
+        return next((scope.lists[name] for scope in scopes if scope.begins[name] <= self.index), None)
 
     def find_label(self, name: str) -> CLabel | None:
         """Look up a label in this scope."""
@@ -167,13 +171,14 @@ class BodyWriter:
             self._declare_parameter(scope, number, parameter)
         scopes: list[CScope] = []
         for index, statement in enumerate(statements):
+            self.index = index
             if statement.kind == "{":
                 scope = CScope(scope)
             scopes.append(scope)
             if statement.kind == "}":
                 scope = scope.outer or scope
             elif statement.kind == "label":
-                if statement.head in scope.labels:
+                if statement.head in scope.labels or statement.head in scope.plain:
                     self.code.fault(statement.start, f"label '{statement.head}' is defined twice")
                 scope.labels[statement.head] = CLabel(self.new_name("L_", statement.head), index)
             elif statement.kind == "directive":
@@ -190,10 +195,13 @@ class BodyWriter:
             label, listed = parse_statement(module, statement)
             assert isinstance(label, tree.Label)
             scope.lists[label.name] = listed
+            scope.begins[label.name] = self.index
         elif word == ".reg" or word in _STATES or word in _BEFORE_STATES:
             text = module.skeleton[statement.start : statement.end]
             node = parse_declaration(text, lambda: module.where(statement.start))
             words = [specifier.word for specifier in node.specifiers]
+            if strange := LINKING.intersection(words):
+                raise Unsupported(f"'{min(strange)}' in a function")
             for declarator in node.declarators:
                 if word == ".reg":
                     self._declare_register(scope, node.specifiers, declarator)
@@ -211,8 +219,9 @@ class BodyWriter:
         words = [specifier.word for specifier in specifiers]
         width = next((_WIDTHS[word] for word in words if word in _WIDTHS), 1)
         declared = type_of(words, declarator)
-        if declarator.name in (scope.plain if declarator.count is None else scope.counted):
+        if self._is_declared(scope, declarator):
             raise Unsupported(f"'{declarator.name}' is declared twice")
+        scope.begins[declarator.name] = self.index
         type_ = TYPES[declared]
         type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
         if declarator.count is None:
@@ -221,10 +230,22 @@ class BodyWriter:
             register = CRegister(self.new_name("n_", declarator.name), type_, declared, width)
             scope.counted[declarator.name] = integer(declarator.count) or 0, register
 
+    def _is_declared(self, scope: CScope, declarator: tree.Declarator) -> bool:
+        """Return whether a scope has a register of this name, or for `%r<9>` any of these names."""
+        name = declarator.name
+        if declarator.count is not None:
+            count = integer(declarator.count) or 0
+            numbers = (_COUNTED.fullmatch(one) for one in scope.plain if one.startswith(name))
+            return name in scope.counted or any(n and n[1] == name and int(n[2]) < count for n in numbers)
+        number = _COUNTED.fullmatch(name)
+        counted = number and number[1] in scope.counted and int(number[2]) < scope.counted[number[1]][0]
+        return name in scope.plain or name in scope.labels or bool(counted)
+
     def _declare_variable(
         self, scope: CScope, specifiers: tuple[tree.Specifier, ...], words: list[str], declarator: tree.Declarator
     ) -> None:
         state = next((_STATES[word] for word in words if word in _STATES), "")
+        scope.begins[declarator.name] = self.index
         if state not in ("local", "param"):  # a variable of the module, visible here only
             scope.places[declarator.name] = self.code.declare(specifiers, declarator, self.item.name)
             return
@@ -236,7 +257,9 @@ class BodyWriter:
         self._frame_size += -(-size // 16) * 16
         self.local_size += size if state == "local" else 0
         element = element_of(specifiers, declarator)
-        scope.places[declarator.name] = CVariable(state, f"host_offset(t, {name})", size, element, name)
+        scope.places[declarator.name] = CVariable(
+            state, f"host_offset(t, {name})", size, element, name, shape_of(specifiers, declarator)
+        )
 
     def _declare_parameter(self, scope: CScope, number: int, parameter: tree.Parameter) -> None:
         """Declare a parameter or a result; in C, results are the first parameters after the thread."""
@@ -253,6 +276,9 @@ class BodyWriter:
         if "reg" not in words and not self.is_kernel and number < len(self.head.returns or ()) > 1:
             raise Unsupported(f"result '{name}' in .param: several results are in .reg")
         if self.is_kernel:
+            strange = [word for word in words if word not in _OF_PARAMETERS and word not in STORED]
+            if strange or "param" not in words:
+                raise Unsupported(f"parameter '{name}' with '.{(strange or words)[0]}'")
             check_declaration(parameter.specifiers, parameter.declarator)
             own = self.code.parameters(self.item)[number]
             pointer = f"parameters + {own.offset}"
@@ -261,7 +287,8 @@ class BodyWriter:
             self._declare_register(scope, parameter.specifiers, parameter.declarator)
         else:
             size = size_of(parameter.specifiers, parameter.declarator)[0]
-            scope.places[name] = CVariable("param", f"host_offset(t, p{number})", size, element, f"p{number}")
+            shape = shape_of(parameter.specifiers, parameter.declarator)
+            scope.places[name] = CVariable("param", f"host_offset(t, p{number})", size, element, f"p{number}", shape)
 
     def _enter(self) -> list[str]:
         """Return the statements at the start, which load parameters that are registers."""

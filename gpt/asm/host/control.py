@@ -8,8 +8,9 @@ from itertools import zip_longest
 from gpt.asm.host.names import WITHOUT_ABI, Unsupported, c_function, evaluate
 from gpt.asm.host.table import TYPES, PtxType, Row
 from gpt.asm.host.use import InstructionUse
-from gpt.asm.host.variables import WIDTHS
+from gpt.asm.host.variables import WIDTHS, shape_of
 from gpt.ptx import tree
+from gpt.ptx.types import FLOAT, takes
 
 # Functions that the device provides: the C for a call, with its result r0_ and arguments p0_, p1_, ...
 _SERVICES = {
@@ -32,6 +33,7 @@ def _branch(use: InstructionUse) -> str:
 
 def _branch_indexed(use: InstructionUse) -> str:
     index, name = use.operands
+    use.check(index, TYPES["u32"], exact=True)
     listed = use.body.find_list(name.name) if isinstance(name, tree.Name) else None
     if not isinstance(listed, tree.Directive) or listed.word != ".branchtargets":
         raise Unsupported(f"no .branchtargets '{name}'")
@@ -56,6 +58,7 @@ def _call(use: InstructionUse) -> str:
     code = use.body.code
     if not operands and code.is_function(callee.name):
         head: tree.FunctionNode | tree.Prototype = code.head(callee.name)
+        _check_arguments(use, head, results, given)
         if not code.is_defined(callee.name):
             if not code.has_abi:
                 raise Unsupported(f"a call of '{callee.name}' outside of the module, {WITHOUT_ABI}")
@@ -63,6 +66,7 @@ def _call(use: InstructionUse) -> str:
         called = c_function(callee.name)
     else:
         head = _prototype(use, operands[0] if operands else callee)
+        _check_arguments(use, head, results, given)
         count = len(head.returns or ()) + len(head.params or ())
         pointers = ", ".join(["struct host_thread *", *["unsigned char *"] * count])
         address = use.value(callee, TYPES["u64"])
@@ -70,8 +74,6 @@ def _call(use: InstructionUse) -> str:
     before, after, arguments = [], [], ["t"]
     use.refuse_sums(given)
     for name, formals, actuals in (("r", head.returns, results), ("a", head.params, given)):
-        if len(formals or ()) != len(actuals):
-            raise Unsupported("a call with other results or arguments than the function has")
         for number, (formal, actual) in enumerate(zip(formals or (), actuals, strict=True)):
             place = use.body.find_place(actual.name) if isinstance(actual, tree.Name) else None
             if place and place.space == "param":
@@ -86,6 +88,44 @@ def _call(use: InstructionUse) -> str:
                 after += [use.assign(item, type_, f"{local}[{at}]") for at, item in enumerate(items)]
             arguments.append(f"(unsigned char *){local}")
     return " ".join(["{", *before, f"{called}({', '.join(arguments)});", *after, "}"])
+
+
+def _check_arguments(
+    use: InstructionUse,
+    head: tree.FunctionNode | tree.Prototype,
+    results: tuple[tree.Operand, ...],
+    given: tuple[tree.Operand, ...],
+) -> None:
+    """Reject results and arguments that don't have the types of the parameters, as ptxas does. Raises Unsupported."""
+    for formals, actuals in ((head.returns or (), results), (head.params or (), given)):
+        if len(formals) != len(actuals):
+            raise Unsupported("a call with other results or arguments than the function has")
+        for formal, actual in zip(formals, actuals, strict=True):
+            wanted = shape_of(formal.specifiers, formal.declarator)
+            found = _shape(use, actual)
+            same = wanted == found or not (wanted and found)
+            if not same and (" " in wanted + found or not _fits(wanted, found)):
+                raise Unsupported(f"'{actual}', which is {_said(found)}, for a parameter that is {_said(wanted)}")
+
+
+def _fits(wanted: str, found: str) -> bool:
+    if found == "f16x2" and wanted == "f32":
+        return True
+    return wanted[0] != "u" and wanted[0] != "s" if found == "float" else takes("", wanted, found)
+
+
+def _said(shape: str) -> str:
+    return shape if " " in shape else f".{shape}"
+
+
+def _shape(use: InstructionUse, actual: tree.Operand) -> str:
+    """Return the shape of an argument; "" if any is right: an integer, `_`, or what's refused elsewhere."""
+    if isinstance(actual, tree.Name) and not actual.parts and (place := use.body.find_place(actual.name)):
+        return place.shape if place.space == "param" else ""
+    if isinstance(actual, tree.Name) and (register := use.body.find_register(actual.name, actual.parts)):
+        return register.declared if register.width == 1 else ""
+    number = actual.operand if isinstance(actual, tree.Prefixed) else actual
+    return "float" if isinstance(number, tree.Number) and FLOAT.fullmatch(number.text) else ""
 
 
 def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
@@ -181,6 +221,8 @@ def _allocate(use: InstructionUse) -> str:
 
 
 def _save(use: InstructionUse) -> str:
+    if use.operands[0] == tree.Name("_"):
+        raise Unsupported("'_' where a register is expected")
     use.body.use_stack()
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpt.asm.host.names import Unsupported, evaluate, float_bits
+from gpt.asm.host.names import Unsupported, evaluate, evaluate_float, float_bits
 from gpt.asm.host.table import TYPES, PtxType, Row
-from gpt.asm.host.use import InstructionUse, convert
+from gpt.asm.host.use import InstructionUse, convert, is_constant
 from gpt.ptx import tree
 
 ACCESSED = "u8 s8 b8 u16 s16 b16 u32 s32 b32 u64 s64 b64 b128 f32 f64"
@@ -31,6 +31,7 @@ VECTORS = {f"v{width}": str(width) for width in (2, 4, 8)}
 CHECKED = {"": "generic", "global": "global", "shared": "shared", "local": "local", "const": "constant"}
 WINDOWS = ("shared", "local", "const", "param")  # their addresses have 32 bits
 _STARTS = {"global": "0", "shared": "t->shared", "local": "t->local", "const": "t->constant", "param": "t->local"}
+_F32 = TYPES["f32"]
 _ADDRESS = TYPES["u64"]
 
 
@@ -128,6 +129,28 @@ def store(use: InstructionUse) -> str:
     return " ".join(["{", *lines, "}"])
 
 
+def _fill(use: InstructionUse) -> str:
+    """Write st.bulk: zero shared memory, eight bytes at a time. Without `.shared::cta`, its address is generic."""
+    where, size, _ = use.operands
+    address, type_ = bracketed(where), _ADDRESS
+    if isinstance(size, tree.Number | tree.Prefixed) and evaluate(size) not in range(0, (16 << 20) + 1, 8):
+        raise Unsupported(f"'{size}' is not a multiple of 8 from 0 to {16 << 20}")
+    if isinstance(size, tree.Name) and (found := use.body.find_register(size.name, size.parts)):
+        if found.declared == "u32" and use.body.code.dialect.version < (9, 0):
+            raise Unsupported(f"'{size}' is a register of .u32, which needs .version 9.0 or later")
+        if found.declared == "f16x2":
+            raise Unsupported(f"'{size}' is a register of .f16x2 where .u64 is expected")
+        type_ = TYPES["u32"] if found.type.bits == 32 else _ADDRESS
+    use.check(size, type_, exact=True)
+    if use.words["W"] and (place := use.place(address)) and place.space != "shared":
+        raise Unsupported(f"an address of .{place.space} as one of .shared")
+    at = wrapped("shared", "a_ + i_") if use.words["W"] else "host_to_shared(t, a_ + i_)"
+    one = f"memset(host_shared(t, {use.site}, {at}, 8), 0, 8);"
+    check = f"if (n_ & 7) t->services->fault(t, {use.site}, HOST_FAULT_MISALIGNED, n_);"
+    given = f"uint64_t a_ = {use.address_of(address)}, n_ = {use.value(size, _ADDRESS)};"
+    return f"{{ {given} {check} for (uint64_t i_ = 0; i_ < n_; i_ += 8) {one} }}"
+
+
 def _is_parameter(use: InstructionUse) -> str:
     """Write a test whether an address lies in the kernel's parameters."""
     if not use.body.is_kernel:
@@ -157,7 +180,7 @@ def _change_space(use: InstructionUse) -> str:
     return use.assign(use.operands[0], _ADDRESS, value)
 
 
-def _refuse_address(use: InstructionUse, address: tree.Operand) -> None:
+def refuse_address(use: InstructionUse, address: tree.Operand) -> None:
     """Reject an address in another space than the instruction's, though nothing is accessed. Raises Unsupported."""
     pointer(
         use, next((space for space in ("global", "local") if f".{space}" in use.instruction.modifiers), ""), address, 1
@@ -169,7 +192,7 @@ def _hint(use: InstructionUse) -> str:
     address = bracketed(use.operands[0])
     if use.instruction.opcode == "prefetchu" and use.place(address):
         raise Unsupported(f"'{address}' is a variable: 'cvta' its address to a register first")
-    _refuse_address(use, address)
+    refuse_address(use, address)
     return ";"
 
 
@@ -177,13 +200,14 @@ def _policy(use: InstructionUse) -> str:
     """Write createpolicy: the policy is 0, as nothing reads it. Constants that ptxas rejects are rejected."""
     given = use.operands[1:]
     if len(given) == 3:
-        _refuse_address(use, bracketed(given[0]))
-    if len(given) == 1 and isinstance(given[0], tree.Number | tree.Prefixed):
+        refuse_address(use, bracketed(given[0]))
+    if len(given) == 1 and is_constant(given[0]):
         text = str(given[0])
-        bits = 0 if text[0] == "-" else float_bits(text, TYPES["f32"])
-        if not 0 < bits <= float_bits("1.0", TYPES["f32"]):
+        plain = isinstance(given[0], tree.Number)
+        bits = 0 if text[0] == "-" else float_bits(text, _F32) if plain else evaluate_float(given[0], _F32)
+        if not 0 < bits <= float_bits("1.0", _F32):
             raise Unsupported(f"'{text}' is not over 0 and at most 1")
-    if len(given) == 3 and not any(isinstance(one, tree.Name) for one in given[1:]):
+    if len(given) == 3 and all(map(is_constant, given[1:])):
         first, whole = (evaluate(one) & 0xFFFFFFFF for one in given[1:])
         if first > whole:
             raise Unsupported(f"{first} bytes of {whole}")
@@ -209,7 +233,9 @@ _NEEDS = (
     "C=*: !volatile; C=*: !relaxed; C=*: !acquire; C=*: !release; E=*: !C=*; E=*: !volatile; E=*: !mmio;"
     "E=* F=* P=* L2::cache_hint: W=global !W=*; F=*: V=v8 V=v4; F=*: sm_100; L2::cache_hint: sm_80;"
     f"{' '.join(f'{word}+V=v4' for word in EVICTIONS_2.split())}: b64 u64 s64 f64;"
-    f"{_WIDE}: sm_100; {_WIDE}: W=global !W=*; T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
+    f"{' '.join(f'{word}+V=v8' for word in EVICTIONS_2.split())}: b32 u32 s32 f32;"
+    f"{_WIDE}: sm_100; {_WIDE}: 8.8; {_WIDE}: W=global !W=*;"
+    "T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
     "L2::cache_hint: !volatile; volatile: !const; volatile: !local;"
     "volatile: !param; volatile: !param::func; volatile: !param::entry;"
     "mmio: relaxed; mmio: sys; mmio: !P=*; mmio: !V=v8; nc: W=global; nc: !O=*; shared::cluster: sm_90; mmio: sm_70;"
@@ -247,6 +273,7 @@ ROWS = [
             ),
         )
     ),
+    Row("st.bulk{.weak}{.W}", "= a:address size init:0", _fill, needs=": sm_100; : 8.6", W={"shared::cta": "shared"}),
     Row(
         "ldu{.W}{.V}.T",
         "d = a:address",

@@ -14,7 +14,7 @@ from gpt.asm.host.opaque import OPAQUE, check_opaque
 from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.shared import Shared
 from gpt.asm.host.table import Match
-from gpt.asm.host.variables import ModuleVariable, declared
+from gpt.asm.host.variables import LINKING, ModuleVariable, declared
 from gpt.base.errors import MalformedError
 from gpt.base.patterns import compiled
 from gpt.ptx import params, tree
@@ -30,6 +30,8 @@ MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capabili
 _SEVERAL = compiled(r"\.func\s*+(?:\.attribute\s*+\((?:[^()]|\([^()]*+\))*+\)\s*+)?+\([^(),]*+,", re.ASCII)  # results
 _HEAD = '#include "atomics.h"\n\n'
 _BLOCK = (".maxntid", ".reqntid")
+_MAX_CONSTANT = 64 << 10  # bytes of a module's variables in constant memory
+_LATER = {".maxnctapersm": ((0, 0), (2, 1)), ".blocksareclusters": ((9, 0), (99, 0))}  # versions: from, before
 _SPACES = {".global", ".const", ".shared"}  # where a module's variables may be
 _OF_KERNELS = {*_BLOCK, ".maxnreg", ".minnctapersm", ".reqnctapercluster", ".maxclusterrank", ".explicitcluster"}
 
@@ -50,6 +52,12 @@ def _check_pointers(variable: ModuleVariable, known: set[str]) -> None:
                 f"'{variable.name}' begins with the address of '{pointer.symbol}', which is neither a function nor a "
                 "variable in global or constant memory"
             )
+
+
+def _check_linking(name: str, known: set[str], words: set[str]) -> None:
+    """Reject a variable that's declared as `.extern` and then defined for this module only. Raises Unsupported."""
+    if ".extern" in known and not words & LINKING:
+        raise Unsupported(f"'{name}' is declared '.extern', and here it is neither '.visible' nor '.weak'")
 
 
 class ModuleWriter:
@@ -82,7 +90,7 @@ class ModuleWriter:
         self._parameters: dict[str, list[params.Param]] = {}
         self._heads: dict[str, tree.FunctionNode] = {}
         self._aliases: dict[str, str] = {}  # alias: function
-        self._textures: set[str] = set()  # including samplers and surfaces
+        self._unused: dict[str, set[str]] = {}  # the words of variables that no kernel uses
         self._independent = head.texmode_independent
 
     def write(self) -> str:
@@ -226,33 +234,45 @@ class ModuleWriter:
             )
             if not self.has_abi and any(pointer.symbol in self._functions for pointer in variable.pointers):
                 self.fault(self.module.items[0].start, f"a function's address in '{variable.name}', {WITHOUT_ABI}")
+        variables = [variable for _, variable in self._variables.values()]
         for item in self._whole.items if self._whole is not self.module else ():
             if item.kind == "variable" and item.name not in self._variables:
-                self._judge(item)
+                variables += self._judge(item)
+        end = 0
+        for one in variables:
+            if one.space == "const":
+                end = -(-end // one.align) * one.align + one.size
+        if end > _MAX_CONSTANT:
+            self.fault(self.module.items[0].start, f"{end} bytes of constant memory, of {_MAX_CONSTANT} at most")
 
-    def _judge(self, item: Item) -> None:
-        """Check a variable that no kernel uses, as ptxas would. Textures may be declared."""
+    def _judge(self, item: Item) -> list[ModuleVariable]:
+        """Check variables that no kernel uses, as ptxas would, and return them. Textures may be declared."""
+        found = []
         node = parse_declaration(self._whole.skeleton[item.start : item.end], lambda: self._whole.where(item.start))
         words = {specifier.word for specifier in node.specifiers}
         for one in node.declarators:
             try:
                 if words & OPAQUE and words & _SPACES:
                     check_opaque(node.specifiers, one, self._independent)
-                    if ".extern" not in words:
-                        self._declare_once(one.name)
+                    self._declare_once(one.name, words)
                     continue
                 if not words & _SPACES:
                     raise Unsupported(
                         f"variable '{one.name}' outside of functions that isn't in .global, .const or .shared"
                     )
-                _check_pointers(declared(node.specifiers, one, one.name), self._addressable)
+                self._declare_once(one.name, words)
+                found.append(declared(node.specifiers, one, one.name))
+                _check_pointers(found[-1], self._addressable)
             except Unsupported as error:
                 self.faults[f"{self._whole.name}:{self._whole.line(item.start)}", str(error)] = None
+        return found
 
-    def _declare_once(self, name: str) -> None:
-        if name in self._textures:
+    def _declare_once(self, name: str, words: set[str]) -> None:
+        """Reject a second definition of a name that no kernel uses. Raises Unsupported."""
+        known, self._unused[name] = self._unused.get(name, set()), words
+        if known and ".extern" not in known | words:
             raise Unsupported(f"'{name}' is declared twice")
-        self._textures.add(name)
+        _check_linking(name, known, words)
 
     def _alias(self, item: Item) -> None:
         function = self.module.aliases.get(item.name, "")
@@ -287,6 +307,7 @@ class ModuleWriter:
             raise Unsupported(f"variable '{name}' outside of functions that isn't in .global, .const or .shared")
         if known and not known[1].external and ".extern" not in words:
             raise Unsupported(f"'{name}' is declared twice")
+        _check_linking(name, {".extern"} if known and known[1].external else set(), words)
         if not known or known[1].external:
             number = known[0] if known else len(self._variables)
             self._variables[name] = number, declared(specifiers, declarator, name)
@@ -365,6 +386,15 @@ class ModuleWriter:
         for word in (*_BLOCK, ".maxnreg", ".minnctapersm"):
             if word in block and not all(block[word]):
                 self.fault(item.start, f"'{word}' of 0: kernel '{item.name}'")
+        for word, (first, end) in _LATER.items():
+            if word in block and not first <= self.dialect.version < end:
+                self.fault(item.start, f"'{word}' in this .version: kernel '{item.name}'")
+        for word in (*_BLOCK, ".reqnctapercluster"):
+            if len(block.get(word, [])) > 3:
+                self.fault(item.start, f"'{word}' with more than 3 numbers: kernel '{item.name}'")
+        if size > params.limit(self.dialect.version):
+            most = params.limit(self.dialect.version)
+            self.fault(item.start, f"{size} bytes of parameters, of {most} at most: kernel '{item.name}'")
         clustered = ".reqnctapercluster" in block or ".explicitcluster" in block
         limits = [math.prod(block[word]) for word in _BLOCK if word in block]
         registers = min(max(block.get(".maxnreg", [0])), MAX_REGISTERS)

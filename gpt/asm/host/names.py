@@ -102,7 +102,8 @@ class CVariable:
     """A variable, parameter or function: its address within its space, in C, and its size in bytes if that's known.
 
     `element` is the size of an array's element in bytes, or of a vector's component, or 0 for anything else. `pointer`
-    is the host address in C; it's empty if it has to be looked up at run time.
+    is the host address in C; it's empty if it has to be looked up at run time. `shape` is the type of a parameter, or
+    the size and alignment of one that's an array.
     """
 
     space: str  # global, const, shared, local, param, function
@@ -110,6 +111,7 @@ class CVariable:
     size: int = 0
     element: int = 0
     pointer: str = ""
+    shape: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ row matches, modifiers may come in any order, as ptxas allows, but types and sta
 The signature lists the operands that the instruction writes, then those it reads, each as `name:type`. The type is a
 PTX type, a set with types, or derived from one (`T.wide`, `T.signed`, `T.unsigned`); the default is T. `a[4]` is a
 vector of four operands and `a[]` one of any length; both are arrays in C. An operand that's written may be `_` or
-left out (`p|q`).
+left out (`p|q`). `a:address` is an address in brackets, `n:number` a constant, `size:128` this constant, and an operand
+without a type in a row without T can be anything. A cache policy is called `h`; its registers must have its size.
 
 The code is a C expression for the value of the single result, or statements with a `;`, which set variables named
 like the results. `{a}` is an operand with its type in C. For a word that's a PTX type, `{T}` is the C type, `{T.name}`
@@ -23,7 +24,8 @@ the word and `{T.bits}` its size. Any other word becomes `_` and the word, or no
 
 A row's `needs` say which of its words can be combined, and which need a later target (needs.py).
 
-If no template can express an instruction, the code is a function that gets its InstructionUse (use.py).
+If no template can express an instruction, the code is a function that gets its InstructionUse (use.py), checks what the
+signature doesn't, raises Unsupported with a reason, and returns the statements. memory.py has functions for addresses.
 """
 
 from __future__ import annotations
@@ -58,6 +60,9 @@ _FIRST = {  # words that precede all others, in this order
     "div": (".full",),
     "dp2a": (".lo", ".hi"),
     "cvta": (".to",),
+    "cvt": (".pack",),
+    "shf": (".l", ".r"),
+    "membar": (".proxy",),
 }
 _SPACE = re.compile(r"\.(?:global|local|const|(?:shared|param)(?:::\w+)?)")  # a copy has two, and their order counts
 _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")

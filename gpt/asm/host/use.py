@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
@@ -93,7 +94,7 @@ class InstructionUse:
         row, operands = self.match.row, list(self.operands)
         opcode = self.instruction.opcode
         for place in BYTES.get(opcode, ()) if opcode != "lop3" else ():
-            if isinstance(operands[place], tree.Number | tree.Prefixed) and not 0 <= evaluate(operands[place]) < 256:
+            if is_constant(operands[place]) and not 0 <= evaluate(operands[place]) < 256:
                 raise Unsupported(f"'{operands[place]}' is not from 0 to 255")
         written = _parts(operands.pop(0)) if row.written and operands else []
         if written == [tree.Name("_")] * 2:
@@ -111,6 +112,8 @@ class InstructionUse:
             if (slot.type == "number" or slot.type.isdecimal()) and slot.type not in ("number", str(evaluate(operand))):
                 raise Unsupported(f"'{operand}' where {slot.type} is expected")
             type_ = self.match.find_type(slot)
+            exact = opcode == "redux" or (slot.type[0] in "us" and opcode != "cvt")
+            exact |= opcode in ("mma", "wmma") and slot.type == "b32"
             if slot.count is not None and len(self.vector(operand)) == 1 and not isinstance(operand, tree.Vector):
                 raise Unsupported(f"'{operand}' where a vector in braces is expected")
             if not type_:
@@ -118,11 +121,16 @@ class InstructionUse:
             if isinstance(operand, tree.Vector):
                 if slot.count is None and not self.words.get("V") and opcode not in _TAKE_BRACES:
                     raise Unsupported(f"'{operand}' where one register is expected")
-                self._check_vector(operand, type_)
+                self._check_vector(operand, type_, exact)
             else:
-                self.check(operand, type_)
+                self.check(operand, type_, exact)
+            # The code doesn't use all of them, such as cache policies. The state of an mbarrier may be dropped.
+            discarded = opcode == "mbarrier" and operand == tree.Name("_")
+            unused = exact or not callable(row.code) or opcode == "createpolicy"
+            if slot in row.read and unused and slot.count is None and not discarded:
+                self._read(slot, operand)
 
-    def _check_vector(self, vector: tree.Vector, type_: PtxType) -> None:
+    def _check_vector(self, vector: tree.Vector, type_: PtxType, exact: bool) -> None:
         """Reject elements that don't match each other or the vector's type. Raises Unsupported.
 
         If one element has an untyped `.b` register, all of them count as untyped. `_` and constants take the type of
@@ -149,10 +157,10 @@ class InstructionUse:
         for name in () if unchecked else [plain] if plain else declared:
             same_size = type_.is_float and name[0] in "us" and TYPES[name].bits == type_.bits
             too_large = packs and TYPES[name].bits > type_.bits  # elsewhere, .b8 accepts any register
-            if too_large or (not self._takes(type_, name) and not (same_size and self.words.get("V"))):
+            if too_large or (not self._takes(type_, name, exact) and not (same_size and self.words.get("V"))):
                 raise Unsupported(f"'{vector}' has elements of .{name} where .{type_.name} is expected")
         for number in () if declared else constants:
-            if not takes_constant(type_.name, number):
+            if not takes_constant(type_.name, number) or (opcode == "mma" and type_.name == "b32"):
                 raise Unsupported(f"'{number}' where .{type_.name} is expected")
 
     def refuse_sums(self, operands: Sequence[tree.Operand]) -> None:
@@ -175,8 +183,12 @@ class InstructionUse:
             raise Unsupported(f"'{item}' is a variable: 'mov' its address to a register first")
         return ""
 
-    def check(self, operand: tree.Operand, type_: PtxType) -> None:
-        """Reject a register, special register or constant that doesn't fit a type. Raises Unsupported."""
+    def check(self, operand: tree.Operand, type_: PtxType, exact: bool = False) -> None:
+        """Reject a register, special register, variable or constant that doesn't fit a type. Raises Unsupported.
+
+        `exact` means that the table names the type, rather than a word of the instruction. Then ptxas accepts no
+        register of .f16x2 as untyped bits.
+        """
         opcode = self.instruction.opcode
         if opcode in _ON_SHARED and (place := self.place(operand)) and place.space != "shared":
             raise Unsupported(f"'{operand}' is in .{place.space}, not .shared")
@@ -194,35 +206,61 @@ class InstructionUse:
                     if said := rule.broken((), self.body.code.dialect):
                         raise Unsupported(said.replace("this form", f"'{operand}'", 1))
             case tree.Name("WARP_SZ", ()):  # an integer constant
+                if re.fullmatch(r"v\w+[24]", opcode):  # of 16 or 8 bits each
+                    raise Unsupported(f"'{operand}' where a register or number is expected")
                 self.check(tree.Number("32"), type_)
             case tree.Name(name, ()) if f"{name}.x" in SPECIAL:
                 if opcode != "mov" or not self.words.get("V"):
                     raise Unsupported(f"'{operand}', a vector, where one .{type_.name} is expected")
             case tree.Name(name, parts):
                 found = self.body.find_register(name, parts) or self.body.find_register(name)
-                if found and found.width == 1 and not self._takes(type_, found.declared):
+                if found and found.width == 1 and not self._takes(type_, found.declared, exact):
                     raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
-                taken = opcode in _TAKE_VARIABLES and type_.name != "pred" and not type_.is_float
-                if not found and not taken and self.body.find_place(name):
-                    if opcode in _TAKE_VARIABLES:
-                        raise Unsupported(f"'{operand}' is a variable, whose address is no .{type_.name}")
-                    raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
+                if not found:
+                    self._check_variable(operand, type_)
+            case tree.Index():
+                self._check_variable(operand, type_)
+            case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
+                if not self._takes_constant(type_, text):
+                    raise Unsupported(f"'{operand}' where .{type_.name} is expected")
+            case _ if is_constant(operand):
+                if type_.is_float:
+                    evaluate_float(operand, type_)
+                elif not self._takes_constant(type_, "1"):
+                    raise Unsupported(f"'{operand}' where .{type_.name} is expected")
             case tree.Expression((tree.Name(name, parts), *_), _):
                 found = self.body.find_register(name, parts)
+                if not found:
+                    self._check_variable(operand, type_)
+                elif not type_.is_float and not takes_constant(type_.name, "1"):
+                    raise Unsupported(f"'{operand}' where .{type_.name} is expected")
                 if found and type_.is_float and found.declared[0] in "us":
                     raise Unsupported(f"'{name}' is a register of .{found.declared} where .{type_.name} is expected")
-            case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
-                exact = type_.name == "pred" and not {".bf16", ".bf16x2"}.isdisjoint(self.instruction.modifiers)
-                if exact or opcode in _TAKE_NO_CONSTANT or not takes_constant(type_.name, text):
-                    raise Unsupported(f"'{operand}' where .{type_.name} is expected")
 
-    def _takes(self, type_: PtxType, declared: str) -> bool:
-        """Return True if ptxas accepts a register for an operand of this type."""
+    def _takes_constant(self, type_: PtxType, text: str) -> bool:
+        """Return True if ptxas accepts a constant for an operand of this type."""
+        plain = type_.name == "pred" and not {".bf16", ".bf16x2"}.isdisjoint(self.instruction.modifiers)
+        return not plain and self.instruction.opcode not in _TAKE_NO_CONSTANT and takes_constant(type_.name, text)
+
+    def _check_variable(self, operand: tree.Operand, type_: PtxType) -> None:
+        """Reject the address of a variable where ptxas does. Raises Unsupported."""
         opcode = self.instruction.opcode
+        if not self.place(operand) or (opcode in _TAKE_VARIABLES and type_.name != "pred" and not type_.is_float):
+            return
+        if opcode in _TAKE_VARIABLES:
+            raise Unsupported(f"'{operand}' is a variable, whose address is no .{type_.name}")
+        raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
+
+    def _takes(self, type_: PtxType, declared: str, strict: bool = False) -> bool:
+        """Return True if ptxas accepts a register for an operand of this type; see `check`."""
+        opcode = self.instruction.opcode
+        if strict and declared in PACKED and declared != type_.name:
+            return False
         if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
             return True
         # with these modifiers, no opcode accepts larger registers
         exact = not {".bf16", ".async"}.isdisjoint(self.instruction.modifiers)
+        exact |= opcode == "cvt" and len(self.operands) > 2 and ".pack" not in self.instruction.modifiers
         return takes("" if exact else opcode, type_.name, declared)
 
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
@@ -331,6 +369,8 @@ class InstructionUse:
         match operand:
             case tree.Name(name, ()) if place := self.body.find_place(name):
                 return place.address
+            case tree.Name(_, (_, *_)):
+                raise Unsupported(f"'{operand}', a part of a vector, as an address")
             case tree.Name(name, parts):
                 found = self.body.find_register(name, parts)
                 if found and (found.type.is_float or found.type.name == "pred" or found.type.bits < least):
@@ -382,6 +422,18 @@ def _refuse_number(address: tree.Address) -> None:
     first = first.operands[0] if isinstance(first, tree.Expression) else first
     if isinstance(first, tree.Number | tree.Prefixed | tree.OperandGroup):
         raise Unsupported(f"'{address}' without a register or variable: only .local has such addresses")
+
+
+def is_constant(operand: tree.Operand) -> bool:
+    """Return whether an operand is a constant or an expression of constants."""
+    match operand:
+        case tree.Number() | tree.Name("WARP_SZ", ()):
+            return True
+        case tree.Prefixed(_, inner):
+            return is_constant(inner)
+        case tree.OperandGroup(items) | tree.Expression(items, _):
+            return all(map(is_constant, items))
+    return False
 
 
 def _number(item: tree.Operand) -> str:

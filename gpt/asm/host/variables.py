@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -11,6 +12,7 @@ from gpt.asm.host.table import TYPES
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, STORED, integer
 
+LINKING = {".extern", ".visible", ".weak", ".common"}
 WIDTHS = {".v2": 2, ".v4": 4}
 _DECLARED = {*SIZES, "f16x2", "b128", "texref", "samplerref", "surfref"}  # types that a declaration may have
 _MAX_VECTOR = 16  # bytes
@@ -58,6 +60,15 @@ def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Dec
         raise Unsupported(f"parameter '{name}' of type {vector or '.' + type_}: declare an array of .b8 with .align")
     if ".align" in words and (integer(words[".align"]) or 0).bit_count() != 1:
         raise Unsupported(f"'{name}' with '.align {words['.align'] or ''}': an alignment is a power of two")
+    if any(dimension is not None and evaluate(dimension) < 1 for dimension in declarator.dimensions):
+        raise Unsupported(f"array '{name}' without elements")
+    attribute = words.get(".attribute")
+    if attribute and not re.fullmatch(r"\(?\s*(\.managed|\.unified.*)\)?", attribute, re.DOTALL):
+        raise Unsupported(f"'{name}' with '.attribute{attribute}', which PTX doesn't have")
+    if attribute and ".managed" in attribute and ".global" not in words:
+        raise Unsupported(f"'{name}' as '.managed', which only .global variables are")
+    if len(linking := [word for word in words if word in LINKING]) > 1:
+        raise Unsupported(f"'{name}' as {' and '.join(linking)}")
     if ".common" in words and ".global" not in words:
         raise Unsupported(f"'{name}' as '.common', which only .global variables are")
     if declarator.value is not None and (".extern" in words or not {".global", ".const"} & set(words)):
@@ -83,6 +94,20 @@ def element_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator
     """Return the size of an array's element in bytes, 0 if the variable isn't an array. Raises Unsupported."""
     words = [specifier.word for specifier in specifiers]
     return STORED[type_of(words, declarator)] if declarator.dimensions else 0
+
+
+def shape_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> str:
+    """Return what arguments have to have in common with parameters: the type, or an array's size and alignment.
+
+    Returns "" for an array of any size, and for a vector. Raises Unsupported.
+    """
+    specifiers = tuple(specifiers)
+    if any(specifier.word in WIDTHS for specifier in specifiers):
+        return ""
+    size, align = size_of(specifiers, declarator)
+    if declarator.dimensions:
+        return f"{size} bytes aligned to {align}" if size else ""
+    return type_of((specifier.word for specifier in specifiers), declarator)
 
 
 def type_of(words: Iterable[str], declarator: tree.Declarator) -> str:

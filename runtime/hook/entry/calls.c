@@ -190,6 +190,8 @@ static void count_launch(struct frame *frame, struct thread *thread, bool captur
         frame->counter = counter_of(thread, key);
     if (frame->counter && !captured)
         hook_count(frame->counter, frame->start);
+    if (frame->counter && frame->probed && !hook_settings.memusage)
+        hook_count_probed(frame->counter);
 }
 
 // Count a thread's first query of its kind here; the stub counts the others in the same row.
@@ -230,12 +232,21 @@ static void run(handler *handler, struct frame *frame) {
     run_with_signals(handler, frame);
 }
 
+static void run_probing(handler *handler, struct frame *frame) {
+    if (frame->slot->known->signals)
+        run_with_signals(handler, frame);
+    else
+        run(handler, frame);
+}
+
 // Return the id for the row of a captured call, or 0 if the call wasn't captured. This may write a record and
 // so move the thread to another chunk, so don't call it while holding a row.
-static uint32_t find_captured(const struct frame *frame) {
+static uint32_t find_captured(struct frame *frame) {
     HOOK_HOLD_SIGNALS;
     int error = errno;
     uint32_t id = hook_is_captured(hook_stream_of(frame)) ? hook_captured_id(frame->slot) : 0;
+    if (id)
+        hook_keep_captured(frame);
     errno = error;
     return id;
 }
@@ -278,10 +289,8 @@ uint64_t hook_enter(struct frame *frame) {
     if (UNLIKELY(frame->flags & SLOT_BEFORE)) {
         if (slot->known->before)
             run(slot->known->before, frame);
-        if (slot->known->signals)
-            run_with_signals(slot->known->probe_before, frame);
-        else if (slot->known->probe_before)
-            run(slot->known->probe_before, frame);
+        if (slot->known->probe_before)
+            run_probing(slot->known->probe_before, frame);
         frame->real = frame->real ? frame->real : (void *)hook_give_answer;
     }
     if (UNLIKELY(frame->flags & SLOT_TIMED) && thread && frame->real != (void *)hook_give_answer)
@@ -333,7 +342,7 @@ void hook_leave(struct frame *frame) {
         slot->known->allocates)
         run(hook_call_without_buffers, frame);
     if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
-        run(slot->known->probe_after, frame); // it may repeat the call
+        run_probing(slot->known->probe_after, frame); // it may repeat the call
     bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint32_t captured =
         UNLIKELY(hook_is_capturing()) && done && thread && slot->capturable ? find_captured(frame) : 0;

@@ -124,7 +124,8 @@ static void note_at(int folder, const char *name, char *const *environment) {
     if (is_name && (*name == '/' || folder == AT_FDCWD))
         snprintf(path, sizeof(path), "%s", name);
     else
-        snprintf(path, sizeof(path), "/proc/self/fd/%d%s%s", folder, is_name ? "/" : "", is_name ? name : "");
+        snprintf(path, sizeof(path), "/proc/thread-self/fd/%d%s%s", folder, is_name ? "/" : "",
+                 is_name ? name : "");
     note(path, environment, false, true);
 }
 

@@ -110,10 +110,11 @@ static const struct driver_function table[] = {
     {"cuGraphNodeSetEnabled", "graph", "nodesetenabled", .on_return = HANDLER(on_node_enabled),
      .probe_after = HANDLER(after_node_enabled)},
     {"cuGraphCreate", "graph", "create", OBJECT(OUT(0)), .on_return = HANDLER(on_graph)},
-    {"cuGraphClone", "graph", "clone", OBJECT(OUT(0)), .on_return = HANDLER(on_graph)},
+    {"cuGraphClone", "graph", "clone", OBJECT(OUT(0)), .on_return = HANDLER(on_clone)},
     {"cuGraphDestroy", "graph", "destroy", OBJECT(IN(0)), GONE},
     {"cuGraphAddNode", "graph", "addnode", .on_return = HANDLER(on_node), AROUND(packed)},
-    {"cuGraphAddKernelNode", "graph", "addkernelnode", AROUND(packed)},
+    {"cuGraphAddKernelNode", "graph", "addkernelnode", .on_return = HANDLER(on_node_made), AROUND(packed)},
+    {"cuGraphAddChildGraphNode", "graph", "addchildgraphnode", .on_return = HANDLER(on_child)},
     {"cuGraphKernelNodeSetParams", "graph", "kernelnodesetparams", AROUND(packed)},
     {"cuGraphNodeSetParams", "graph", "nodesetparams", AROUND(packed)},
 

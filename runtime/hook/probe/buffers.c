@@ -197,6 +197,7 @@ static struct slab *claim_locked(const struct claim *claim, uint64_t *offset, co
     struct waiting waiting = {.waits = false};
     *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
+    hook_waits++;
     struct pool *pool = hook_find_pool(claim->context);
     uint64_t round = ++hook_rounds;
     while (pool && !hook_pools_end && !(slab = find_open(pool, claim, offset))) {
@@ -215,6 +216,7 @@ static struct slab *claim_locked(const struct claim *claim, uint64_t *offset, co
         *reason = WHY(ending);
     if (slab)
         atomic_store_explicit(recent_of(claim), slab, memory_order_release);
+    hook_waits--;
     pthread_mutex_unlock(&hook_pools_lock);
     return slab;
 }
@@ -250,6 +252,7 @@ static bool has_ended(const struct pool *pool) {
 uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand) {
     bool all = hook_settings.complete;
     pthread_mutex_lock(&hook_pools_lock);
+    hook_waits++;
     struct patience patience = hook_patience_of(all ? PATIENCE : UNCOUNTED_WAIT, !all);
     struct pool *pool = hook_pools_end ? NULL : hook_find_pool(claim->context);
     uint64_t round = ++hook_rounds;
@@ -264,6 +267,7 @@ uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *dem
         pool->uncounted |= !patience.left;
     }
     uint64_t most = !pool ? 0 : all ? pool->most : pool->most / 2; // without --complete, half
+    hook_waits--;
     pthread_mutex_unlock(&hook_pools_lock);
     return most;
 }
@@ -279,26 +283,42 @@ static bool record_own(const struct slab *slab) {
     return !status;
 }
 
-void hook_issue(struct slab *slab, struct save *save) {
-    bool owned = hook_settings.complete && save && slab->stream == CU_STREAM_PER_THREAD_HANDLE;
-    bool recorded = owned && record_own(slab);
+// Say that a launch is in the stream. Returns false if the slab has left it meanwhile: the process ends.
+static bool arrive(struct slab *slab, struct save *save) {
+    uint64_t now = hook_now(), issued = slab->issued;
+    while (issued < now && !atomic_compare_exchange_weak(&slab->issued, &issued, now))
+        continue;
+    save->next = slab->arrived;
+    do {
+        if (save->next == ARRIVED_CLOSED)
+            return false;
+    } while (!atomic_compare_exchange_weak(&slab->arrived, &save->next, save));
+    return true;
+}
+
+static void issue_locked(struct slab *slab, struct save *save, bool recorded) {
     HOOK_HOLD_SIGNALS;
     pthread_mutex_lock(&hook_pools_lock);
-    slab->recorded = save ? recorded : slab->recorded;
-    bool lost = save && (hook_slabs_given_up || slab->state != SLAB_CLAIMED); // the process ends
+    bool lost = save && !arrive(slab, save);
+    slab->recorded = recorded;
     slab->written_late |= lost;
-    slab->issued = hook_now();
-    if ((atomic_fetch_sub(&slab->places, 1) & PLACES_ISSUING) == 1)
-        pthread_cond_broadcast(&hook_pools_changed);
-    if (save && !lost) {
-        *(slab->saves ? &slab->last->next : &slab->saves) = save;
-        slab->last = save;
-        if (slab->copied && hook_used(slab) > slab->size / 2 && hook_seal(slab, false))
-            hook_mark(slab); // while the graph runs, not when it's waited for
-    }
+    atomic_fetch_sub(&slab->places, 1);
+    pthread_cond_broadcast(&hook_pools_changed);
+    if (save && !lost && slab->copied && hook_used(slab) > slab->size / 2 && hook_seal(slab, false))
+        hook_mark(slab); // while the graph runs, not when it's waited for
     pthread_mutex_unlock(&hook_pools_lock);
     if (lost)
         hook_lose(save);
+}
+
+void hook_issue(struct slab *slab, struct save *save) {
+    bool owned = hook_settings.complete && save && slab->stream == CU_STREAM_PER_THREAD_HANDLE;
+    if (owned || (save && (slab->copied || !arrive(slab, save))))
+        issue_locked(slab, save, owned && record_own(slab));
+    else if ((atomic_fetch_sub(&slab->places, 1) & PLACES_ISSUING) == 1 && hook_waits) {
+        HOOK_HOLD_SIGNALS;
+        hook_wake_claims();
+    }
 }
 
 // -- Slabs of graphs -------------------------------------------------------
@@ -341,6 +361,7 @@ struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **
     struct waiting waiting = {.waits = false};
     *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
+    hook_waits++;
     struct pool *pool = hook_find_pool(context);
     uint64_t others = pool && pool->held > replaced ? pool->held - replaced : 0;
     if (pool && 2 * size > pool->most) {
@@ -368,6 +389,7 @@ struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **
         hook_step(slab, SLAB_HOLD);
     } else if (pool)
         pool->held -= size;
+    hook_waits--;
     pthread_mutex_unlock(&hook_pools_lock);
     return slab;
 }

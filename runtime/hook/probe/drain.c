@@ -99,8 +99,10 @@ static void write_replay(struct slab *slab, const struct save *save) {
 static struct save *write_saves(struct slab *slab, struct save *first) {
     struct save *all[AT_ONCE], *next = first;
     size_t count = 0;
-    for (; next && !next->replay && count < AT_ONCE; next = next->next)
+    for (; next && !next->replay && count < AT_ONCE; next = next->next) {
+        hook_write_launch(next);
         all[count++] = next;
+    }
     size_t done = hook_reduce(slab, all, count);
     next = all[done - 1]->next;
     for (size_t i = 0; i < done; i++) {
@@ -139,7 +141,7 @@ static void write_slab(struct slab *slab) {
     hook_writer_calls = false;
 }
 
-static void lose_buffers(const struct save *save) {
+static void lose_buffers(struct save *save) {
     const struct reason *lost = hook_why_lost(CUDA_ERROR_NOT_READY);
     const struct woven *woven = save->probed->woven;
     if (hook_settings.memusage)
@@ -151,8 +153,10 @@ static void lose_buffers(const struct save *save) {
 
 void hook_lose(struct save *save) {
     struct save node;
-    if (!save->replay)
+    if (!save->replay) {
+        hook_write_launch(save);
         lose_buffers(save);
+    }
     for (size_t at = 0; save->replay && hook_next_replayed(save, &at, &node);)
         lose_buffers(&node);
     if (save->replay)
@@ -221,7 +225,7 @@ static uint64_t hand_old(void) {
             if (!named || !hook_is_alive(pool->reference))
                 continue;
             any = true; // nobody tells us about a launch in a slab that's open already
-            if (!slab->saves)
+            if (!hook_has_saves(slab))
                 continue;
             slab->seen = slab->seen ? slab->seen : now;
             if (now - slab->seen < OLD || !hook_seal(slab, false))

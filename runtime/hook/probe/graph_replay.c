@@ -66,6 +66,21 @@ static bool wait_for_sets(const struct prepared *graph, uint64_t stream, uint32_
     return good;
 }
 
+// Return whether the graph can run in a stream that takes no call of ours before it: its sets are clear, and
+// it has no copies of constants.
+static bool needs_nothing(const struct prepared *graph) {
+    for (int i = 0; i < MOST_SETS; i++) {
+        struct slab *slab = graph->sets[i].slab;
+        if (slab && ((!slab->known_ready && hook_do.query(slab->cleared)) ||
+                     (graph->has_run && hook_do.query(slab->event))))
+            return false;
+    }
+    for (size_t i = 0; i < graph->members->count; i++)
+        if (graph->members->all[i].save && hook_must_copy(graph->members->all[i].choice.bound))
+            return false;
+    return true;
+}
+
 static bool copy_constants(const struct members *members, uint64_t stream) {
     bool good = true;
     const struct bound *last = NULL;
@@ -126,19 +141,18 @@ void hook_before_replay(struct frame *frame) {
     hook_end_burst();
     graph->slab = NULL;
     graph->captured = false;
+    graph->unknown = !hook_stream_is_known(stream); // the driver may fail before it looks at the stream
     frame_leave_note(frame, NOTE_REPLAY, graph);
-    if (!hook_stream_is_known(
-            stream)) { // the launch may fail for another reason before the driver looks at it
-        hook_lose_sets(graph, WHY(stream_unknown));
-        graph->no_room = graph->lost;
-        return;
-    }
     struct stay stay = enter(graph, stream);
-    graph->captured = is_captured(stream);
-    if (!graph->captured)
+    if (graph->unknown) {
+        if (!graph->lost && !needs_nothing(graph))
+            hook_lose_sets(graph, WHY(stream_unknown));
+        graph->no_room = graph->lost;
+    } else if (!(graph->captured = is_captured(stream))) {
         get_ready(graph, stream, thread);
-    if (!graph->captured && hook_settings.complete)
-        find_place(graph, stream, thread);
+        if (hook_settings.complete)
+            find_place(graph, stream, thread);
+    }
     leave(stay);
 }
 
@@ -188,7 +202,7 @@ static void count_lost(const struct members *members, const struct reason *reaso
 
 static void collect(struct prepared *graph, const struct frame *frame, uint64_t stream) {
     uint32_t thread = frame->thread ? frame->thread->tid : 0;
-    if (!hook_settings.complete)
+    if (!hook_settings.complete || graph->unknown)
         find_place(graph, stream, thread);
     struct save *save = graph->slab ? new_replay(graph, frame, stream) : NULL;
     const struct reason *lost = graph->no_room;
@@ -223,7 +237,7 @@ void hook_after_replay(struct frame *frame) {
     bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint64_t stream = hook_stream_of(frame);
     struct stay stay = enter(graph, stream);
-    if (done && graph->lost == WHY(stream_unknown)) // now it's known
+    if (done && graph->unknown) // now we may ask
         graph->captured = is_captured(stream);
     if (done && !graph->captured)
         collect(graph, frame, stream);

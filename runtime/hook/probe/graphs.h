@@ -130,6 +130,7 @@ struct prepared { // an executable graph
     const struct reason *no_room;
     unsigned now;         // the current order
     bool captured, quiet; // quiet: don't record it
+    bool unknown;         // we didn't know its stream before
 };
 
 struct prepared *hook_take_prepared(uint64_t exec); // locked, or NULL

@@ -202,9 +202,9 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->prologue = hook_now() - begun;
 }
 
-// Holding signals off takes two system calls, and with two more after the launch they'd be a third of what a
-// launch costs. Most launches don't need it: they take no lock and no memory from malloc, and change what
-// others see in a single step. Code that takes a lock holds signals off itself.
+// Holding signals off takes two system calls, once before the launch and once after it: a third of what a
+// launch would cost. Most launches don't need it: they take no lock and no memory from malloc, and change
+// what others see in a single step. Code that takes a lock holds signals off itself.
 static bool is_plain(const struct choice *choice) {
     bool measures = hook_settings.benchmark || hook_settings.memusage;
     return !measures && (!choice->probed || !hook_has_growing_log(choice->probed->woven));
@@ -230,54 +230,27 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     hook_let_choice_go(&choice);
 }
 
-static void write_launch(const struct frame *frame, struct save *save) {
+// Say that a launch with probes is in its stream. The thread that writes its buffers also writes its record.
+static void finish_launch(struct frame *frame, struct save *save) {
     const struct launch *launch = &frame->launch;
-    const struct woven *woven = save->probed->woven;
-    uint64_t grid[3], block[3];
-    for (int i = 0; i < 3; i++)
-        grid[i] = save->grid[i], block[i] = launch->block[i];
-    uint32_t id = frame->thread ? hook_new_id(&hook_watched->probed) : 0;
-    if (id && HOOK_WRITE(probed, .id = id, .kernel = woven->number, .function = save->probed->function,
-                         .thread = frame->thread->tid, .start = frame->start,
-                         .device = (uint64_t)save->slab->pool->device, .stream = launch->stream,
-                         .grid = {grid, 3}, .block = {block, 3}, .shared = launch->shared,
-                         .room = {save->shared, save->shared - launch->shared},
-                         .params = {save->block, woven->param_bytes}))
-        save->id = id;
+    restore_arguments(frame, save);
+    frame->probed = true;
+    if (hook_settings.benchmark)
+        hook_benchmarked(save, hook_stream_of(frame));
+    save->thread = frame->thread ? frame->thread->tid : 0;
+    save->start = frame->start;
+    save->stream = launch->stream;
+    save->program_shared = launch->shared;
+    memcpy(save->block_size, launch->block, sizeof(save->block_size));
+    hook_issue(save->slab, save);
 }
 
-__attribute__((weak)) void hook_after_launch(struct frame *frame) {
-    const struct reason *reason = frame_note(frame, NOTE_REASON);
-    struct save *save = frame_note(frame, NOTE_SAVE);
-    if (reason)
-        count_reason(frame, reason);
-    if (!save)
-        return;
-    struct slab *slab = save->slab;
-    if (save->unpacked)
-        restore_arguments(frame, save);
-    if (!slab) { // it has no probes
-        if (!save->unpacked && (CUresult)frame->result == CUDA_SUCCESS)
-            hook_count_need(save->probed->function, save->needed);
-        else if (!save->unpacked)
-            forget_launch(frame);
-        hook_free_save(save);
-        return;
-    }
-    restore_arguments(frame, save);
-    if ((CUresult)frame->result == CUDA_SUCCESS) {
-        frame->probed = true;
-        if (hook_settings.benchmark)
-            hook_benchmarked(save, hook_stream_of(frame));
-        if (!hook_settings.memusage)
-            write_launch(frame, save);
-        hook_issue(slab, save);
-        return;
-    }
-    hook_issue(slab, NULL);
-    hook_forget_benchmark(save);
+// On any failure, launch the program's own kernel instead, which fails as it would have without us.
+static void launch_without_probes(struct frame *frame, struct save *save) {
     CUresult status = (CUresult)frame->result;
-    // On any failure, launch the program's own kernel instead, which fails as it would have without us.
+    restore_arguments(frame, save);
+    hook_issue(save->slab, NULL);
+    hook_forget_benchmark(save);
     frame->result = hook_call_again(frame);
     hook_call_without_buffers(frame);
     if ((CUresult)frame->result == CUDA_SUCCESS) {
@@ -286,6 +259,40 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     } else
         forget_launch(frame);
     hook_free_save(save);
+}
+
+static void finish_other(struct frame *frame, struct save *save) {
+    const struct reason *reason = frame_note(frame, NOTE_REASON);
+    bool done = (CUresult)frame->result == CUDA_SUCCESS;
+    if (reason)
+        count_reason(frame, reason);
+    if (!save)
+        return;
+    if (save->slab) {
+        launch_without_probes(frame, save);
+        return;
+    }
+    if (save->unpacked)
+        restore_arguments(frame, save);
+    else if (done)
+        hook_count_need(save->probed->function, save->needed);
+    else
+        forget_launch(frame);
+    hook_free_save(save);
+}
+
+__attribute__((weak)) void hook_after_launch(struct frame *frame) {
+    struct save *save = frame_note(frame, NOTE_SAVE);
+    bool probed = save && save->slab && (CUresult)frame->result == CUDA_SUCCESS;
+    if (probed && !hook_settings.benchmark) {
+        finish_launch(frame, save);
+        return;
+    }
+    HOOK_HOLD_SIGNALS;
+    if (probed)
+        finish_launch(frame, save);
+    else
+        finish_other(frame, save);
 }
 
 // Other calls of the program

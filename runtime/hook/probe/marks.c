@@ -289,13 +289,16 @@ void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t ro
     if (claim->stream != CU_STREAM_PER_THREAD_HANDLE)
         hook_mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, claim->thread, true, round);
     EACH_SLAB (slab, &pool->in_use) {
-        bool ended = !slab->saves && !slab->written_late; // no launch was made
-        bool sends = slab->recorded || ended;
         if (slab->round >= round || !hook_is_filled(slab) || hook_is_of(slab, claim->stream, claim->thread) ||
-            (!sends && slab->stream == CU_STREAM_PER_THREAD_HANDLE) || !hook_seal(slab, false))
+            !hook_seal(slab, false))
             continue;
+        slab->ended = !hook_has_saves(slab) && !slab->written_late; // no launch was made
+        bool sends = slab->recorded || slab->ended;
+        if (!sends && slab->stream == CU_STREAM_PER_THREAD_HANDLE) {
+            hook_unseal(slab);
+            continue;
+        }
         slab->round = round;
-        slab->ended = ended;
         if (sends)
             hook_send(slab);
         else

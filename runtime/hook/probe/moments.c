@@ -55,14 +55,15 @@ void hook_drain_waited(const struct waited *waited) {
     struct pool *pool = hook_find_pool(context);
     for (struct slab *slab = pool ? TAILQ_FIRST(&pool->in_use) : NULL, *next; slab; slab = next) {
         next = TAILQ_NEXT(slab, link);
-        bool ended =
-            slab->issued < waited->since && (waited->all || hook_is_of(slab, waited->stream, waited->thread));
-        if (!hook_is_filled(slab) || (!ended && slab->stream == CU_STREAM_PER_THREAD_HANDLE) ||
-            !hook_seal(slab, false))
+        bool waited_for = waited->all || hook_is_of(slab, waited->stream, waited->thread),
+             foreign = slab->stream == CU_STREAM_PER_THREAD_HANDLE;
+        if (!hook_is_filled(slab) || (!waited_for && foreign) || !hook_seal(slab, false))
             continue;
-        slab->ended = ended;
-        if (ended)
+        slab->ended = waited_for && slab->issued < waited->since; // sealed: no launch can come in between
+        if (slab->ended)
             hook_send(slab);
+        else if (foreign)
+            hook_unseal(slab);
         else
             hook_hand(slab);
     }
@@ -140,6 +141,7 @@ void hook_drain_all(enum moment moment, uint64_t context) {
 
 // Give up the slabs that aren't in the writer's queue yet.
 static void give_up(struct slab *slab) {
+    hook_collect(slab);
     if (!slab->saves)
         return;
     slab->failed = slab->refused ? slab->refused : CUDA_ERROR_NOT_READY;
@@ -167,6 +169,7 @@ void hook_abandon_pending(bool within_driver) {
     pthread_mutex_lock(&hook_pools_lock);
     struct patience patience = hook_patience_of(within_driver ? HASTE : PATIENCE, within_driver);
     end_claims();
+    hook_waits++;
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         for (struct timespec soon = hook_in_ns(SECOND); !within_driver && hook_any_issuing(pool);)
             if (pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, &soon))

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "common/own.h"
@@ -165,7 +166,7 @@ static void *open_copy(const struct linker *linker) {
     linker->close(found);
     if (file < 0)
         return NULL;
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/fd/%d", getpid(), getpid(), file);
+    snprintf(path, sizeof(path), "/proc/%d/task/%ld/fd/%d", getpid(), syscall(SYS_gettid), file);
     void *handle = linker->open(path, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
     close(file);
     return handle;

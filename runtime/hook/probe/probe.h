@@ -322,7 +322,10 @@ struct save { // a launch and the place of its buffers
     _Atomic unsigned others; // more users, for a node's save
     struct slab *slab;
     struct probed *probed;
-    uint32_t id;                       // in the trace; 0: no record, so the buffers are useless
+    uint32_t id;                       // in the trace; 0: no record (yet), so the buffers are useless
+    uint64_t start, stream;            // the `probed` record needs these, too
+    uint32_t thread, block_size[3];    // thread: 0 for no record
+    uint32_t program_shared;           // bytes of dynamic shared memory that the program asked for
     uint64_t offset;                   // where the first buffer is in the slab
     uint64_t bytes;                    // bytes of all buffers
     uint64_t function;                 // the program's, called if the launch with probes fails
@@ -377,6 +380,7 @@ void hook_let_go(struct slab *slab); // once its event has completed
 // unknown.
 struct save *hook_new_save(struct probed *probed, const struct launch *launch);
 void hook_free_save(struct save *save);
+bool hook_write_launch(struct save *save); // write its `probed` record, once; false if that fails
 bool hook_size_buffers(struct save *save, const struct launch *launch); // false if they are too large
 void hook_point_at_buffers(struct save *save, uint64_t address);        // in the arguments
 
@@ -428,7 +432,7 @@ struct slab {
     uint64_t event;          // in the program's stream, after the last launch
     uint64_t cleared;        // in our stream: the slab may be written to
     uint64_t stream;         // the stream whose launches have places in it
-    uint64_t issued;         // time stamp by which the last of them was in the stream
+    _Atomic uint64_t issued; // time stamp by which the last of them was in the stream
     uint64_t seen;           // ns: the writer saw launches in it; 0 if it didn't. Only the writer uses it
     uint32_t thread;         // if it's a per-thread default stream: the thread
     bool full;               // takes no more launches
@@ -454,7 +458,8 @@ struct slab {
         SLAB_RETIRED,
         SLAB_STATES
     } state;
-    struct save *saves, *last;
+    struct save *saves, *last;    // launches that are in the stream, oldest first
+    struct save *_Atomic arrived; // the latest of them, newest first; ARRIVED_CLOSED unless it's claimed
 };
 
 enum slab_event {
@@ -538,6 +543,7 @@ extern bool hook_slabs_given_up;          // those in flight
 enum { PATIENCE = 60 };                   // seconds of waiting for the driver, at first
 
 // The progress of our threads, for calls that wait for them
+extern _Atomic unsigned hook_waits;    // calls that may wait for launches with a place to be in their streams
 extern _Atomic uint64_t hook_progress; // steps made by slabs on their way back, and pieces of them read
 
 struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
@@ -555,7 +561,9 @@ void hook_step(struct slab *slab, enum slab_event event);
 // Stop launches from taking places in a claimed slab, before it's handed, marked or sent. Returns false if a
 // launch has one and isn't in the stream yet; with `even_then`, the slab is closed anyway.
 bool hook_seal(struct slab *slab, bool even_then);
-int hook_begin_calls(void); // drops the lock to call the driver
+void hook_unseal(struct slab *slab);
+void hook_collect(struct slab *slab); // close `arrived`, and add it to the slab's saves
+int hook_begin_calls(void);           // drops the lock to call the driver
 void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
 bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
@@ -614,8 +622,13 @@ bool hook_any_issuing(const struct pool *pool); // launches that have a place bu
 static inline bool hook_is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
     return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
 }
+#define ARRIVED_CLOSED ((struct save *)1)
+static inline bool hook_has_saves(const struct slab *slab) {
+    const struct save *arrived = slab->arrived;
+    return slab->saves || (arrived && arrived != ARRIVED_CLOSED);
+}
 static inline bool hook_is_filled(const struct slab *slab) {
-    return slab->state == SLAB_CLAIMED && (hook_used(slab) || slab->saves);
+    return slab->state == SLAB_CLAIMED && (hook_used(slab) || hook_has_saves(slab));
 }
 
 CUresult hook_put_event(const struct slab *slab, bool by_name); // don't hold the lock

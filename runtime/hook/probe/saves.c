@@ -174,22 +174,28 @@ void hook_drop_members(struct members *members) {
     free(members);
 }
 
-static bool write_replayed(const struct replay *replay, const struct member *member, struct save *node) {
-    const struct woven *woven = node->probed->woven;
+static bool write_launch(struct save *save, CUdevice device, const struct replay *replay,
+                         const struct member *member) {
+    const struct woven *woven = save->probed->woven;
     uint64_t grid[3], block[3];
     for (int i = 0; i < 3; i++)
-        grid[i] = member->save->grid[i], block[i] = member->block[i];
-    node->id = replay->thread ? hook_new_id(&hook_watched->probed) : 0;
-    if (node->id &&
-        HOOK_WRITE(probed, .id = node->id, .kernel = woven->number, .function = member->function,
-                   .thread = replay->thread, .start = replay->start, .device = (uint64_t)replay->device,
-                   .stream = replay->stream, .grid = {grid, 3}, .block = {block, 3}, .shared = member->shared,
-                   .room = {node->shared, node->shared - member->shared},
-                   .params = {member->save->block, woven->param_bytes}, .exec = {true, replay->exec},
-                   .node = {true, member->node}, .repeats = {!member->sure, 1}))
+        grid[i] = save->grid[i], block[i] = save->block_size[i];
+    save->id = save->thread ? hook_new_id(&hook_watched->probed) : 0;
+    if (save->id &&
+        HOOK_WRITE(probed, .id = save->id, .kernel = woven->number,
+                   .function = member ? member->function : save->probed->function, .thread = save->thread,
+                   .start = save->start, .device = (uint64_t)device, .stream = save->stream,
+                   .grid = {grid, 3}, .block = {block, 3}, .shared = save->program_shared,
+                   .room = {save->shared, save->shared - save->program_shared},
+                   .params = {save->block, woven->param_bytes}, .exec = {replay, replay ? replay->exec : 0},
+                   .node = {member, member ? member->node : 0}, .repeats = {member && !member->sure, 1}))
         return true;
-    node->id = 0;
+    save->id = 0;
     return false;
+}
+
+bool hook_write_launch(struct save *save) {
+    return save->id || (!hook_settings.memusage && write_launch(save, save->slab->pool->device, NULL, NULL));
 }
 
 bool hook_next_replayed(const struct save *of, size_t *at, struct save *node) {
@@ -205,7 +211,10 @@ bool hook_next_replayed(const struct save *of, size_t *at, struct save *node) {
         }
         *node = *member->save;
         node->offset = replay->starts[member->set] + member->save->offset;
-        if (hook_settings.memusage || write_replayed(replay, member, node))
+        node->thread = replay->thread, node->start = replay->start, node->stream = replay->stream;
+        node->program_shared = member->shared;
+        memcpy(node->block_size, member->block, sizeof(node->block_size));
+        if (hook_settings.memusage || write_launch(node, replay->device, replay, member))
             return true;
     }
     return false;

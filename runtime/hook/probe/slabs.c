@@ -49,10 +49,16 @@
 // while it's MARKING, when the process ends, so marking checks the state again. In COPYING only the writer
 // touches `saves`; in HELD only the owner of the graph touches the slab, under the graph's lock.
 //
-// Launches take places in an open slab without the lock (buffers.c). To move a claimed slab on, a thread
-// first seals it under the lock. That fails while a launch has a place but isn't in the stream yet, because
-// the event must come after all launches. It doesn't fail at the end of the process: those launches are lost.
-// A slab that's claimed again is opened again. Once it's in the stream, a launch takes the lock to say so.
+// A launch needs no lock, unless it has to open a slab (buffers.c). One compare-and-swap takes a place in an
+// open slab. Once the launch is in the stream, a second one puts it on the list `arrived`, and a subtraction
+// gives the place back. To move a claimed slab on, a thread first seals it under the lock. That fails while a
+// launch has a place but isn't in the stream yet, because the event must come after all launches. So a sealed
+// slab changes no more, and what's known about its launches, such as `issued`, has to be read after the seal.
+// At the end of the process, sealing doesn't fail. A launch that arrives when its slab has left CLAIMED finds
+// the list closed and is lost. A slab that's claimed again is opened again. A thread that waits until a place
+// is given back counts itself in hook_waits before it looks at places, and the launch looks at hook_waits
+// after giving the place back: one of them sees the other, so a wake-up costs a launch only where it's
+// needed.
 //
 // Lock order: the lock of a graph (struct prepared), then hook_pools_lock. saves.c has its own lock, and no
 // thread holds both.
@@ -82,6 +88,10 @@
 // only puts events into the stream that it's about. A call that waited for a stream needs none, as the
 // launches before it have ended. For other streams the marking thread does it, and nobody waits for that
 // thread without a time limit except as said above. cuStreamIsCapturing and cuEventQuery don't block.
+//
+// In the common case, a launch makes no call of the driver but one for the current context, which the driver
+// keeps for each thread, and itself. A slab costs one event in its stream, and one wait of that stream, if it
+// isn't known to be clear yet.
 //
 // Two limits remain. A call that begins a capture waits while the marking thread is blocked in its stream or
 // in the legacy one, for as long as a launch into that stream would take at that point. That wait isn't cut
@@ -115,6 +125,9 @@
 //   - Fork: the child probes nothing (hook_probing), so it uses none of this.
 //   - Exit: no more claims. Slabs are sent even if launches into them are being made. Those are reported as
 //     lost (hook_lose), as their slab's event may come first, and so is what isn't read in time.
+//   - SIGKILL: the thread that writes buffers also writes the records of their launches. What it hadn't
+//   reached
+//     is only known from the counts of launches with probes (hook_count_probed).
 
 #include <assert.h>
 #include <pthread.h>
@@ -147,6 +160,7 @@ pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t hook_pools_changed = PTHREAD_COND_INITIALIZER;
 unsigned hook_slabs_issued;
 bool hook_pools_end, hook_slabs_given_up;
+_Atomic unsigned hook_waits;
 _Atomic uint64_t hook_progress;
 static struct pool *pools;
 
@@ -180,6 +194,8 @@ void hook_step(struct slab *slab, enum slab_event event) {
     struct slab_list *from = list_of(slab), *to;
     hook_progress += event == SLAB_SEND || event == SLAB_COPY || slab->state == SLAB_COPYING;
     hook_slabs_issued -= slab->state == SLAB_ISSUED;
+    if (slab->state == SLAB_CLAIMED)
+        hook_collect(slab);
     slab->pool->count[slab->state]--;
     slab->state = next ? next : SLAB_RETIRED;
     slab->pool->count[slab->state]++;
@@ -193,9 +209,28 @@ void hook_step(struct slab *slab, enum slab_event event) {
         TAILQ_INSERT_HEAD(to, slab, link);
     else if (to && from != to)
         TAILQ_INSERT_TAIL(to, slab, link);
+    if (slab->state == SLAB_CLAIMED && !hook_slabs_given_up)
+        slab->arrived = NULL;
+    hook_unseal(slab);
+    pthread_cond_broadcast(&hook_pools_changed);
+}
+
+void hook_unseal(struct slab *slab) {
     if (slab->state == SLAB_CLAIMED && !slab->full && !hook_pools_end)
         atomic_fetch_or(&slab->places, PLACES_OPEN);
-    pthread_cond_broadcast(&hook_pools_changed);
+}
+
+void hook_collect(struct slab *slab) {
+    struct save *arrived = atomic_exchange(&slab->arrived, ARRIVED_CLOSED), *newest = arrived, *oldest = NULL;
+    if (!arrived || arrived == ARRIVED_CLOSED)
+        return;
+    for (struct save *before; arrived; arrived = before) {
+        before = arrived->next;
+        arrived->next = oldest;
+        oldest = arrived;
+    }
+    *(slab->saves ? &slab->last->next : &slab->saves) = oldest;
+    slab->last = newest;
 }
 
 bool hook_seal(struct slab *slab, bool even_then) {
@@ -364,6 +399,7 @@ struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomi
     struct slab *slab = TAILQ_FIRST(&pool->bare);
     if (!slab && (slab = calloc(1, sizeof(*slab)))) {
         *slab = (struct slab){.state = SLAB_BARE,
+                              .arrived = ARRIVED_CLOSED,
                               .pool = pool,
                               .context = pool->context,
                               .ours = pool->stream,

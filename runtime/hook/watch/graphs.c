@@ -11,21 +11,6 @@
 #include "watch.h"
 
 #define MAX_FUNCTIONS 4096 // different ones
-#define MAX_DEPTH 16       // nesting of graphs
-#define MAX_BODIES 64      // bodies of a conditional node
-
-struct walk {
-    CUresult (*nodes)(void *, void **, size_t *), (*type)(void *, int *), (*child)(void *, void **);
-    CUresult (*kernel)(void *, CUDA_KERNEL_NODE_PARAMS *);
-    bool (*see)(const struct graph_node *node, void *with);
-    void *with;
-};
-
-static bool find_functions(struct walk *cu) {
-#define FIND(member, name) (cu->member = (__typeof__(cu->member))(uintptr_t)hook_driver_function(name))
-    return FIND(nodes, "cuGraphGetNodes") && FIND(type, "cuGraphNodeGetType") &&
-           FIND(child, "cuGraphChildGraphNodeGetGraph") && FIND(kernel, "cuGraphKernelNodeGetParams_v2");
-}
 
 // The work of an executable graph, node by node. The program may change each node's work or disable it.
 struct node {
@@ -33,6 +18,7 @@ struct node {
     uint32_t function; // the function that it launches, or 0
     uint32_t inside;   // how many of the following nodes are in its body graphs
     struct graph_work work;
+    struct origin origin;
     bool sure, disabled;
 };
 
@@ -42,12 +28,6 @@ struct nodes {
     bool device;          // kernels may launch the graph
     struct node all[];
 };
-
-void hook_miss_graph(void) {
-    static _Atomic bool said;
-    if (!atomic_exchange(&said, true))
-        hook_say("memory", hook_describe_error(ENOMEM), "what some graphs launch is not recorded");
-}
 
 static bool add(struct nodes **nodes, const struct node *node) {
     struct nodes *old = *nodes;
@@ -68,71 +48,11 @@ static uint32_t function_of(const CUDA_KERNEL_NODE_PARAMS *params, bool has_kern
     return hook_ask_function((uint64_t)(params->func || !has_kernel ? params->func : params->kern));
 }
 
-struct bodies { // a node's bodies
-    uint64_t node;
-    unsigned count;
-    void *graphs[MAX_BODIES];
-};
-
-static void see_body(const struct property *property, void *with) {
-    struct bodies *bodies = with;
-    if (property->what == PROPERTY_BODY && property->number == bodies->node && bodies->count < MAX_BODIES)
-        bodies->graphs[bodies->count++] = (void *)property->value;
-}
-
-static bool walk(const struct walk *walker, void *graph, unsigned depth, bool sure);
-
-static bool walk_bodies(const struct walk *walker, void *graph, void *node, unsigned depth) {
-    struct bodies bodies = {.node = (uint64_t)node};
-    bool more = true;
-    hook_object_each((uint64_t)graph, see_body, &bodies);
-    for (unsigned i = 0; more && i < bodies.count; i++)
-        more = walk(walker, bodies.graphs[i], depth, false);
-    return more;
-}
-
-static bool walk_node(const struct walk *walker, void *graph, void *handle, unsigned depth, bool sure) {
-    struct graph_node node = {.handle = handle, .type = -1, .depth = depth, .sure = sure};
-    void *inner;
-    walker->type(handle, &node.type);
-    if (node.type == CU_GRAPH_NODE_TYPE_KERNEL && walker->kernel(handle, &node.kernel) != CUDA_SUCCESS)
-        node.kernel = (CUDA_KERNEL_NODE_PARAMS){0};
-    if (!walker->see(&node, walker->with))
-        return false;
-    if (node.type == CU_GRAPH_NODE_TYPE_GRAPH && walker->child(handle, &inner) == CUDA_SUCCESS)
-        return walk(walker, inner, depth + 1, sure);
-    return node.type != CU_GRAPH_NODE_TYPE_CONDITIONAL || walk_bodies(walker, graph, handle, depth + 1);
-}
-
-static bool walk(const struct walk *walker, void *graph, unsigned depth, bool sure) {
-    size_t count = 0;
-    if (depth > MAX_DEPTH || walker->nodes(graph, NULL, &count) != CUDA_SUCCESS || !count)
-        return true;
-    size_t size = count * sizeof(void *);
-    void **nodes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (nodes == MAP_FAILED) {
-        hook_miss_graph();
-        return true;
-    }
-    bool more = true;
-    if (walker->nodes(graph, nodes, &count) == CUDA_SUCCESS)
-        for (size_t i = 0; i < count && more; i++)
-            more = walk_node(walker, graph, nodes[i], depth, sure);
-    munmap(nodes, size);
-    return more;
-}
-
-void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, void *with), void *with) {
-    struct walk walker = {.see = see, .with = with};
-    if (find_functions(&walker))
-        walk(&walker, graph, 0, true);
-}
-
 // Collects the nodes of a graph.
 
 struct listing {
     struct nodes *nodes;
-    uint32_t around[MAX_DEPTH + 1]; // the last node at each depth
+    uint32_t around[MAX_GRAPH_DEPTH + 1]; // the last node at each depth
 };
 
 static bool list_node(const struct graph_node *found, void *with) {
@@ -142,6 +62,7 @@ static bool list_node(const struct graph_node *found, void *with) {
     if (!add(&listing->nodes, &(struct node){.handle = (uint64_t)found->handle,
                                              .function = is_kernel ? function_of(kernel, true) : 0,
                                              .work = hook_work_of(found->handle, found->type),
+                                             .origin = hook_origin_of((uint64_t)found->handle),
                                              .sure = found->sure}))
         return false;
     listing->around[found->depth] = listing->nodes->count - 1;
@@ -161,15 +82,43 @@ static struct nodes *map_nodes(size_t size) {
 }
 
 static struct nodes *nodes_of(void *graph) {
-    struct walk needed;
-    struct listing listing = {.nodes =
-                                  hook_this_thread() && find_functions(&needed) ? map_nodes(4096) : NULL};
+    struct listing listing = {.nodes = hook_this_thread() && hook_can_walk_graphs() ? map_nodes(4096) : NULL};
     if (listing.nodes)
         hook_walk_graph(graph, list_node, &listing);
     return listing.nodes;
 }
 
-static void write_nodes(uint64_t exec, const struct nodes *nodes) {
+#define PIECE 512 // nodes per record
+
+// Write where the kernel nodes come from that a replay launches.
+static void write_origins(uint64_t exec, uint64_t at, const struct nodes *nodes) {
+    struct found {
+        uint64_t functions[PIECE], threads[PIECE], calls[PIECE];
+    } *found = mmap(NULL, sizeof(*found), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (found == MAP_FAILED) {
+        hook_miss_graph();
+        return;
+    }
+    size_t count = 0;
+    for (uint32_t i = 0; i <= nodes->count; i++) {
+        const struct node *node = &nodes->all[i];
+        if (count == PIECE || (i == nodes->count && count)) {
+            HOOK_WRITE(graph_nodes, .exec = exec, .at = at, .functions = {found->functions, count},
+                       .threads = {found->threads, count}, .calls = {found->calls, count});
+            count = 0;
+        }
+        if (i == nodes->count || !node->function || !node->sure || node->disabled)
+            continue;
+        found->functions[count] = node->function;
+        found->threads[count] = node->origin.thread;
+        found->calls[count++] = node->origin.call;
+    }
+    munmap(found, sizeof(*found));
+}
+
+// `moved`: other nodes launch kernels than before, or other kernels.
+static void write_nodes(uint64_t exec, const struct nodes *nodes, bool moved) {
+    uint64_t at = hook_now();
     struct found {
         uint64_t count, functions[MAX_FUNCTIONS], launches[MAX_FUNCTIONS], unknown;
         struct graph_sums sums;
@@ -191,11 +140,13 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes) {
         found->functions[i] = node->function;
         found->launches[i] += node->sure && !node->disabled;
     }
-    HOOK_WRITE(graph, .exec = exec, .at = hook_now(), .nodes = nodes->count,
+    HOOK_WRITE(graph, .exec = exec, .at = at, .nodes = nodes->count,
                .functions = {found->functions, found->count}, .launches = {found->launches, found->count},
                .operations = {found->sums.operations, found->sums.count},
                .unknown = {found->unknown != 0, found->unknown}, .device = {nodes->device, 1});
     munmap(found, sizeof(*found));
+    if (moved)
+        write_origins(exec, at, nodes);
 }
 
 // Changes to the work of an executable graph
@@ -207,6 +158,7 @@ struct change {
     int disabled;            // -1: as before
     const struct nodes *now; // the new work of the nodes, or of those in the node; or NULL
     struct nodes *changed;   // a copy, if anything is different
+    bool moved;              // see write_nodes
 };
 
 static struct node *find_node(struct nodes *nodes, uint64_t handle) {
@@ -218,10 +170,15 @@ static struct node *find_node(struct nodes *nodes, uint64_t handle) {
     return NULL;
 }
 
-static bool change_node(struct node *node, uint32_t function, struct graph_work work, bool disabled) {
-    bool different = node->function != function || node->disabled != disabled ||
-                     node->work.what != work.what || node->work.bytes != work.bytes ||
+// A node keeps its origin, unless another graph gives it another kernel.
+static bool change_node(struct node *node, struct change *change, uint32_t function, struct graph_work work,
+                        bool disabled, const struct node *now) {
+    bool moves = node->function != function || node->disabled != disabled;
+    bool different = moves || node->work.what != work.what || node->work.bytes != work.bytes ||
                      node->work.address != work.address;
+    if (now && node->function != function)
+        node->origin = now->origin;
+    change->moved |= moves;
     node->function = function;
     node->work = work;
     node->disabled = disabled;
@@ -238,15 +195,15 @@ static void change_nodes(const struct property *property, void *with) {
     if (change->node && !node)
         return;
     if (!change->now)
-        different = change_node(node, change->function ? change->function : node->function,
+        different = change_node(node, change, change->function ? change->function : node->function,
                                 change->work.what ? change->work : node->work,
-                                change->disabled < 0 ? node->disabled : change->disabled);
+                                change->disabled < 0 ? node->disabled : change->disabled, NULL);
     struct node *first = node ? node + 1 : nodes->all;
     uint32_t count = node ? node->inside : nodes->count;
     // the driver only accepts a graph of the same shape, so the nodes are in the same order
     for (uint32_t i = 0; change->now && change->now->count == count && i < count; i++)
-        different |=
-            change_node(&first[i], change->now->all[i].function, change->now->all[i].work, first[i].disabled);
+        different |= change_node(&first[i], change, change->now->all[i].function, change->now->all[i].work,
+                                 first[i].disabled, &change->now->all[i]);
     if (different && (change->changed = map_nodes(nodes->size)))
         memcpy(change->changed, nodes, nodes->size);
 }
@@ -254,7 +211,7 @@ static void change_nodes(const struct property *property, void *with) {
 static void change_exec(uint64_t exec, struct change change) {
     hook_object_each(exec, change_nodes, &change);
     if (change.changed) {
-        write_nodes(exec, change.changed);
+        write_nodes(exec, change.changed, change.moved);
         munmap(change.changed, change.changed->size);
     }
 }
@@ -355,17 +312,25 @@ void hook_on_instantiate(struct frame *frame) {
     if (!nodes)
         return;
     nodes->device = is_for_device(frame);
-    write_nodes(*exec, nodes);
+    write_nodes(*exec, nodes, true);
     const struct property kept = {.what = PROPERTY_NODES, .value = (uint64_t)nodes, .size = nodes->size};
     if (!hook_object_set(*exec, &kept))
         munmap(nodes, nodes->size);
 }
 
-// cuGraphCreate, cuGraphClone: (&graph, ...)
+// cuGraphCreate: (&graph, ...)
 void hook_on_graph(struct frame *frame) {
     const uint64_t *graph = (const uint64_t *)frame_arg(frame, 0);
     if (graph)
         add_graph(OBJECT_GRAPH, *graph, 0);
+}
+
+// cuGraphClone(&clone, graph)
+void hook_on_clone(struct frame *frame) {
+    const uint64_t *clone = (const uint64_t *)frame_arg(frame, 0);
+    hook_on_graph(frame);
+    if (clone)
+        hook_copy_origins(frame, (void *)frame_arg(frame, 1), (void *)*clone);
 }
 
 // cuStreamEndCapture(stream, &graph)
@@ -381,118 +346,20 @@ void hook_on_node(struct frame *frame) {
     bool edges = strstr(frame->slot->symbol, "_v");
     const uint64_t *node = (const uint64_t *)frame_arg(frame, 0);
     const CUgraphNodeParams *params = (const void *)frame_arg(frame, edges ? 5 : 4);
+    if (params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
+        hook_on_child_made(frame, params->graph.graph);
+    else
+        hook_on_node_made(frame);
     if (!node || !params || params->type != CU_GRAPH_NODE_TYPE_CONDITIONAL)
         return;
     const CUDA_CONDITIONAL_NODE_PARAMS *conditional = &params->conditional;
-    for (unsigned i = 0; conditional->phGraph_out && i < conditional->size && i < MAX_BODIES; i++) {
+    for (unsigned i = 0; conditional->phGraph_out && i < conditional->size && i < MAX_GRAPH_BODIES; i++) {
         uint64_t body = (uint64_t)conditional->phGraph_out[i];
         add_graph(OBJECT_GRAPH, body, frame_arg(frame, 1));
         hook_object_set(
             frame_arg(frame, 1),
             &(struct property){.what = PROPERTY_BODY, .number = *node, .device = (int)i, .value = body});
     }
-}
-
-// -- Copies, memsets and memory --------------------------------------------
-
-// The same types and ops as for calls. A node gives the direction of its copy; a call may leave it to the
-// driver.
-enum what { NOTHING, ANY, H_TO_D, D_TO_H, D_TO_D, H_TO_H, SET, HOST, ALLOC, FREE, WHATS };
-static const struct {
-    struct gpt_str type, op;
-} names[WHATS] = {
-    [ANY] = {GPT_STR("memcpy"), GPT_STR("any")},     [H_TO_D] = {GPT_STR("memcpy"), GPT_STR("HtoD")},
-    [D_TO_H] = {GPT_STR("memcpy"), GPT_STR("DtoH")}, [D_TO_D] = {GPT_STR("memcpy"), GPT_STR("DtoD")},
-    [H_TO_H] = {GPT_STR("memcpy"), GPT_STR("HtoH")}, [SET] = {GPT_STR("memset"), GPT_STR("set")},
-    [HOST] = {GPT_STR("stream"), GPT_STR("host")},   [ALLOC] = {GPT_STR("memory"), GPT_STR("alloc")},
-    [FREE] = {GPT_STR("memory"), GPT_STR("free")},
-};
-
-static uint64_t at_least_1(uint64_t number) { return number ? number : 1; }
-
-struct graph_work hook_work_of_copy(const CUDA_MEMCPY3D *node) {
-    bool unified =
-        node->srcMemoryType == CU_MEMORYTYPE_UNIFIED || node->dstMemoryType == CU_MEMORYTYPE_UNIFIED;
-    bool from = node->srcMemoryType != CU_MEMORYTYPE_HOST, to = node->dstMemoryType != CU_MEMORYTYPE_HOST;
-    uint8_t what = unified ? ANY : from ? (to ? D_TO_D : D_TO_H) : to ? H_TO_D : H_TO_H;
-    return (struct graph_work){
-        .what = what, .bytes = node->WidthInBytes * at_least_1(node->Height) * at_least_1(node->Depth)};
-}
-
-struct graph_work hook_work_of_set(const CUDA_MEMSET_NODE_PARAMS_v2 *node) {
-    return (struct graph_work){.what = SET,
-                               .bytes = node->elementSize * node->width * at_least_1(node->height)};
-}
-
-// The driver's functions that return a node's parameters: (node, &parameters). Older drivers lack some.
-typedef CUresult getter(void *, void *);
-static getter *copy, *set, *alloc, *released;
-
-static bool find_all(void) {
-    copy = (getter *)(uintptr_t)hook_driver_function("cuGraphMemcpyNodeGetParams");
-    set = (getter *)(uintptr_t)hook_driver_function("cuGraphMemsetNodeGetParams");
-    alloc = (getter *)(uintptr_t)hook_driver_function("cuGraphMemAllocNodeGetParams");
-    released = (getter *)(uintptr_t)hook_driver_function("cuGraphMemFreeNodeGetParams");
-    return true;
-}
-
-static bool ask(getter *get, void *node, void *parameters) {
-    return get && get(node, parameters) == CUDA_SUCCESS;
-}
-
-struct graph_work hook_work_of(void *node, int type) {
-    union {
-        CUDA_MEMCPY3D copy;
-        CUDA_MEMSET_NODE_PARAMS_v2
-            set; // the driver fills in the first version of the structure, which this one begins with
-        CUDA_MEM_ALLOC_NODE_PARAMS alloc;
-        CUdeviceptr address;
-    } params = {0};
-    static _Atomic int found;
-    hook_find_once(&found, find_all);
-    switch (type) {
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-        if (ask(copy, node, &params))
-            return hook_work_of_copy(&params.copy);
-        return (struct graph_work){.what = ANY};
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-        if (ask(set, node, &params))
-            return hook_work_of_set(&params.set);
-        return (struct graph_work){.what = SET};
-    case CU_GRAPH_NODE_TYPE_HOST:
-        return (struct graph_work){.what = HOST};
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
-        if (ask(alloc, node, &params))
-            return (struct graph_work){
-                .what = ALLOC, .bytes = params.alloc.bytesize, .address = params.alloc.dptr};
-        return (struct graph_work){.what = ALLOC};
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-        if (ask(released, node, &params))
-            return (struct graph_work){.what = FREE, .address = params.address};
-        return (struct graph_work){.what = FREE};
-    default:
-        return (struct graph_work){0};
-    }
-}
-
-static bool is_alike(const struct gpt_operation *operation, const struct graph_work *work, uint64_t address) {
-    return operation->type.data == names[work->what].type.data &&
-           operation->op.data == names[work->what].op.data && operation->address.value == address;
-}
-
-// Omit an address if there's no room for it. Work without an address always has room.
-void hook_add_work(struct graph_sums *sums, const struct graph_work *work) {
-    uint64_t address = sums->count < MAX_OPERATIONS - WHATS ? work->address : 0;
-    struct gpt_operation *operation = sums->operations;
-    while (operation < sums->operations + sums->count && !is_alike(operation, work, address))
-        operation++;
-    if (operation == sums->operations + sums->count) {
-        sums->count++;
-        *operation = (struct gpt_operation){
-            .type = names[work->what].type, .op = names[work->what].op, .address = {address != 0, address}};
-    }
-    operation->nodes++;
-    operation->bytes += work->bytes;
 }
 
 // -- Captured calls --------------------------------------------------------

@@ -165,8 +165,8 @@ static struct gpt_u64 read_command(unsigned long request, const uint32_t *args) 
 
 // Find the device of a descriptor. Returns false if it isn't one of NVIDIA's.
 static bool find_device(int file, char path[64]) {
-    char link[32];
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", file);
+    char link[40];
+    snprintf(link, sizeof(link), "/proc/thread-self/fd/%d", file);
     ssize_t size = readlink(link, path, 63);
     path[size > 0 ? size : 0] = '\0';
     return !strncmp(path, DEVICES, strlen(DEVICES));

@@ -20,8 +20,8 @@
 // A sanitizer looks up symbols before its own set-up is done, and replaces functions of libc.
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
-// For a seccomp filter that forbids process_vm_readv: write the bytes to a pipe, which fails where they can't
-// be read.
+// For a seccomp filter that forbids process_vm_readv, or if the main thread has ended: write the bytes to a
+// pipe, which fails where they can't be read.
 EARLY static bool peek_by_pipe(const char *from, char *into, size_t size) {
     int ends[2];
     if (syscall(SYS_pipe2, ends, O_CLOEXEC | O_NONBLOCK))
@@ -41,7 +41,7 @@ EARLY bool hook_peek(const void *from, void *into, size_t size) {
     struct iovec here = {into, size}, there = {(void *)from, size};
     int before = errno;
     bool good = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)size;
-    if (!good && (errno == EPERM || errno == ENOSYS))
+    if (!good && (errno == EPERM || errno == ENOSYS || errno == ESRCH))
         good = peek_by_pipe(from, into, size);
     errno = before;
     return good;
@@ -137,7 +137,7 @@ struct maps *hook_open_maps(void) {
     struct maps *maps = mmap(NULL, sizeof(*maps), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (maps == MAP_FAILED)
         return NULL;
-    maps->file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    maps->file = open("/proc/thread-self/maps", O_RDONLY | O_CLOEXEC);
     if (maps->file >= 0)
         return maps;
     munmap(maps, sizeof(*maps));

@@ -197,6 +197,55 @@ bool hook_is_captured(uint64_t stream);
 bool hook_begin_capture(void); // returns whether it's the first
 void hook_end_capture(void);
 
+// Handlers of the functions that make graphs.
+
+extern handler hook_on_instantiate, hook_on_exec_update, hook_on_graph, hook_on_captured, hook_on_node;
+extern handler hook_on_exec_kernel, hook_on_exec_child, hook_on_exec_node, hook_on_node_enabled;
+extern handler hook_on_exec_copy, hook_on_exec_set, hook_on_clone;
+
+// -- graph_walk.c ----------------------------------------------------------
+
+#define MAX_GRAPH_DEPTH 16  // nesting of graphs
+#define MAX_GRAPH_BODIES 64 // bodies of a conditional node
+
+struct graph_node {
+    void *handle;
+    int type;
+    unsigned depth;                 // how many nodes enclose it
+    bool sure;                      // it runs once; false inside a conditional node's body
+    CUDA_KERNEL_NODE_PARAMS kernel; // a kernel node's; all zero if the driver doesn't say
+};
+
+// Call `see` for each node of a graph, each followed by the nodes of the graphs inside it, until it returns
+// false.
+void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, void *with), void *with);
+void hook_miss_graph(void); // says once that memory ran out, so that a graph isn't known, or not all of it
+
+// -- origins.c -------------------------------------------------------------
+
+// Where the nodes of graphs come from.
+
+struct origin {    // the call that created a node, or was captured as it; all zero if unknown
+    uint64_t call; // its time stamp
+    uint32_t thread;
+};
+
+struct kept_origin {
+    struct origin origin;
+    uint64_t capture; // the driver's id of the capture, or 0
+};
+
+struct origin hook_origin_of(uint64_t node);
+void hook_on_child_made(struct frame *frame, void *graph); // a node with a copy of this graph
+// After a call that was captured.
+extern handler hook_keep_captured;
+extern handler hook_on_node_made, hook_on_child;
+// After a call that made a copy of a graph.
+void hook_copy_origins(const struct frame *frame, void *graph, void *made);
+bool hook_can_walk_graphs(void); // false if the driver lacks a function for it
+
+// -- graph_work.c ----------------------------------------------------------
+
 // Work of graph nodes other than kernels: copies, memsets, host functions, memory.
 
 #define MAX_OPERATIONS 1024 // distinct ones per graph
@@ -216,25 +265,6 @@ struct graph_work hook_work_of_copy(const CUDA_MEMCPY3D *copy);
 struct graph_work hook_work_of_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 void hook_add_work(struct graph_sums *sums, const struct graph_work *work);
 
-// Handlers of the functions that make graphs, and the nodes of a graph.
-
-extern handler hook_on_instantiate, hook_on_exec_update, hook_on_graph, hook_on_captured, hook_on_node;
-extern handler hook_on_exec_kernel, hook_on_exec_child, hook_on_exec_node, hook_on_node_enabled;
-extern handler hook_on_exec_copy, hook_on_exec_set;
-
-struct graph_node {
-    void *handle;
-    int type;
-    unsigned depth;                 // how many nodes enclose it
-    bool sure;                      // it runs once; false inside a conditional node's body
-    CUDA_KERNEL_NODE_PARAMS kernel; // a kernel node's; all zero if the driver doesn't say
-};
-
-// Call `see` for each node of a graph, each followed by the nodes of the graphs inside it, until it returns
-// false.
-void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, void *with), void *with);
-void hook_miss_graph(void); // says once that memory ran out, so that a graph isn't known, or not all of it
-
 // -- ioctl.c ---------------------------------------------------------------
 
 // The driver's requests to the kernel.
@@ -242,6 +272,15 @@ void hook_miss_graph(void); // says once that memory ran out, so that a graph is
 void hook_ioctl_setup(void);
 extern bool hook_ioctl_wanted;
 int hook_record_ioctl(int (*real)(int, unsigned long, ...), int file, unsigned long request, void *argument);
+
+// -- layers.c --------------------------------------------------------------
+
+// The modules of a model, for Python programs (gpt/layers).
+
+// This thread enters a module with this name; a name is cut to 1,023 bytes. Returns 1 if that is recorded.
+// Then gpt_hook_layer_end says that the thread leaves it.
+EXPORT int gpt_hook_layer(const char *name);
+EXPORT void gpt_hook_layer_end(void);
 
 // -- libraries.c -----------------------------------------------------------
 
@@ -653,6 +692,9 @@ struct watched {
     struct map missing;  // already reported, see missing.c
     struct map rules;    // how stacks are walked, see sites.c
     struct map stacks;   // already recorded, see sites.c
+    struct map nodes;    // indexes into `origins`, see origins.c
+    _Atomic uint64_t origins_used;
+    struct kept_origin origins[MAP_ENTRIES];
     _Atomic uint32_t said;
 };
 extern struct watched *hook_watched;

@@ -9,13 +9,10 @@
 #include "chunk.h"
 #include "write.h"
 
-#define COUNTS(id_)                                                                                          \
-    {                                                                                                        \
-        {GPT_STR("count"), GPT_STR("u64"), offsetof(struct count, count)},                                   \
-        {GPT_STR("first"), GPT_STR("u64"), offsetof(struct count, first)},                                   \
-        {GPT_STR(id_), GPT_STR("u32"), offsetof(struct count, id)},                                          \
-    }
-static const struct gpt_field LAUNCHES[3] = COUNTS("function"), QUERIES[3] = COUNTS("api");
+#define FIELD(name, type, member) {GPT_STR(name), GPT_STR(type), offsetof(struct count, member)}
+#define COUNTS(id_) FIELD("count", "u64", count), FIELD("first", "u64", first), FIELD(id_, "u32", id)
+static const struct gpt_field LAUNCHES[] = {COUNTS("function"), FIELD("probed", "u32", probed)};
+static const struct gpt_field QUERIES[] = {COUNTS("api")};
 
 // Rows are numbered through a list of chunks, the first of 4 KiB.
 
@@ -35,7 +32,7 @@ static struct count *make_rows(bool query, unsigned number) {
     struct mapped chunk = hook_new_chunk(hook_chunk_size(number), 0);
     if (!chunk.start)
         return NULL;
-    struct gpt_launches launches = {.fields = {LAUNCHES, 3}, .stride = sizeof(struct count)};
+    struct gpt_launches launches = {.fields = {LAUNCHES, 4}, .stride = sizeof(struct count)};
     struct gpt_counts queries = {.fields = {QUERIES, 3}, .stride = sizeof(struct count)};
     unsigned char *start = chunk.start + CHUNK_HEAD;
     struct gpt_packer buffer = {start, chunk.start + chunk.size - CHUNK_TAIL, false};
@@ -129,6 +126,11 @@ void hook_count(struct count *row, uint64_t now) {
     if (!count)
         atomic_store_explicit(&row->first, now, memory_order_relaxed);
     atomic_store_explicit(&row->count, count + 1, memory_order_relaxed);
+}
+
+void hook_count_probed(struct count *row) {
+    uint32_t probed = atomic_load_explicit(&row->probed, memory_order_relaxed);
+    atomic_store_explicit(&row->probed, probed + (probed < UINT32_MAX), memory_order_relaxed);
 }
 
 uint32_t hook_newest_launch(void) {

@@ -78,7 +78,8 @@ struct thread;
 // `counts` record, in a chunk that stays mapped. Only that thread writes it.
 struct count {
     _Atomic uint64_t count, first;
-    uint32_t id, pad; // id of the function or api
+    uint32_t id;             // id of the function or api
+    _Atomic uint32_t probed; // how many launches had probes; graphs don't count
 };
 
 // Hash a key's place in a thread's table. The stubs use it too, since they count most launches.
@@ -97,6 +98,7 @@ struct count *hook_find_counter(const struct thread *thread, uint64_t key);
 struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
                                struct reference reference); // or NULL
 void hook_count(struct count *row, uint64_t now);
+void hook_count_probed(struct count *row);
 uint64_t hook_count_launches(void); // the total
 uint32_t hook_newest_launch(void);  // the function whose first launch is the most recent, or 0
 

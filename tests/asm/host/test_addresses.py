@@ -184,3 +184,46 @@ def test_what_ptxas_refuses(thread, text, fault):
     with pytest.raises(Faults) as caught:
         thread.run(kernel(f"{DECLARED} {text}", MODULE))
     assert fault in caught.value.found[0][1]
+
+
+BULK = """
+    .shared .align 8 .b8 block[64]; .reg .b64 %size; .reg .b64 %at; mov.u64 %at, block; mov.u64 %size, 16;
+    st.shared.v4.b32 [block], {1, 2, 3, 4}; st.shared.v4.b32 [block+16], {5, 6, 7, 8};
+    st.shared.v4.b32 [block+32], {9, 10, 11, 12};
+"""
+SHOW = """
+    ld.shared.v4.b32 {%r0, %r1, %r2, %r3}, [block]; st.global.v4.b32 [%p], {%r0, %r1, %r2, %r3};
+    ld.shared.v4.b32 {%r0, %r1, %r2, %r3}, [block+16]; st.global.v4.b32 [%p+16], {%r0, %r1, %r2, %r3};
+    ld.shared.v4.b32 {%r0, %r1, %r2, %r3}, [block+32]; st.global.v4.b32 [%p+32], {%r0, %r1, %r2, %r3};
+"""
+
+
+def filled(text):
+    """Return a kernel for the first architecture that has st.bulk."""
+    return kernel(BULK + text + SHOW).replace("sm_90", "sm_100", 1).replace("8.7", "9.0", 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "st.bulk.weak.shared::cta [%at+8], %size, 0;",
+        "cvta.shared.u64 %d1, %at; st.bulk [%d1+8], %size, 0;",
+        "mov.u32 %r1, 16; st.bulk.shared::cta [block+8], %r1, 0;",
+        "st.bulk.weak.shared::cta [block+8], 16, 0; st.bulk.weak.shared::cta [block], 0, 0;",
+    ],
+)
+def test_shared_memory_is_zeroed(thread, text):
+    assert struct.unpack("<12I", thread.run(filled(text), bytes(48))) == (1, 2, 0, 0, 0, 0, 7, 8, 9, 10, 11, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("mov.u64 %size, 12; st.bulk.weak.shared::cta [%at], %size, 0;", "MISALIGNED"),
+        ("st.bulk.weak.shared::cta [%at+4], %size, 0;", "MISALIGNED"),
+        ("mov.u64 %size, 0x800000; st.bulk.weak.shared::cta [%at], %size, 0;", "SHARED"),
+    ],
+)
+def test_zeroing_of_what_is_not_there(thread, text, fault):
+    with pytest.raises(RuntimeError, match=f"^{fault} "):
+        thread.run(filled(text), bytes(48))

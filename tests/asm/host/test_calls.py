@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 
 import pytest
 
 from gpt.asm.backend import Faults
+from gpt.asm.host.module import ModuleWriter
 from tests import cuda
 from tests.asm.host.thread import Thread, kernel
 
@@ -121,7 +123,7 @@ def test_several_results(thread):
         (".func (.reg .s16 r) f() { ret; }", "call (%h1), f;", "parameter 'r' of type .s16"),
         (SEVERAL, "call (%r1, %p1), divide, (1, 2, 1);", "'1' where a predicate is expected"),
         (SEVERAL, "call (%r1, %p1), divide, (1, 2, !%p2);", "'!%p2' where a predicate is expected"),
-        (SEVERAL, "call (%r1, %r2), divide, (1, 2, %p2);", "a predicate and .u32"),
+        (SEVERAL, "call (%r1, %r2), divide, (1, 2, %p2);", "which is .b32, for a parameter that is .pred"),
         (".func (.param .u32 a, .param .u32 b) f() { ret; }", "{ .param .u32 x, y; call (x, y), f; }", "result 'a'"),
         (SEVERAL + PLAIN, "mov.u64 %d1, plain;", "the address of function 'plain', which ptxas refuses"),
         (SEVERAL + PLAIN + ".global .u64 t = plain;", "mov.u64 %d1, t;", "a function's address in 't', which ptxas"),
@@ -143,3 +145,75 @@ def test_ptxas_takes_and_refuses_the_same(thread, tmp_path, module, body, fault)
         assert fault in " ".join(said for _, said in caught.value.found)
     else:
         thread.run(text, bytes(64))
+
+
+TYPES = ("b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64")
+ARRAYS = (
+    ".b8 x[4]",
+    ".align 4 .b8 x[4]",
+    ".align 8 .b8 x[8]",
+    ".align 8 .b8 x[16]",
+    ".align 16 .b8 x[16]",
+    ".b32 x[4]",
+)
+FORMALS = (
+    *(f"{space} .{type_} x" for type_ in TYPES for space in (".reg", ".param")),
+    *(f".param {a}" for a in ARRAYS),
+)
+
+
+def test_arguments_have_the_types_of_parameters(tmp_path):
+    """Pass every kind of register, constant, variable and array to each parameter; ptxas takes the same."""
+    try:
+        ptxas = cuda.tool("ptxas")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    types = [*TYPES, "f16", "b8", "u8"]
+    given = {
+        **{f"r_{type_}": f".reg .{type_} r_{type_};" for type_ in types},
+        **{f"p_{type_}": f".param .{type_} p_{type_};" for type_ in types},
+        **{f"a_{number}": f".param {array.replace(' x', f' a_{number}')};" for number, array in enumerate(ARRAYS)},
+        **dict.fromkeys(("5", "-1", "0f3F800000"), ""),
+    }
+    head = ".version 8.7\n.target sm_90\n.address_size 64\n"
+    head += "".join(f".func f{number}({formal}) {{ ret; }}\n" for number, formal in enumerate(FORMALS))
+    head += ".visible .entry k() {\n" + " ".join(given.values()) + "\n"
+    calls = [(number, one) for number in range(len(FORMALS)) for one in given]
+    text = head + "".join(f"call f{number}, ({one});\n" for number, one in calls) + "ret;\n}\n"
+    module = tmp_path / "m.ptx"
+    module.write_text(text)
+    done = subprocess.run([ptxas, "-arch=sm_90", module, "-o", "/dev/null"], capture_output=True, text=True)
+    code = ModuleWriter(text.encode(), "m")
+    code.write()
+    theirs = {int(line) for line in re.findall(r"line (\d+); error", done.stderr)}
+    ours = {int(where.rpartition(":")[2]) for where, _ in code.faults}
+    first = head.count("\n") + 1
+    named = [(FORMALS[number], one) for number, one in calls]
+    assert [one for at, one in enumerate(named) if (first + at in theirs) != (first + at in ours)] == []
+    assert len(theirs) == REFUSED
+
+
+REFUSED = 848  # of 28 parameters times 38 arguments
+
+
+def test_an_array_that_is_too_small_is_no_argument(thread):
+    """The function would read beyond it."""
+    module = ".func f(.param .align 8 .b8 x[64]) { ret; }\n"
+    with pytest.raises(Faults) as caught:
+        thread.run(kernel("{ .param .b64 y; st.param.b64 [y], %p; call f, (y); }", module))
+    assert "'y', which is .b64, for a parameter that is 64 bytes aligned to 8" in caught.value.found[0][1]
+
+
+def test_arguments_of_indirect_calls_have_the_types_of_the_prototype(thread):
+    module = ".func f(.reg .b64 x) { ret; }\n"
+    text = "mov.u64 %d1, f; P: .callprototype _ (.reg .b64 _); call %d1, (%r1), P;"
+    with pytest.raises(Faults) as caught:
+        thread.run(kernel(text, module))
+    assert "'%r1', which is .b32, for a parameter that is .b64" in caught.value.found[0][1]
+
+
+def test_arguments_of_device_functions_have_the_types_of_their_declaration(thread):
+    module = ".extern .func (.param .b64 r) malloc(.param .b64 size);\n"
+    with pytest.raises(Faults) as caught:
+        thread.run(kernel("{ .param .b64 r; .param .b32 s; st.param.b32 [s], 8; call (r), malloc, (s); }", module))
+    assert "'s', which is .b32, for a parameter that is .b64" in caught.value.found[0][1]

@@ -56,6 +56,18 @@ VARIABLES = {  # a module's variables, used by a kernel or not
     ".global .u64 x = missing;": "the address of 'missing', which is neither",
     ".global .u64 x = s;": "the address of 's', which is neither",
     ".reg .u32 x;": "outside of functions",
+    ".global .u32 x[0];": "array 'x' without elements",
+    ".global .u32 x[-1];": "array 'x' without elements",
+    ".const .b8 x[65536];": "",
+    ".const .b8 x[65537];": "bytes of constant memory, of 65536 at most",
+    ".const .b8 z[65535]; .const .b16 x;": "bytes of constant memory, of 65536 at most",
+    ".global .attribute(.managed) .u32 x;": "",
+    ".shared .attribute(.managed) .u32 x;": "which only .global variables are",
+    ".global .attribute(.nosuch) .u32 x;": "which PTX doesn't have",
+    ".visible .weak .global .u32 x;": "as .visible and .weak",
+    ".visible .global .u32 x; .visible .global .u32 x;": "'x' is declared twice",
+    ".extern .global .u32 x; .visible .global .u32 x;": "",
+    ".extern .global .u32 x; .global .u32 x;": "neither '.visible' nor '.weak'",
 }
 OPAQUE = {  # no kernel uses them
     ".global .texref x;": "",
@@ -109,6 +121,20 @@ IN_KERNELS = {
     ".reg .u64 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
     ".reg .u16 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
     "b: .branchtargets a; brx.idx %tid.x, b; a:": "where .u32 is expected",
+    ".reg .u32 x; { .reg .u32 x; mov.u32 x, 1; }": "",
+    ".reg .u32 x<3>; .reg .u32 x3;": "",
+    ".reg .u32 x3; .reg .u32 x<3>;": "",
+    ".reg .u32 x<3>; .reg .u32 x2;": "declared twice",
+    ".reg .u32 x2; .reg .u32 x<3>;": "declared twice",
+    ".reg .u32 x; x: mov.u32 x, 1;": "defined twice",
+    "x: .reg .u32 x; mov.u32 x, 1;": "declared twice",
+    "mov.u32 x, 1; .reg .u32 x;": "'x' is not a declared register",
+    "mov.u32 x2, 1; .reg .u32 x<3>;": "'x2' is not a declared register",
+    ".extern .shared .b8 x[];": "'.extern' in a function",
+    ".reg .u32 x; brx.idx x, b; b: .branchtargets a; a:": "no .branchtargets 'b'",
+    ".reg .u32 x; mov.u32 x, y; .shared .u32 y;": "'y' is not a declared register",
+    ".reg .u32 x; st.local.u32 [y], x; .local .u32 y;": "'y' is not a declared register",
+    ".reg .u32 x; .local .u32 y; st.local.u32 [y], x;": "",
 }
 PARAMETERS = {  # functions' parameters
     ".reg .v2 .u16 a": "",
@@ -125,6 +151,9 @@ ATTRIBUTES = {
     ".maxntid 32 .reqntid 32": "'.maxntid' and '.reqntid' together",
     ".maxntid 32, 0": "'.maxntid' of 0",
     ".maxnreg 0": "'.maxnreg' of 0",
+    ".maxntid 1, 1, 1, 1": "more than 3 numbers",
+    ".maxnctapersm 2": "'.maxnctapersm' in this .version",
+    ".reqntid 32 .reqnctapercluster 1 .blocksareclusters": "'.blocksareclusters' in this .version",
 }
 CASES = {
     **{f"{BEFORE}{text}\n{USES}": reason for text, reason in VARIABLES.items()},
@@ -138,6 +167,10 @@ CASES = {
     f".func f() .maxntid 32 {{ ret; }}\n{CALLED}": "'.maxntid' is for kernels",
     ".visible .entry k(.param .v4 .f32 a) { ret; }\n": "declare an array of .b8",
     ".visible .entry k(.param .u64 .ptr .global .align 8 a) { ret; }\n": "",
+    ".visible .entry k(.param .u64 .ptr .nosuch a) { ret; }\n": "parameter 'a' with '.nosuch'",
+    ".visible .entry k(.shared .u32 a) { ret; }\n": "parameter 'a' with '.shared'",
+    ".visible .entry k(.param .b8 a[32764]) { ret; }\n": "",
+    ".visible .entry k(.param .b8 a[32765]) { ret; }\n": "32765 bytes of parameters, of 32764 at most",
 }
 
 

@@ -60,6 +60,17 @@ int turn_time(clockid_t clock, struct timespec *now);
         turn();                                                                                              \
         done_;                                                                                               \
     })
+#define BETWEEN_TURNS(action)                                                                                \
+    ({                                                                                                       \
+        turn();                                                                                              \
+        __auto_type before_ = action;                                                                        \
+        turn();                                                                                              \
+        before_;                                                                                             \
+    })
+#undef atomic_exchange
+#define atomic_exchange(at, value) BETWEEN_TURNS(atomic_exchange_explicit(at, value, memory_order_seq_cst))
+#undef atomic_fetch_sub
+#define atomic_fetch_sub(at, value) BETWEEN_TURNS(atomic_fetch_sub_explicit(at, value, memory_order_seq_cst))
 #endif
 
 #endif

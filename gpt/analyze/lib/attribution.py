@@ -1,0 +1,401 @@
+"""Attribute launches and GPU time to kernels, open NVTX ranges, modules of a model, or stacks, for 'summary --by'.
+
+A launch belongs to the ranges that were open on its thread when it was called. A node of a graph belongs to the ranges
+that were open when it was captured or created, however often and wherever the graph is replayed, or else to the ranges
+around the replay.
+
+A replay has one GPU time for all of its nodes. If its nodes belong to different rows, that time is split among them in
+proportion to the mean times that their kernels had outside of graphs; without these, it stays in a row of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.sequence import IOCTL, LAUNCH, Acts
+from gpt.screen.demangle import demangle
+from gpt.screen.units import amount, human_time
+from gpt.trace.calls_store import times_of
+from gpt.trace.graphs import GRAPH_LAUNCH
+from gpt.trace.open_ranges import NO_PATH, OpenRanges
+from gpt.trace.sites import BETWEEN
+
+if TYPE_CHECKING:
+    from gpt.trace.graphs import GraphContents, NodeOrigins
+    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+    from gpt.trace.spill import Array
+
+LAYERS = "gpt.layers"  # the domain of the ranges that 'gpt-hook --layers' records
+UNKNOWN, UNSPLIT, COPIES = "(unknown)", "(graphs, not split)", "(copies)"
+CALLER = " < "  # between a function and its caller
+FRAMES = 8  # functions of a stack that a row names
+TOP = 40
+MOMENT = [("time", "<i8"), ("thread", "<u8"), ("function", "<u4"), ("object", "<u8"), ("stamp", "<u8")]
+TIMED = [("time", "<i8"), ("thread", "<u8"), ("api", "<u4"), ("function", "<u4"), ("duration", "<f8")]
+CREATED = [("time", "<i8"), ("thread", "<u8"), ("stamp", "<u8")]
+NUMBER = re.compile(r"\d+")
+
+Label = Callable[["_Part", int, int], str]  # path, and function or minus the api of a copy
+Key = tuple[int, int]  # path, function
+Replay = tuple[int, int, int]  # path, handle, since when the graph has it
+
+
+def fold(name: str) -> str:
+    """Return a name with N in place of its numbers, so that the ranges of all steps or layers are one row."""
+    return NUMBER.sub("N", name)
+
+
+def find_layer(module: str) -> str:
+    """Return the repeated block that a module is in: its path up to the first number, or the whole path."""
+    path, note, rest = module.partition(" (")
+    words = path.split(".")
+    ends = [at for at, word in enumerate(words, 1) if word.isdigit()]
+    return ".".join(words[: ends[0]] if ends else words) + note + rest
+
+
+class Sums(NamedTuple):
+    """Launches, of which some are by graphs, pieces of work with a GPU time, and that in ns, of which some is split."""
+
+    launches: float = 0
+    in_graphs: float = 0
+    timed: float = 0
+    time: float = 0
+    split: float = 0
+
+    def __add__(self, other: Any) -> Sums:
+        return Sums(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass
+class _Part:
+    """The launches and GPU times of a process, by open ranges."""
+
+    process: Process
+    ranges: OpenRanges
+    texts: list[tuple[str | None, str]]
+    direct: dict[Key, Sums] = field(default_factory=lambda: defaultdict(Sums))
+    replays: dict[Replay, Sums] = field(default_factory=lambda: defaultdict(Sums))
+    nodes: dict[tuple[int, int], int] = field(default_factory=dict)  # paths by the thread and stamp of origins
+
+    def names(self, path: int) -> list[str]:
+        """Return the names of the open ranges."""
+        found = [self.texts[name] for name in self.ranges.paths[path]]
+        return [f"{domain}: {text}" if domain and domain != LAYERS else text for domain, text in found]
+
+    def kernel(self, function: int) -> str:
+        """Return the mangled name of a function, or the type and op of a copy."""
+        if not function:
+            return UNKNOWN
+        if function > 0:
+            return self.process.kernels().get(function, f"#{function}")
+        return " ".join(self.process.api(-function)[:2])
+
+
+def _by_kernel(part: _Part, path: int, function: int) -> str:
+    return part.kernel(function)
+
+
+def _by_range(part: _Part, path: int, function: int) -> str:
+    return "/".join(map(fold, part.names(path))) or UNKNOWN
+
+
+def _by_module(part: _Part, path: int, function: int) -> str:
+    names = part.names(path)
+    return fold(names[-1]) if names else UNKNOWN
+
+
+def _by_layer(part: _Part, path: int, function: int) -> str:
+    names = part.names(path)
+    return find_layer(names[-1]) if names else UNKNOWN
+
+
+def _by_stack(part: _Part, path: int, function: int) -> str:
+    """Name the functions of a stack, whose number is the path, innermost first, without the libraries in between."""
+    if not path:
+        return COPIES if function < 0 else UNKNOWN
+    found: list[str] = []
+    for frame in part.process.sites.frames(path):
+        file = os.path.basename(frame.path or "?")
+        if found or not file.startswith(BETWEEN):
+            found.append(frame.function or f"{file}+{frame.offset:#x}")
+    return CALLER.join(found[:FRAMES]) or UNKNOWN
+
+
+class Manner(NamedTuple):
+    """A way to group launches: the label of a row, the title of the column, and whether it needs ranges, modules or
+    stacks.
+    """
+
+    label: Label
+    title: str
+    ranges: bool = False
+    layers: bool = False
+    stacks: bool = False
+
+
+MANNERS = {
+    "kernel": Manner(_by_kernel, "kernel"),
+    "range": Manner(_by_range, "range", ranges=True),
+    "module": Manner(_by_module, "module", layers=True),
+    "layer": Manner(_by_layer, "layer", layers=True),
+    "stack": Manner(_by_stack, "called by", stacks=True),
+}
+NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
+NO_LAYERS = "no modules in the trace: 'gpt-hook run --layers' records the modules of a PyTorch model"
+NO_STACKS = "no call stacks of launches in the trace: 'gpt-hook run --stacks kernel,graph' records them"
+
+
+def attribute(trace: TraceModel, by: str) -> Answers:
+    """Yield launches and GPU time by kernel, range, module or layer."""
+    manner = MANNERS[by]
+    rows: dict[str, Sums] = defaultdict(Sums)
+    parts = [_add_up(trace, number, manner) for number in range(len(trace.processes))]
+    verdict = _Verdict(by, bool(trace.gpus()))
+    means = _find_means(parts)
+    for part in parts:
+        verdict.started += part.ranges.started
+        for (path, function), sums in part.direct.items():
+            rows[manner.label(part, path, function)] += sums
+        for (path, handle, since), sums in part.replays.items():
+            _add_replays(part, manner, path, handle, since, sums, means, rows, verdict)
+    yield _make(by, manner, rows, verdict)
+
+
+def _add_up(trace: TraceModel, number: int, manner: Manner) -> _Part:
+    """Read the launches and GPU times of a process, each with its open ranges."""
+    process = trace.processes[number]
+    texts = trace.ranges(number).texts
+    wanted = [at for at, (domain, _) in enumerate(texts)
+              if (manner.ranges and domain != LAYERS) or (manner.layers and domain == LAYERS)]  # fmt: skip
+    part = _Part(process, OpenRanges(trace, number, wanted), texts)
+    origins = _list_origins(process)
+    streams = ((_iter_launches(trace, number), MOMENT), (_iter_times(trace, number), TIMED), (iter([origins]), CREATED))
+    launching = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
+    for (launches, paths), (times, timed_paths), (created, created_paths) in part.ranges.iter(*streams):
+        if manner.stacks:
+            stacks = np.append(process.sites.find(launches["thread"], launches["stamp"]), 0).astype(np.int64)
+            paths, timed_paths = stacks[:-1], stacks[_join(launches, times)]
+            created_paths = process.sites.find(created["thread"], created["stamp"]).astype(np.int64)
+        since, at = np.append(_count(part, launches, paths), np.uint64(0)), _join(launches, times)
+        _count_times(part, times, timed_paths, np.append(launches["object"], 0)[at], since[at], launching)
+        pairs = zip(created["thread"].tolist(), created["stamp"].tolist(), strict=True)
+        part.nodes.update(zip(pairs, created_paths.tolist(), strict=True))
+    return part
+
+
+def _iter_launches(trace: TraceModel, number: int) -> Iterator[Array]:
+    acts = Acts(trace.processes[number])
+    for calls in trace.iter_calls("function", "object", "stamp", process=number):
+        calls = calls[(acts.of(calls) & (LAUNCH | IOCTL)) == LAUNCH]
+        if len(calls):
+            rows = np.zeros(len(calls), MOMENT)
+            for name, source in zip(("time", "thread", "function", "object", "stamp"),
+                                    ("start", "thread", "function", "object", "stamp"), strict=True):  # fmt: skip
+                rows[name] = calls[source]
+            yield rows
+
+
+def _iter_times(trace: TraceModel, number: int) -> Iterator[Array]:
+    """Yield GPU times by the time of the call."""
+    from gpt.trace.spill import Aside, Sorted
+
+    found = Sorted(Aside(), TIMED, "time")
+    for rows in trace.iter_gpu_times([place for place in trace.gpus() if place[0] == number]):
+        part = np.zeros(len(rows), TIMED)
+        for name in ("thread", "api", "function", "duration"):
+            part[name] = rows[name]
+        part["time"] = rows["call"]
+        found.add(part)
+    yield from found
+
+
+def _list_origins(process: Process) -> Array:
+    """Return the calls that created nodes of graphs, by time, without repetition."""
+    known = [process.graphs.origins(handle, graph) for handle, graph in process.graphs.iter_all()]
+    pairs = [np.stack((one.threads, one.calls), axis=1) for one in known if one is not None]
+    unique = np.unique(np.concatenate(pairs), axis=0) if pairs else np.zeros((0, 2), np.uint64)
+    unique = unique[unique[:, 1] != 0]
+    rows = np.zeros(len(unique), CREATED)
+    rows["thread"], rows["stamp"] = unique[:, 0], unique[:, 1]
+    rows["time"] = times_of(process, rows["stamp"])
+    return rows[np.argsort(rows["time"], kind="stable")]
+
+
+def _join(launches: Array, times: Array) -> Array:
+    """Return the index of each GPU time's launch, or -1; a window holds all rows of its times."""
+    keys = (launches[name].tolist() for name in ("time", "thread"))
+    table = {key: at for at, key in enumerate(zip(*keys, strict=True))}
+    wanted = zip(times["time"].tolist(), times["thread"].tolist(), strict=True)
+    return np.array([table.get(key, -1) for key in wanted], np.int64)
+
+
+def _iter_sums(keys: Array, *values: Array) -> Iterator[tuple[int, ...]]:
+    """Yield each key with the number of its rows and the sums of their values."""
+    unique, inverse = np.unique(keys, return_inverse=True)
+    sums = (np.bincount(inverse, part).tolist() for part in values)
+    yield from zip(unique.tolist(), np.bincount(inverse).tolist(), *sums, strict=True)
+
+
+def _pack(paths: Array, functions: Array) -> Array:
+    return paths << 32 | functions.astype(np.int64)
+
+
+def _count(part: _Part, launches: Array, paths: Array) -> Array:
+    """Count launches by path, and by kernel or graph. Return since when each launch's graph has its handle."""
+    kernels = launches["object"] == 0
+    for key, count in _iter_sums(_pack(paths[kernels], launches["function"][kernels])):
+        part.direct[key >> 32, key & 0xFFFFFFFF] += Sums(launches=count)
+    since, own = np.zeros(len(launches), np.uint64), np.flatnonzero(~kernels)
+    for handle, graph, places in part.process.graphs.iter_launched(launches["object"][own], launches["stamp"][own]):
+        since[own[places]] = graph.since
+        for path, count in _iter_sums(paths[own[places]]):
+            part.replays[path, handle, graph.since] += Sums(launches=count)
+    return since
+
+
+def _count_times(part: _Part, times: Array, paths: Array, handles: Array, since: Array, launching: set[int]) -> None:
+    """Add GPU times; `handles` and `since` identify the graph of each."""
+    graphs = np.isin(times["api"], sorted(launching)) & (times["function"] == 0)
+    kernels = ~graphs & (times["function"] != 0)
+    copies = ~graphs & ~kernels
+    for chosen, column, sign in ((kernels, "function", 1), (copies, "api", -1)):
+        keys = _pack(paths[chosen], times[column][chosen])
+        for key, count, time in _iter_sums(keys, times["duration"][chosen]):
+            part.direct[key >> 32, sign * (key & 0xFFFFFFFF)] += Sums(timed=count, time=time)
+    rows = zip(paths[graphs], handles[graphs], since[graphs], times["duration"][graphs], strict=True)
+    for path, handle, at, time in rows:
+        part.replays[int(path), int(handle), int(at)] += Sums(timed=1, time=float(time))
+
+
+# Replays
+
+
+def _find_means(parts: Iterable[_Part]) -> dict[str, float]:
+    """Return the mean GPU time of each kernel outside of graphs."""
+    sums: dict[str, Sums] = defaultdict(Sums)
+    for part in parts:
+        for (_, function), one in part.direct.items():
+            if function >= 0 and one.timed:
+                sums[part.kernel(function)] += one
+    return {name: one.time / one.timed for name, one in sums.items()}
+
+
+@dataclass
+class _Verdict:
+    """Collects the lines below the table."""
+
+    by: str
+    timed: bool
+    started: int = 0
+    no_origin: float = 0  # launches in replays of nodes whose creation isn't recorded
+    split: float = 0  # ns
+    unsplit: float = 0
+
+    def lines(self, rows: dict[str, Sums]) -> Iterator[str]:
+        """Yield the lines."""
+        launches, time = (sum(getattr(one, name) for one in rows.values()) for name in ("launches", "time"))
+        if (unknown := rows.get(UNKNOWN)) and self.by != "kernel":
+            share = 100 * unknown.time / time if time else 100 * unknown.launches / (launches or 1)
+            what = "GPU time" if time else "launches"
+            where = {"range": "an open range", "stack": "a recorded stack"}.get(self.by, "a module")
+            yield f"{UNKNOWN}: {share:.1f} % of the {what}, without {where}"
+        if self.no_origin:
+            fact = "as the trace doesn't say where these nodes were created"
+            yield f"{amount(int(self.no_origin), 'launch')} in replays counted where the graph was launched: {fact}"
+        if self.split:
+            how = "in proportion to the mean times of these kernels outside of graphs"
+            yield f"estimated: {human_time(self.split)} of replays, split {how}"
+        if self.unsplit:
+            fact = (
+                "the time of a replay is one for all nodes, and not all of their kernels have a time outside of graphs"
+            )
+            yield f"{UNSPLIT}: {human_time(self.unsplit)}; {fact}"
+        if self.started:
+            yield f"{amount(self.started, 'range')} that no thread pushed: see 'gpt-analyze nvtx'"
+        if not self.timed:
+            yield "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran"
+
+
+def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdict: _Verdict,
+                launches: float) -> Iterator[tuple[Key, int]]:  # fmt: skip
+    """Yield the nodes that a replay launches, by path and function, and their number."""
+    origins: NodeOrigins | None = part.process.graphs.origins(handle, graph)
+    if origins is None:
+        verdict.no_origin += launches * graph.kernels.total() if verdict.by != "kernel" else 0
+        yield from (((path, function), count) for function, count in graph.kernels.items())
+        return
+    found: dict[Key, int] = defaultdict(int)
+    for function, thread, call in zip(*(column.tolist() for column in origins), strict=True):
+        found[part.nodes.get((thread, call), NO_PATH) or path, function] += 1
+    yield from found.items()
+
+
+def _add_replays(part: _Part, manner: Manner, path: int, handle: int, since: int, sums: Sums, means: dict[str, float],
+                 rows: dict[str, Sums], verdict: _Verdict) -> None:  # fmt: skip
+    """Add the launches and the GPU time of the replays of a graph."""
+    graph = next((one for one in part.process.graphs.of(handle) if one.since == since), None)
+    nodes = list(_iter_nodes(part, path, handle, graph, verdict, sums.launches)) if graph else []
+    labels = [manner.label(part, *key) for key, _ in nodes]
+    for label, (_, count) in zip(labels, nodes, strict=True):
+        launched = sums.launches * count
+        rows[label] += Sums(launches=launched, in_graphs=launched)
+    if not sums.timed:
+        return
+    copies = any(one.type in ("memcpy", "memset") for one in graph.operations or ()) if graph else False
+    weights = [means.get(part.kernel(function), 0.0) * count for (_, function), count in nodes]
+    if not nodes or len({*labels}) == 1:
+        label = labels[0] if nodes else manner.label(part, path, 0) if verdict.by != "kernel" else UNSPLIT
+        rows[label] += Sums(timed=sums.timed, time=sums.time)
+        verdict.unsplit += sums.time if label == UNSPLIT else 0
+    elif all(weights) and not copies:
+        verdict.split += sums.time
+        for label, weight in zip(labels, weights, strict=True):
+            time = sums.time * weight / sum(weights)
+            rows[label] += Sums(timed=sums.timed, time=time, split=time)
+    else:
+        verdict.unsplit += sums.time
+        rows[UNSPLIT] += Sums(timed=sums.timed, time=sums.time)
+
+
+def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: _Verdict) -> dict[str, Any]:
+    columns = (
+        Column("name", "text", "kernel" if by == "kernel" else "", manner.title),
+        Column("launches", "u64"),
+        Column("in_graphs", "u64", title="in graphs", shown="any"),
+        Column("share", "f64", "%"),
+        Column("gpu_total", "u64?", "ns", "GPU time", "any"),
+        Column("split", "u64?", "ns", "estimated", "any"),
+    )
+    total = [sum(getattr(one, name) for one in rows.values()) for name in ("launches", "time")]
+    whole = total[1] if verdict.timed else total[0]
+    found = []
+    known = sorted({word for name in rows for word in name.split(CALLER)}) if manner.stacks else []
+    titles = dict(zip(known, demangle(known), strict=True))
+    for name, one in rows.items():
+        name = CALLER.join(titles.get(word, word) for word in name.split(CALLER)) if manner.stacks else name
+        share = 100 * (one.time if verdict.timed else one.launches) / (whole or 1)
+        times = (one.time, one.split) if verdict.timed else (None, None)
+        found.append((name, one.launches, one.in_graphs, share, *times))
+    found.sort(key=lambda row: (row[0] in (UNKNOWN, UNSPLIT), -(row[4] or 0), -row[1], row[0]))
+    drawn = plot("bars", "name", "gpu_total" if verdict.timed else "launches")
+    return make_answer(f"by_{by}", columns, found, [*verdict.lines(rows)], top=TOP, plots=[drawn])
+
+
+def find_lack(by: str, trace: TraceModel) -> str | None:
+    """Return what to say if nothing can be attributed."""
+    manner = MANNERS[by]
+    if manner.stacks:
+        return None if any(len(process.sites) for process in trace.processes) else NO_STACKS
+    texts = [domain for number in range(len(trace.processes)) for domain, _ in trace.ranges(number).texts]
+    if manner.layers and LAYERS not in texts:
+        return NO_LAYERS
+    return NO_RANGES if manner.ranges and all(domain == LAYERS for domain in texts) else None

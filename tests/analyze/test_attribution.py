@@ -1,0 +1,173 @@
+"""gpt-analyze summary --by, on hand-made ranges, launches and graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpt.analyze.lib.attribution import LAYERS, find_layer, fold
+from gpt.stream import records
+from tests.analyze.asked import Answers, ask, run
+from tests.trace import forge
+
+MS, ZERO = 10**6, 10**9
+APIS = [forge.api(1, "cuLaunchKernel"), forge.api(2, "cuGraphLaunch"), forge.api(3, "cuMemcpyHtoD")]
+KERNELS = [records.make("function", id=1, name="k1"), records.make("function", id=2, name="k2")]
+EXEC = 0x7F00
+
+
+def at(ms: float) -> int:
+    return ZERO + int(ms * MS)
+
+
+def launches(*found: tuple[int, float, int], thread: int | None = None) -> list[dict]:
+    """Return launches of (thread, ms, function)."""
+    return [forge.calls([forge.launch(at(ms), 9, 1, function)], forge.LAUNCH, one) for one, ms, function in found]
+
+
+def replays(*found: tuple[int, float]) -> list[dict]:
+    return [forge.calls([(at(ms), 9, 2, 0, EXEC, 0)], forge.OBJECT, thread) for thread, ms in found]
+
+
+def times(*found: tuple[int, float, int, int, float]) -> dict:
+    """Return GPU times of (thread, ms of the call, api, function, ms)."""
+    rows = [(at(1000), int(took * MS), at(call), 0, api, function, thread, 0)
+            for thread, call, api, function, took in found]  # fmt: skip
+    return records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES))
+
+
+def ranges(*found: tuple, domain: str | None = None, first: int = 1) -> list[dict]:
+    """Return ranges of (name, begin, end or None, thread, type)."""
+    made = []
+    for number, (name, begin, end, *more) in enumerate(found, first):
+        thread, type_ = (*more, *(1, "push")[len(more) :])
+        made.append(
+            records.make("range", id=number, type=type_, thread=thread, domain=domain, name=name, start=at(begin))
+        )
+        if end is not None:
+            made.append(records.make("range_end", id=number, thread=thread, end=at(end)))
+    return made
+
+
+def graph(since: float, nodes: list[tuple[int, int, float]], told: bool = True, **more: object) -> list[dict]:
+    """Return an executable graph whose nodes are (function, thread, ms) of captured calls; ms 0 if unknown."""
+    counts = {function: [one[0] for one in nodes].count(function) for function, *_ in nodes}
+    keys = {"nodes": len(nodes), "functions": list(counts), "launches": list(counts.values()), "operations": []}
+    made = [records.make("graph", exec=EXEC, at=at(since), **{**keys, **more})]
+    columns = list(zip(*nodes, strict=True))
+    if told:
+        calls = [at(ms) if ms else 0 for ms in columns[2]]
+        made.append(records.make("graph_nodes", exec=EXEC, at=at(since), functions=list(columns[0]),
+                                 threads=list(columns[1]), calls=calls))  # fmt: skip
+    return made
+
+
+def by(what: str, *inner: list[dict] | dict, **options: object) -> Answers:
+    flat = [record for part in inner for record in (part if isinstance(part, list) else [part])]
+    return ask("summary", forge.trace(*APIS, *KERNELS, *flat), args=("--by", what), **options)
+
+
+def rows(found: Answers, what: str, *names: str) -> dict[str, tuple]:
+    return {row["name"]: tuple(row.get(name) for name in names) for row in found.rows[f"by_{what}"]}
+
+
+def test_names_are_folded():
+    assert fold("model.layers.31.attn") == "model.layers.N.attn" and fold("step 12") == "step N"
+    assert find_layer("model.layers.31.attn.q_proj") == "model.layers.31" and find_layer("lm_head") == "lm_head"
+    assert find_layer("layers.3.attn (backward)") == "layers.3 (backward)"
+
+
+def test_launches_belong_to_the_ranges_open_on_their_thread():
+    steps = ranges(("step 0", 0, 10), ("fwd", 2, 4), ("step 1", 10, 20), ("fwd", 12, 14), ("other", 0, 30, 2))
+    own = launches(
+        (1, 1, 1), (1, 2, 1), (1, 3.9, 1), (1, 4, 2), (1, 10, 1), (1, 13, 1), (1, 20, 1), (2, 3, 1), (3, 3, 1)
+    )
+    found = by("range", own, steps)
+    assert rows(found, "range", "launches") == {
+        "step N": (3,), "step N/fwd": (3,), "other": (1,), "(unknown)": (2,),
+    }  # fmt: skip
+    assert [row["name"] for row in found.rows["by_range"]][-1] == "(unknown)"
+    assert found.verdicts["by_range"][0] == "(unknown): 22.2 % of the launches, without an open range"
+
+
+def test_ranges_of_several_domains_end_in_any_order():
+    crossed = [*ranges(("a", 0, 10)), *ranges(("b", 5, 15), domain="d", first=7)]
+    found = by("range", launches((1, 3, 1), (1, 7, 1), (1, 12, 1)), crossed)
+    assert rows(found, "range", "launches") == {"a": (1,), "a/d: b": (1,), "d: b": (1,)}
+
+
+def test_gpu_time_and_copies_belong_to_the_range_of_their_call():
+    copy = forge.calls([(at(3), 9, 3, 0, 0, 0, 64, 0)], forge.MEMORY)
+    gpu = times((1, 1, 1, 1, 6), (1, 3, 3, 0, 2), (1, 12, 1, 2, 2))
+    known = launches((1, 1, 1), (1, 12, 2)), copy, gpu, ranges(("step 7", 0, 10))
+    found = by("range", *known)
+    columns = ("launches", "gpu_total", "share")
+    assert rows(found, "range", *columns) == {"step N": (1, 8 * MS, 80.0), "(unknown)": (1, 2 * MS, 20.0)}
+    assert rows(by("kernel", *known), "kernel", *columns) == {
+        "k1": (1, 6 * MS, 60.0), "k2": (1, 2 * MS, 20.0), "memcpy HtoD": (0, 2 * MS, 20.0),
+    }  # fmt: skip
+
+
+LAYERED = [*ranges(("layers.0.attn", 1, 2), ("layers.0.mlp", 2, 3), ("layers.1.attn", 3, 4), domain=LAYERS)]
+CAPTURED = [(1, 1, 1.5), (2, 1, 2.5), (1, 1, 3.5)]
+
+
+def test_a_replay_is_split_as_its_kernels_took_outside_of_graphs():
+    eager = launches((1, 1.2, 1), (1, 2.2, 2)), times((1, 1.2, 1, 1, 3), (1, 2.2, 1, 2, 1), (2, 50, 2, 0, 14))
+    found = by("module", *eager, graph(5, CAPTURED), replays((2, 50)), LAYERED)
+    columns = ("launches", "in_graphs", "gpu_total", "split")
+    assert rows(found, "module", *columns) == {
+        "layers.N.attn": (3, 2, 15 * MS, 12 * MS), "layers.N.mlp": (2, 1, 3 * MS, 2 * MS),
+    }  # fmt: skip
+    assert "estimated: 14.0ms of replays" in found.verdicts["by_module"][0]
+    found = by("layer", *eager, graph(5, CAPTURED), replays((2, 50)), LAYERED)
+    assert rows(found, "layer", "gpu_total") == {"layers.0": (12 * MS,), "layers.1": (6 * MS,)}
+
+
+@pytest.mark.parametrize("operations", [[], [{"type": "memcpy", "op": "DtoD", "nodes": 1, "bytes": 8}]])
+def test_a_replay_that_cannot_be_split_is_a_row(operations):
+    eager = launches((1, 1.2, 1)), times((1, 1.2, 1, 1, 3), (2, 50, 2, 0, 14))
+    nodes = CAPTURED if not operations else [CAPTURED[0], (1, 1, 2.5)]
+    found = by("module", *eager, graph(5, nodes, operations=operations), replays((2, 50)), LAYERED)
+    assert rows(found, "module", "gpu_total")["(graphs, not split)"] == (14 * MS,)
+    assert found.verdicts["by_module"][0].startswith("(graphs, not split): 14.0ms;")
+    whole = [(1, 1, 1.5), (2, 1, 3.5)]
+    assert rows(by("module", graph(5, whole), replays((2, 50)), eager[1], LAYERED), "module", "gpu_total", "split") == {
+        "layers.N.attn": (17 * MS, 0),
+    }  # fmt: skip
+
+
+def test_a_node_from_elsewhere_belongs_to_the_replay():
+    nodes = [(1, 1, 1.5), (2, 1, 0), (2, 9, 2.5)]  # unknown, and by a thread without ranges
+    decode = ranges(("decode", 40, 60, 2), domain=LAYERS, first=9)
+    found = by("module", graph(5, nodes), replays((2, 50), (2, 70)), LAYERED, decode)
+    assert rows(found, "module", "launches") == {"layers.N.attn": (2,), "decode": (2,), "(unknown)": (2,)}
+
+
+def test_a_trace_without_the_nodes_says_so():
+    decode = ranges(("decode", 40, 60, 2), domain=LAYERS, first=9)
+    found = by("module", graph(5, CAPTURED, told=False), replays((2, 50)), LAYERED, decode)
+    assert rows(found, "module", "launches") == {"decode": (3,)}
+    assert "3 launches in replays counted where the graph was launched" in found.verdicts["by_module"][0]
+
+
+def test_many_launches_are_attributed_across_windows():
+    """More ranges and launches than are read at once, of two threads."""
+    count = 20_000
+    inner, calls = [], []
+    for n in range(count):
+        inner += ranges((f"layers.{n % 4}.x", n, n + 0.5), domain=LAYERS, first=n + 1)
+    for start in range(0, count, 1000):
+        rows_ = [forge.launch(at(n + part), 9, 1, 1) for n in range(start, start + 1000) for part in (0.2, 0.7)]
+        calls += [forge.calls(rows_, forge.LAUNCH, thread) for thread in (1, 2)]
+    found = by("layer", calls, inner)
+    assert rows(found, "layer", "launches") == {
+        **{f"layers.{n}": (count // 4,) for n in range(4)}, "(unknown)": (3 * count,),
+    }  # fmt: skip
+
+
+def test_what_is_missing_is_said():
+    for what, word in (("module", b"--layers"), ("range", b"no NVTX range")):
+        done = run("summary", "--by", what, data=forge.pack(forge.trace(*APIS, *KERNELS, *launches((1, 1, 1)))))
+        assert (done.returncode, word in done.stderr) == (1, True), done.stderr
+    done = run("summary", "--by", "layer", "--top", 3, data=b"")
+    assert done.returncode == 2 and b"--by can't be combined with --top" in done.stderr

@@ -1,0 +1,80 @@
+"""gpt-analyze tokens on hand-made ranges, modules and launches."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpt.analyze.lib.attribution import LAYERS
+from tests.analyze.asked import Answers, ask, run
+from tests.analyze.test_attribution import APIS, KERNELS, MS, at, launches, ranges, times
+from tests.trace import forge
+
+
+def told(*inner: list[dict] | dict) -> Answers:
+    flat = [record for part in inner for record in (part if isinstance(part, list) else [part])]
+    return ask("tokens", forge.trace(*APIS, *KERNELS, *flat))
+
+
+def phases(found: Answers, *names: str) -> dict[str, tuple]:
+    return {row["phase"]: tuple(row.get(name) for name in names) for row in found.rows["phases"]}
+
+
+def steps(name: str, first: float, count: int, step: float, took: float) -> list[tuple]:
+    return [(f"{name} {n}", first + n * step, first + n * step + took) for n in range(count)]
+
+
+def test_ranges_named_like_steps():
+    marked = ranges(
+        ("prefill", 0, 40), *steps("decode", 50, 5, 10, 8), ("Prefill 2", 500, 530), *steps("decode", 540, 3, 20, 8)
+    )
+    inner = ranges(("decode attention", 51, 52), first=99)  # inside of a step
+    work = launches(
+        (1, 1, 1), *((1, 51 + 10 * n, 1) for n in range(5)), (1, 501, 1), *((1, 541 + 20 * n, 2) for n in range(3))
+    )
+    gpu = times((1, 1, 1, 1, 30), *((1, 51 + 10 * n, 1, 1, 5) for n in range(5)))
+    found = told(marked, inner, work, gpu)
+    assert phases(found, "steps", "launches", "p50", "p99", "longest") == {
+        "prefill": (2, 1, 40 * MS, 50 * MS, 50 * MS), "decode": (8, 1, 10 * MS, 20 * MS, 20 * MS),
+    }  # fmt: skip
+    assert phases(found, "gpu_time") == {"prefill": (15 * MS,), "decode": (5 * MS,)}
+    rows = [(row["generation"], row["tokens"], row["first"], row["p50"]) for row in found.rows["generations"]]
+    assert rows == [(1, 6, 50 * MS, 10 * MS), (2, 4, 40 * MS, 20 * MS)]
+    assert found.verdicts["phases"][:2] == [
+        "steps: NVTX ranges named prefill or decode",
+        "100.0 tokens per second, times the batch",
+    ]
+
+
+def test_calls_of_the_outermost_module():
+    """A prefill launches another kernel; the ranges of inner modules and of a backward pass aren't steps."""
+    calls = [("Llama", 0, 20), ("layers.0", 1, 19), *[("Llama", 30 + 10 * n, 35 + 10 * n) for n in range(4)]]
+    work = launches((1, 2, 2), (1, 3, 2), *((1, 31 + 10 * n, 1) for n in range(4)))
+    found = told(ranges(*calls, ("Llama (backward)", 100, 110), domain=LAYERS), work)
+    assert phases(found, "steps", "p50") == {"prefill": (1, 30 * MS), "decode": (4, 10 * MS)}
+    assert [row["tokens"] for row in found.rows["generations"]] == [5]
+    assert found.verdicts["phases"][0] == "steps: calls of the outermost module; decode steps launch the same kernels"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_launches_that_repeat(known):
+    """Two generations: a prefill of two kernels, and decode steps of two layers, a head and a wait, in no module."""
+    functions = [*KERNELS, *({**KERNELS[0], "id": number, "name": f"k{number}"} for number in (3, 4))]
+    made, waits = [], []
+    for begin in (0, 1000):
+        made += [(1, begin, 3), (1, begin + 5, 4)]
+        made += [(1, begin + 20 + 10 * n + part, 1 + part // 2) for n in range(10) for part in range(3)]
+        waits += [(at(begin + 20 + 10 * n + 5), 9, 4, 0, 0, 0) for n in range(10)]
+    extra = ranges(("Llama", 0, 1), domain=LAYERS) if known else []
+    flat = [forge.api(4, "cuStreamSynchronize"), *functions, *launches(*made), forge.calls(waits, forge.OBJECT), *extra]
+    found = ask("tokens", forge.trace(*APIS, *flat))
+    assert phases(found, "steps", "launches", "p50", "longest") == {
+        "prefill": (2, 2, 20 * MS, 20 * MS), "decode": (20, 3, 10 * MS, 10 * MS),
+    }  # fmt: skip
+    assert [(row["tokens"], row["first"]) for row in found.rows["generations"]] == [(11, 20 * MS), (11, 20 * MS)]
+    assert found.verdicts["phases"][0].startswith("steps: 3 launches that repeat")
+
+
+def test_what_is_missing_is_said():
+    for work, word in (([], b"no launch"), (launches((1, 1, 1)), b"no steps of a language model")):
+        done = run("tokens", data=forge.pack(forge.trace(*APIS, *KERNELS, *work)))
+        assert done.returncode == 1 and word in done.stderr, done.stderr

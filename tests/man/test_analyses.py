@@ -1,0 +1,45 @@
+"""gpt-analyze(1) and docs/analyses.md list every analysis, in each place that gpt(7) names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpt.stages.analyze import ANALYSES, _load
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "man" / "man1" / "gpt-analyze.1").read_text()
+DRAWN = (ROOT / "docs" / "analyses.md").read_text()
+NOT_DRAWN = {  # analyses that docs/analyses.md may leave out, and why
+    "events": "makes no picture",
+    "export": "makes no picture",
+    "stacks": "no run on a GPU has been drawn yet",
+}
+
+
+def section(title):
+    """Return the text of a section of gpt-analyze(1)."""
+    return PAGE.partition(f"\n.Sh {title}\n")[2].partition("\n.Sh ")[0]
+
+
+PLACES = {  # where analyses are listed, and those found there
+    "SYNOPSIS of gpt-analyze(1)": re.findall(r"^\.Cm (\w+)$", section("SYNOPSIS"), re.M),
+    "WHICH ANALYSIS in gpt-analyze(1)": re.findall(r"\bTa Cm (\w+)", section("WHICH ANALYSIS")),
+    "a section of its own in gpt-analyze(1)": re.findall(r"\w+", " ".join(re.findall(r"^\.Sh .*", PAGE, re.M)).lower()),
+    "docs/analyses.md, with a picture that tests/lab/pictures.py draws": {
+        *re.findall(r"`gpt-analyze (\w+)", DRAWN), *NOT_DRAWN,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_analysis_is_listed_everywhere(name):
+    missing = [place for place, found in PLACES.items() if name not in found]
+    assert not missing, f"'{name}' is missing in: {'; '.join(missing)}"
+
+
+def test_analyses_that_run_on_a_cluster_are_listed():
+    (line,) = re.findall(r"^\.It (.*) Ta yes$", section("MANY RANKS"), re.M)
+    listed = set(re.findall(r"Cm (\w+)", line))
+    merged = {name for name in ANALYSES if _load(name).merges}
+    assert listed == merged, "MANY RANKS in gpt-analyze(1) must list the analyses that have a method 'merge'"

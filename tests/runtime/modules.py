@@ -1,0 +1,168 @@
+"""A PyTorch program whose modules launch kernels on the simulated device, for tests of 'gpt-hook run --layers'.
+
+    modules.py SCENARIO...
+
+It prints the sum of the gradients, and what Dynamo counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import torch
+from torch import nn
+
+driver = ctypes.CDLL("libcuda.so.1")
+PTX = b".version 7.0\n.target sm_70\n.address_size 64\n" + b"".join(
+    b".visible .entry %s(){ret;}\n" % name for name in (b"linear", b"linear_grad", b"scores", b"scores_grad", b"loss")
+)
+stream = ctypes.c_void_p()
+
+
+def check(status: int) -> None:
+    assert not status, status
+
+
+def begin() -> dict[str, ctypes.c_void_p]:
+    context, module = ctypes.c_void_p(), ctypes.c_void_p()
+    check(driver.cuInit(0))
+    check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+    check(driver.cuCtxSetCurrent(context))
+    check(driver.cuModuleLoadData(ctypes.byref(module), PTX))
+    check(driver.cuStreamCreate(ctypes.byref(stream), 1))
+    found = {}
+    for name in ("linear", "linear_grad", "scores", "scores_grad", "loss"):
+        found[name] = ctypes.c_void_p()
+        check(driver.cuModuleGetFunction(ctypes.byref(found[name]), module, name.encode()))
+    return found
+
+
+kernels = begin()
+
+
+def launch(name: str) -> None:
+    check(driver.cuLaunchKernel(kernels[name], 1, 1, 1, 1, 1, 1, 0, stream, None, None))
+
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        launch("linear")
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        launch("linear_grad")
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.T @ grad
+
+
+class Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        launch("scores")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        launch("scores_grad")
+        return grad * 2
+
+
+class Projection(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(size))
+
+    def forward(self, x):
+        return Linear.apply(x, self.weight)
+
+
+class Attention(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.q, self.o = Projection(size), Projection(size)
+
+    def forward(self, x):
+        return self.o(Scores.apply(self.q(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.attn, self.mlp = Attention(size), nn.Sequential(Projection(size), nn.ReLU())
+
+    def forward(self, x):
+        x = x + self.attn(x)
+        return x + self.mlp(x)
+
+
+class Model(nn.Module):
+    def __init__(self, size: int = 8, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(size) for _ in range(layers))
+        self.head = Projection(size)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def train(model: nn.Module) -> None:
+    loss = model(torch.ones(4, 8)).square().mean()
+    launch("loss")
+    loss.backward()
+    print(sum(parameter.grad.double().sum() for parameter in model.parameters()).item())
+
+
+def decode(model: nn.Module) -> None:
+    """Capture a step, and replay it outside of all modules."""
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    with torch.no_grad():
+        check(driver.cuStreamBeginCapture_v2(stream, 2))
+        model(torch.ones(1, 8))
+        check(driver.cuStreamEndCapture(stream, ctypes.byref(graph)))
+    check(driver.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_uint64(0)))
+    for _ in range(10):
+        check(driver.cuGraphLaunch(executable, stream))
+    check(driver.cuStreamSynchronize(stream))
+
+
+def compiled(model: nn.Module) -> None:
+    """Compile the model with and without a break, and a model with a hook, and print Dynamo's counts."""
+    import torch._dynamo
+
+    graphs = []
+
+    def backend(module, _):
+        graphs.append(len(module.graph.nodes))
+        return module.forward
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    hooked = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    hooked[0].register_forward_hook(lambda module, args, out: out + 1)
+    torch.manual_seed(0)
+    for one in (nn.Sequential(nn.Linear(8, 8), nn.ReLU()), Broken(), hooked):
+        made = torch.compile(one, backend=backend)
+        for size in (1, 2, 2, 4):
+            made(torch.ones(size, 8)).sum().backward()
+    counters = torch._dynamo.utils.counters
+    print(graphs, *(sorted(dict(counters[name]).items()) for name in ("frames", "stats", "graph_break", "recompiles")))
+
+
+if __name__ == "__main__":
+    for scenario in sys.argv[1:]:
+        torch.manual_seed(0)
+        globals()[scenario](Model())
