@@ -75,10 +75,14 @@ def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> 
 def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compiler: str = "cc") -> Path:
     """Build libgpthook.so from its sources, with additional sources, linker options, or compiler flags.
 
-    Objects are kept: a build with other files than the last compiles those only.
+    Without flags it has the objects that make keeps.
     """
-    source = ROOT / "runtime"
-    files = [*source.glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]"), *(file for file in more if isinstance(file, Path))]
+    files, made = [file for file in more if isinstance(file, Path)], []
+    if flags:
+        files += [*(ROOT / "runtime").glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]")]
+    else:
+        line = ["make", "-s", "--no-print-directory", "-C", ROOT, "hook-objects"]
+        made = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
     with tempfile.TemporaryDirectory() as folder:
         objects = [
             compile_object(Path(folder, f"{number}.o"), file, *flags, compiler=compiler)
@@ -86,7 +90,7 @@ def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compil
         ]
         links = ["-shared", "-Wl,-Bsymbolic-functions", f"-Wl,--version-script={ARCH}/hook/versions.map"]
         links += [str(option) for option in more if not isinstance(option, Path)]
-        subprocess.run([compiler, *flags, *links, *objects, "-o", out], check=True)
+        subprocess.run([compiler, *flags, *links, *made, *objects, "-o", out], cwd=ROOT, check=True)
     return out
 
 
