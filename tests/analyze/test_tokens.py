@@ -6,7 +6,7 @@ import pytest
 
 from gpt.analyze.lib.attribution import LAYERS
 from tests.analyze.asked import Answers, ask, run
-from tests.analyze.test_attribution import APIS, KERNELS, MS, at, launches, ranges, times
+from tests.analyze.moments import APIS, KERNELS, MS, at, launches, ranges, times
 from tests.trace import forge
 
 
