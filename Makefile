@@ -103,6 +103,10 @@ $(OBJECTS)/%.o: % runtime/abi/records.h
 
 -include $(HOOK_OBJECTS:.o=.d)
 
+.PHONY: hook-objects
+hook-objects: $(HOOK_OBJECTS) # for tests that link the hook with more
+	@echo $^
+
 $(RUNTIME)/libgpthook.so: $(HOOK_OBJECTS) $(VERSIONS)
 	@echo "cc $@"
 	@mkdir -p $(@D)

@@ -144,7 +144,8 @@ def _draw(timeline: Timeline, spans: Spans, edges: Cells) -> str:
         "." if part == 0 else letters[kind] if part >= 0.5 else letters[kind].lower()
         for kind, part in zip(most.tolist(), share.tolist(), strict=True)
     ]
-    for end in np.unique(spans["end"][spans["open"]]).tolist():
+    ends = spans["end"][spans["open"]]
+    for end in np.unique(ends).tolist():
         drawn[_cell(end, edges)] = OPEN
     return "".join(drawn)
 

@@ -106,7 +106,8 @@ def _find_links(timeline: Timeline, spans: Spans) -> Whole:
     host = ~work & (spans["category"] != RANGE)
     places[spans["source"][host]] = np.flatnonzero(host)
     links = np.full(len(spans), -1, np.int64)
-    links[work] = places[timeline.callers[spans["source"][work]]]
+    calls = timeline.callers[spans[work]["source"]]
+    links[work] = places[calls]
     return links
 
 
@@ -115,7 +116,8 @@ def _make_notes(timeline: Timeline, spans: Spans) -> tuple[Whole, list[str]]:
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
     call = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)
-    call[work] = timeline.callers[spans["source"][work]]
+    source = spans[work]["source"]
+    call[work] = timeline.callers[source]
     calls = np.concatenate([timeline.calls, np.zeros(1, timeline.calls.dtype)])  # the last one is the call -1
     columns = [calls[name][call] for name in TOLD]
     columns[1][work] = 0

@@ -270,7 +270,8 @@ class _Maker:
     def lay_out(self) -> tuple[Spans, list[Track]]:
         """Return all spans in order, and their tracks."""
         spans = np.concatenate([np.zeros(0, SPAN), *self._spans])
-        spans["end"] = np.maximum(spans["begin"], spans["end"])
+        begin, end = spans["begin"], spans["end"]
+        spans["end"] = np.maximum(begin, end)
         tracks = [*self._tracks]
         processes = np.array([track.process for track in tracks], np.int64)
         of = processes[spans["track"]] if len(tracks) else np.zeros(0, np.int64)
@@ -288,7 +289,8 @@ class _Maker:
         for place, track in enumerate(ordered):
             places[self._tracks[track]] = place
         if ordered:
-            spans["track"] = places[spans["track"]]
+            tracks_of = spans["track"]
+            spans["track"] = places[tracks_of]
         return spans[np.lexsort((-spans["end"], spans["begin"], spans["track"]))], ordered
 
     def _add(self, rows: npt.NDArray[np.void], begin: str, kind: int, number: str) -> Spans:

@@ -169,9 +169,10 @@ class Kept:
         for number in sorted({number for number, _ in places}):
             own = [batch for batch in self._gpu_times if batch.number == number]
             late = self._find_late(number, own)
-            moved.append(late.rows[np.isin(late.rows["device"], [device for one, device in places if one == number])])
+            devices = late.rows["device"]
+            moved.append(late.rows[np.isin(devices, [device for one, device in places if one == number])])
             for device in [device for one, device in places if one == number]:
-                cut = late.cut[late.rows["device"] == device]
+                cut = late.cut[devices == device]
                 self.loading[number, device] = len(cut), int(cut.sum())
             for place, batch in enumerate(own):
                 if (number, _device(batch)) in places:

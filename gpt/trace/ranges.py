@@ -93,7 +93,8 @@ class KeptRanges:
             joined.add(rows)
         for chunk in joined:
             rows = chunk.copy()
-            rows["end"] = np.maximum(np.where(rows["open"], bound, rows["end"]), rows["begin"])
+            open_, begin, end = rows["open"], rows["begin"], rows["end"]
+            rows["end"] = np.maximum(np.where(open_, bound, end), begin)
             yield rows[np.lexsort((rows["place"], -rows["end"], rows["begin"]))]
 
     def has_open(self) -> bool:

@@ -28,7 +28,7 @@ INCLUDE = (f"-I{ROOT}/runtime", f"-I{ARCH}")  # folders of the runtime's own fil
 PROGRAMS = ROOT / "tests" / "programs"
 DEVICE = os.environ.get("GPT_TEST_DEVICE", "sim")  # `real` in tests/gpu/live.py
 PRELUDE = '#include "client.h"\n'  # what most C clients begin with
-BASE = ("-std=gnu11", "-O0", "-g", "-Wno-unused", f"-I{PROGRAMS}")  # unoptimized: they are short, and compile faster
+BASE = ("-std=gnu11", "-O0", "-g0", "-Wno-unused", f"-I{PROGRAMS}")  # what compiles fastest: they are short
 
 
 @cache
@@ -76,10 +76,14 @@ def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> 
 def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compiler: str = "cc") -> Path:
     """Build libgpthook.so from its sources, with additional sources, linker options, or compiler flags.
 
-    Objects are cached: only files that changed since the last build are compiled.
+    Without flags, the objects are those of `make`.
     """
-    source = ROOT / "runtime"
-    files = [*source.glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]"), *(file for file in more if isinstance(file, Path))]
+    files, made = [file for file in more if isinstance(file, Path)], []
+    if flags:
+        files += [*(ROOT / "runtime").glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]")]
+    else:
+        line = ["make", "-s", "--no-print-directory", "-C", ROOT, "hook-objects"]
+        made = subprocess.run(line, capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()
     with tempfile.TemporaryDirectory() as folder:
         objects = [
             compile_object(Path(folder, f"{number}.o"), file, *flags, compiler=compiler)
@@ -87,7 +91,7 @@ def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compil
         ]
         links = ["-shared", "-Wl,-Bsymbolic-functions", f"-Wl,--version-script={ARCH}/hook/versions.map"]
         links += [str(option) for option in more if not isinstance(option, Path)]
-        subprocess.run([compiler, *flags, *links, *objects, "-o", out], check=True)
+        subprocess.run([compiler, *flags, *links, *made, *objects, "-o", out], cwd=ROOT, check=True)
     return out
 
 

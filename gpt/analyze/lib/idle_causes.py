@@ -150,8 +150,8 @@ def _iter_pieces(trace: TraceModel, number: int, idle: Sorted, tape: Tape) -> It
         late = pieces[called]
         late["begin"] = np.maximum(late["begin"], late["call"])
         late["what"], late["first"] = QUEUED_WORK, late["call"] <= pieces["begin"][called]
-        pieces["end"][called] = np.maximum(np.minimum(pieces["end"][called], pieces["call"][called]),
-                                           pieces["begin"][called])  # fmt: skip
+        begin, end, call = pieces["begin"][called], pieces["end"][called], pieces["call"][called]
+        pieces["end"][called] = np.maximum(np.minimum(end, call), begin)
         both = join([pieces, late])
         found.add(cut_out(take(both, np.flatnonzero(both["end"] > both["begin"])), unrecorded))
     return iter(found)
@@ -187,7 +187,8 @@ class _Sums:
         groups = np.zeros(len(pieces), GROUP)
         for name in ("number", "what", "range"):
             groups[name] = pieces[name]
-        groups["ns"] = pieces["end"] - pieces["begin"]
+        begin, end = pieces["begin"], pieces["end"]
+        groups["ns"] = end - begin
         self._groups = _unite(join([self._groups, groups]))
         begun = pieces[pieces["first"]]
         firsts = np.zeros(len(begun), FIRST)
@@ -222,7 +223,8 @@ class _Sums:
         before, waited, note = np.full(count, NOTHING), np.zeros(count, np.int64), np.full(count, np.nan)
         at = np.searchsorted(numbers, firsts["number"])
         before[at], note[at] = firsts["before"], firsts["note"]
-        waited[at] = np.where(firsts["before"] >= 0, rows["begin"][at] - firsts["before_since"], 0)
+        known, begin, since = firsts["before"] >= 0, rows["begin"][at], firsts["before_since"]
+        waited[at] = np.where(known, begin - since, 0)
         act = self._acts.of_ids(before.astype(np.uint32))
         waits = (before >= 0) & (((act & WAITS) != 0) | self._block(before, waited))
         waited[~waits] = 0
@@ -327,7 +329,8 @@ def _unite(groups: Array) -> Array:
     new = np.ones(len(groups), bool)
     new[1:] = False
     for name in ("number", "what", "range"):
-        new[1:] |= groups[name][1:] != groups[name][:-1]
+        values = groups[name]
+        new[1:] |= values[1:] != values[:-1]
     first = np.flatnonzero(new)
     found = take(groups, first)
     found["ns"] = np.add.reduceat(groups["ns"], first)

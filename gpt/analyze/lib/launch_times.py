@@ -127,7 +127,8 @@ def find_launches(trace: TraceModel, number: int, tapes: Tapes, period: Period |
 
 def _delays(rows: Array) -> npt.NDArray[np.int64]:
     """Return the ns from the beginning of each call to the beginning of its work."""
-    found: npt.NDArray[np.int64] = np.maximum(rows["begin"] - rows["start"], 0)
+    begin, start = rows["begin"], rows["start"]
+    found: npt.NDArray[np.int64] = np.maximum(begin - start, 0)
     return found
 
 
@@ -174,7 +175,8 @@ def _join(trace: TraceModel, number: int) -> Tape:
 
 def _ends(rows: Array) -> npt.NDArray[np.int64]:
     """Return the times by which both the launch's call had returned and its work had ended."""
-    found: npt.NDArray[np.int64] = np.maximum(rows["begin"] + rows["duration"].astype(np.int64), rows["returned"])
+    begin, duration, returned = rows["begin"], rows["duration"], rows["returned"]
+    found: npt.NDArray[np.int64] = np.maximum(begin + duration.astype(np.int64), returned)
     return found
 
 
@@ -209,7 +211,8 @@ def _match(calls: Array, work: Array) -> npt.NDArray[np.int64]:
     order = np.lexsort((work["thread"], work["call"]))
     own = work[order]
     keys = np.empty(len(own) + len(calls), [("time", "<i8"), ("thread", "<u8")])
-    keys["time"], keys["thread"] = np.append(own["call"], calls["start"]), np.append(own["thread"], calls["thread"])
+    keys["time"] = np.concatenate((own["call"], calls["start"]))
+    keys["thread"] = np.concatenate((own["thread"], calls["thread"]))
     _, which = np.unique(keys, return_inverse=True)
     place = np.full(int(which.max()) + 1, -1)
     place[which[: len(own)][::-1]] = order[::-1]  # the first of several wins
@@ -244,7 +247,8 @@ def _iter_moments(tape: Tape) -> Iterator[Array]:
     at = 0
     for rows in _in_chunks(tape):
         pieces = np.zeros(len(rows), PIECE)
-        pieces["begin"], pieces["end"], pieces["thread"] = rows["start"], rows["start"] + 1, rows["thread"]
+        start, thread = rows["start"], rows["thread"]
+        pieces["begin"], pieces["end"], pieces["thread"] = start, start + 1, thread
         pieces["number"], pieces["range"] = np.arange(at, at + len(rows)), NOTHING
         at += len(rows)
         yield pieces

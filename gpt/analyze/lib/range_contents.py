@@ -135,7 +135,8 @@ class _Sums:
                 before = self._before.get(scope, 0.0)
                 own = rows if scope is ALL else rows[threads[scope]] if scope in threads else rows[:0]
                 sums = np.concatenate((np.zeros((1, self._count)), np.cumsum(own["values"], axis=0)))
-                found[mine] = before + sums[np.searchsorted(own["time"], edges["time"][mine])]
+                times, until = own["time"], edges["time"][mine]
+                found[mine] = before + sums[np.searchsorted(times, until)]
         for scope, values in [(ALL, rows["values"]), *((one, rows["values"][at]) for one, at in threads.items())]:
             self._before[scope] = self._before.get(scope, 0.0) + values.sum(axis=0)
         return found

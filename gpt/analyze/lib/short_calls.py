@@ -240,8 +240,9 @@ def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
         reach = int(busy[-1])
         copies = np.flatnonzero((acts.of_ids(rows["api"]) & COPY) != 0)
         part = np.zeros(len(copies), COPIED)
-        part["call"], part["thread"] = rows["call"][copies], rows["thread"][copies]
-        part["until"] = np.minimum(busy[:-1][copies], rows["begin"][copies])
+        call, thread, begin, before = rows["call"], rows["thread"], rows["begin"], busy[:-1]
+        part["call"], part["thread"] = call[copies], thread[copies]
+        part["until"] = np.minimum(before[copies], begin[copies])
         found.add(part)
         known = known or len(copies) > 0
     return found if known else None
@@ -256,7 +257,9 @@ def _split_copies(calls: Tape, copied: Sorted) -> Tape:
         while True:  # calls of other threads may begin in the same nanosecond
             here = np.minimum(at, len(rows) - 1)
             other = (at < len(rows)) & (rows["start"][here] == copies["call"]) if len(rows) else np.zeros(len(at), bool)
-            other &= rows["thread"][here] != copies["thread"] if len(rows) else other
+            if len(rows):
+                thread, own = rows["thread"][here], copies["thread"]
+                other &= thread != own
             if not other.any():
                 break
             at = at + other

@@ -256,9 +256,10 @@ class ProcessTotals:
         found["took"] = durations(firsts["duration"])
         loading = find_loading(firsts, [self.launches.calls_of_kernels()])
         for name, ticks in zip(("cut", "unsure"), loading, strict=True):
-            took = durations(np.minimum(np.rint(ticks), LIMIT).astype(np.uint64))
-            found[name] = np.minimum(took, np.minimum(found["took"], LIMIT))
-        some: rows.Rows = found[found["cut"] + found["unsure"] > 0]
+            took, total = durations(np.minimum(np.rint(ticks), LIMIT).astype(np.uint64)), found["took"]
+            found[name] = np.minimum(took, np.minimum(total, LIMIT))
+        cut, unsure = found["cut"], found["unsure"]
+        some: rows.Rows = found[cut + unsure > 0]
         return some
 
     def named(self) -> Totals:

@@ -17,6 +17,7 @@ from gpt.sass.tables import Table, table_of
 from gpt.sass.words import parse_words
 from tests.sass.interp.decode import Run, Unimplemented, make
 from tests.sass.interp.memory import GlobalMemory
+from tests.sass.interp.timing import Issue, issue_of
 
 CODE = 0x1000_0000
 _ADDRESS_64 = 2
@@ -42,6 +43,7 @@ class LoadedCubin:
     symbols: list[tuple[str, int, int]]  # name, section, value
     words: dict[int, int]  # by address
     made: dict[int, Run] = field(default_factory=dict)
+    issues: dict[int, Issue] = field(default_factory=dict)
 
     def find(self, name: str) -> Section | None:
         """Return the section of that name."""
@@ -61,6 +63,13 @@ class LoadedCubin:
             word = self.words[address]
             made = self.made[address] = make(word, self.table.opcode(word), self.table)
         return made
+
+    def issue(self, address: int) -> Issue:
+        """Return what the word at an address always does."""
+        found = self.issues.get(address)
+        if found is None:
+            found = self.issues[address] = issue_of(self.table, self.words[address])
+        return found
 
     def shared_size(self, kernel: str) -> int:
         """Return the size of the shared memory that a kernel declares."""

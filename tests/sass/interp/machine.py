@@ -154,7 +154,7 @@ class Warp:
         self.executed += 1
         self.burst += 1
         if self.timing:
-            self.timing.issue(part.place, word, taken)
+            self.timing.issue(part.place, self.cubin.issue(part.place), taken)
         found = control.FLOW.get(entry.name)
         if found:
             found(self, part, taken, word, entry)

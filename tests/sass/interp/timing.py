@@ -19,7 +19,8 @@ import numpy as np
 
 from gpt.sass.code import MEMORY
 from gpt.sass.masks import Registers
-from gpt.sass.words import BARRIERS, control_of
+from gpt.sass.tables import Table
+from gpt.sass.words import BARRIERS, Control, control_of
 from tests.sass.interp.decode import Array
 
 if TYPE_CHECKING:
@@ -49,11 +50,23 @@ class Register(NamedTuple):
     number: int
 
 
+class Issue(NamedTuple):
+    """The reads, writes and waits of an instruction, which depend on its word alone."""
+
+    name: str
+    variable: bool  # a scoreboard says when the results arrive
+    control: Control
+    reads: list[Register]
+    writes: list[Register]
+    guard: Register | None
+    last: frozenset[Register]  # operands that are read late
+
+
 @dataclass
 class Arriving:
     """A value in flight, for some lanes."""
 
-    lanes: Array
+    lanes: int  # a mask
     writer: str
     ready: int  # the cycle, or NEVER if it depends on a scoreboard
     barrier: int
@@ -65,7 +78,7 @@ class Arriving:
 class Reading:
     """Operands that an instruction hasn't read yet."""
 
-    lanes: Array
+    lanes: int  # a mask
     registers: frozenset[Register]
     reader: str
     order: int  # position in the queue of memory instructions
@@ -81,6 +94,17 @@ def registers_of(sets: Registers) -> list[Register]:
             found.append(Register(file, (mask & -mask).bit_length() - 1))
             mask &= mask - 1
     return found
+
+
+def issue_of(table: Table, word: int) -> Issue:
+    """Return what a word does."""
+    entry, effect = table.opcode(word), table.effect(word)
+    guard = Register("P", word >> 12 & 7) if word >> 12 & 7 != 7 else None
+    last: set[Register] = set()
+    if any(operand.name == "R64" and operand.reads.of(word) for operand in entry.operands):
+        last = {Register("R", number) for number in range(word >> 64 & 255, (word >> 64 & 255) + 2)}
+    reads, writes = registers_of(effect.reads), registers_of(effect.writes)
+    return Issue(entry.name, entry.variable, control_of(word), reads, writes, guard, frozenset(last))
 
 
 def _unit(name: str) -> str:
@@ -114,41 +138,33 @@ class Timing:
         self.kept: list[tuple[Array, Array]] = []  # registers with garbage, and their real values
         self.after: list[tuple[Register, Arriving]] = []
 
-    def issue(self, place: int, word: int, taken: Array) -> None:
+    def issue(self, place: int, issue: Issue, taken: Array) -> None:
         """Check what an instruction reads and writes, before it's executed."""
-        table = self.warp.cubin.table
-        entry, effect, control = table.opcode(word), table.effect(word), control_of(word)
+        name, control = issue.name, issue.control
         self._await(control.wait)
-        lanes = taken if taken.any() else self.warp.exists & False
-        reads, writes = registers_of(effect.reads), registers_of(effect.writes)
-        guard = (word >> 12 & 7) if word >> 12 & 7 != 7 else None
+        lanes = int.from_bytes(taken.tobytes(), "little")  # a byte for each
         self.kept = []
-        last = {("R", number) for number in range(word >> 64 & 255, (word >> 64 & 255) + 2)}
-        if not any(operand.name == "R64" and operand.reads.of(word) for operand in entry.operands):
-            last = set()
-        if lanes.any():
-            for register in reads:
-                guards = register == ("P", guard)
-                self._read(register, entry.name, place, lanes, guards, register in last)
-            for register in writes:
-                self._write(register, entry.name, place, lanes)
+        if lanes:
+            for register in issue.reads:
+                self._read(register, name, place, lanes, register == issue.guard, register in issue.last)
+            for register in issue.writes:
+                self._write(register, name, place, lanes)
         self.after = []
         barrier = control.write_barrier
         self.order += 1
-        for register in writes if lanes.any() else ():
-            ready = NEVER if entry.variable else self.now
-            one = Arriving(lanes, entry.name, ready, barrier, self.order, _unit(entry.name))
-            self.after.append((register, one))
-        if entry.variable and lanes.any():
-            self._queue(entry.name, frozenset(reads), lanes, control.read_barrier, barrier)
-        self.now += max(1, control.stall) + (BRANCH_CYCLES if entry.name in BRANCHES else 0)
+        for register in issue.writes if lanes else ():
+            ready = NEVER if issue.variable else self.now
+            self.after.append((register, Arriving(lanes, name, ready, barrier, self.order, _unit(name))))
+        if issue.variable and lanes:
+            self._queue(name, frozenset(issue.reads), lanes, control.read_barrier, barrier)
+        self.now += max(1, control.stall) + (BRANCH_CYCLES if name in BRANCHES else 0)
 
     def finish(self) -> None:
         """Restore registers that were garbage, and record what's in flight now."""
         for row, values in self.kept:
             row[...] = values
         for register, one in self.after:
-            kept = [old for old in self.arriving.get(register, ()) if (old.lanes & ~one.lanes).any()]
+            kept = [old for old in self.arriving.get(register, ()) if old.lanes & ~one.lanes]
             self.arriving[register] = [*kept, one]
 
     def _await(self, mask: int) -> None:
@@ -170,7 +186,7 @@ class Timing:
         last = max((one.order for one in read), default=-1)
         self.readings = [one for one in self.readings if not mask >> one.barrier & 1 and not 0 <= one.order <= last]
 
-    def _queue(self, name: str, registers: frozenset[Register], lanes: Array, read: int, write: int) -> None:
+    def _queue(self, name: str, registers: frozenset[Register], lanes: int, read: int, write: int) -> None:
         order = -1
         if name in IN_ORDER:
             order = self.order
@@ -180,10 +196,10 @@ class Timing:
         registers = frozenset(one for one in registers if one.file not in ("P", "UP"))  # predicates are read at issue
         self.readings.append(Reading(lanes, registers, name, order, barrier))
 
-    def _read(self, register: Register, reader: str, place: int, lanes: Array, guards: bool, late: bool) -> None:
+    def _read(self, register: Register, reader: str, place: int, lanes: int, guards: bool, late: bool) -> None:
         for one in self.arriving.get(register, ()):
             early = one.ready == NEVER or self.now < one.ready + latency(one.writer, reader, register, guards, late)
-            if early and (one.lanes & lanes).any():
+            if early and one.lanes & lanes:
                 self._say(place, f"{reader} reads {register.file}{register.number} too early after {one.writer}")
                 row = getattr(self.warp, register.file)[register.number]
                 self.kept.append((row, row.copy()))
@@ -191,14 +207,14 @@ class Timing:
                 row[...] = garbage if row.dtype == np.uint32 else garbage & np.uint32(1) != 0
                 return
 
-    def _write(self, register: Register, writer: str, place: int, lanes: Array) -> None:
+    def _write(self, register: Register, writer: str, place: int, lanes: int) -> None:
         for one in self.arriving.get(register, ()):
-            if one.ready == NEVER and (one.lanes & lanes).any():
+            if one.ready == NEVER and one.lanes & lanes:
                 self._say(place, f"{writer} writes {register.file}{register.number}, which {one.writer} still writes")
         for reading in self.readings:
             if writer in IN_ORDER and reading.order >= 0:
-                continue  # it reads later, and writes even later
-            if register in reading.registers and (reading.lanes & lanes).any():
+                continue  # it reads later, and writes later still
+            if register in reading.registers and reading.lanes & lanes:
                 self._say(
                     place, f"{writer} writes {register.file}{register.number}, which {reading.reader} still reads"
                 )
