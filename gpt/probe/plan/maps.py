@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpt.probe.model import COUNTS, OPS, Field, Map, ProbeFile, layout, round_up
-from gpt.ptx import tree
+from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
-from gpt.stream.rooms import FORMED, HEAD, MOST_FORMED, SECTOR, RecordLayout, lay_out
+from gpt.stream.rooms import HEAD, SECTOR, RecordLayout, lay_out
 
 COPIES = 64  # copies of a histogram or table, a power of two; with more SMs, several share a copy
 BUDGET = 64 << 20  # default bytes of a log
-SAME_IN_WARP = {"CLOCK", "TIME", "SMID", "WARPID", "BLOCK", "ACTIVE"}  # helpers, in lanes that save together
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letters of types in model.SIZES -> in records
 
 
@@ -131,26 +129,3 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         room=placed.room.offset if placed.room else None,
         stored=list(placed.stored) or None,
     )
-
-
-def find_stored(file: ProbeFile, map_: Map) -> tuple[str, ...]:
-    """Return how a log stores each of its fields, which follows from what the file's probes save there."""
-    given: list[set[str]] = [set() for _ in map_.fields]
-    for _, snippet in (one for probe in file.probes for one in probe.snippets):
-        for save in (save for save in snippet.saves if save.map == map_.name):
-            for number, value in enumerate(save.values, save.first):
-                name = value.name if isinstance(value, tree.Name) else ""
-                given[number].add("" if name == "CLOCK" and not save.last else name)
-    found: list[str] = []
-    for field, names in zip(map_.fields, given, strict=True):
-        if names == {"CLOCK"} and field.size == 8:
-            found.append("clock" if "clock" not in found else "shared")
-        elif names == {"SMID"} and field.size == 4:
-            found.append("sm")
-        elif map_.level != "thread" or names <= SAME_IN_WARP:
-            found.append("shared")
-        elif sum(one in FORMED for one in found) == MOST_FORMED:
-            found.append("each")
-        else:
-            found.append("equal" if names <= COUNTS and field.size < 8 else "lane")
-    return tuple(found)

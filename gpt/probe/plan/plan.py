@@ -19,8 +19,9 @@ from gpt.probe.forms import find_lack
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet
 from gpt.probe.plan.function import Function, Key, PlacedSnippet, Site
 from gpt.probe.plan.left_alone import LeftAlone
-from gpt.probe.plan.maps import PlacedMap, find_stored
+from gpt.probe.plan.maps import PlacedMap
 from gpt.probe.plan.woven import Matched
+from gpt.probe.stored import find_stored
 from gpt.probe.verify import find_misfit
 
 _SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # snippet that a kernel's start or end doesn't run
