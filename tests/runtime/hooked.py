@@ -76,7 +76,7 @@ def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> 
 def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compiler: str = "cc") -> Path:
     """Build libgpthook.so from its sources, with additional sources, linker options, or compiler flags.
 
-    Without flags, the objects are those of `make`.
+    Without flags, it links the objects that `make` keeps.
     """
     files, made = [file for file in more if isinstance(file, Path)], []
     if flags:
