@@ -14,6 +14,7 @@ import pytest
 
 from tests.analyze.asked import Answers, run
 from tests.runtime import hooked
+from tests.runtime.pythons import find_pythons
 
 PROGRAM = Path(__file__).with_name("modules.py")
 FOLDER = hooked.ROOT / "gpt" / "layers"
@@ -107,10 +108,10 @@ def test_a_program_without_pytorch_is_as_before(tmp_path):
     assert subprocess.run([sys.executable, FOLDER / "sitecustomize.py"], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("version", ["python3.8", "python3.9", "python3.13"])
-def test_it_loads_in_other_versions_of_python(tmp_path, version):
-    if not (found := shutil.which(version)):
-        pytest.skip(f"no {version}")
+@pytest.mark.parametrize("python", list(find_pythons()), ids=lambda path: Path(path).name)
+def test_it_loads_in_other_versions_of_python(tmp_path, python):
+    if not shutil.which(python):
+        pytest.skip(f"no {Path(python).name}")
     code = "import sys; print(type(sys.meta_path[0]).__name__)"
-    done = hooked.run(tmp_path / "t.mp", found, "-c", code, options=("--layers",))
+    done = hooked.run(tmp_path / "t.mp", python, "-c", code, options=("--layers",))
     assert (done.stdout, done.stderr) == ("Patcher\n", "")

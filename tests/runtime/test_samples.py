@@ -257,8 +257,9 @@ def test_where_native_code_runs(tmp_path):
 
     program = compile_c(tmp_path / "native", NATIVE)
     run(tmp_path / "t.mp", program, options=("--sample-host", "200"))
-    (process,) = open_trace(tmp_path / "t.mp").processes
-    rows = process.samples.table(process)
+    trace = open_trace(tmp_path / "t.mp")
+    (process,) = trace.processes
+    rows = process.samples.table(lambda stamps: trace.times(process, stamps))
     places = Counter(name_frame(process.sites.frames(n)[0]) for n in rows["native"].tolist() if n)
     assert places["native crunch"] > 10
 

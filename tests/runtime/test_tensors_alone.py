@@ -11,6 +11,7 @@ import pytest
 
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
+from tests.runtime.pythons import find_pythons
 
 PROGRAM = """
 import ctypes, sys
@@ -39,15 +40,6 @@ with gpt.tensors.trace():
 gpt.tensors.record({"named": x})
 assert not hasattr(sys.modules["gpt"], "__version__")
 """
-
-
-def find_pythons():
-    """Yield one Python of each version on PATH or in pyenv; they have no GPT."""
-    places = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep) if ".venv" not in folder]
-    places += (Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions").glob("*/bin")
-    for minor in range(8, 16):
-        files = [place / f"python3.{minor}" for place in places if place.name != "shims"]
-        yield next((str(file) for file in files if file.exists()), f"python3.{minor}")
 
 
 def play(folder, source, *words, python=None, options=("--tensors",), env=()):
