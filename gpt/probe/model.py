@@ -285,8 +285,8 @@ def layout(fields: list[tuple[str, str]], ops: Mapping[str, str] = NO_OPS) -> tu
 
 
 def layout_slot(fields: list[tuple[str, str]], ops: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
-    """Lay out a slot of a table: its count, its key with each 32 bits in 8 bytes, and the other fields, each aligned to
-    its size. Return the fields in their original order, and the total bytes.
+    """Lay out a slot of a table: the count, the key fields with 8 bytes for each of their 32-bit words, and then the
+    other fields, each aligned to its size. Return the fields in their original order, and the total bytes.
     """
     keys = [name for name, _ in fields if ops.get(name) == "key"]
     types, places, at = dict(fields), dict[str, int](), 8

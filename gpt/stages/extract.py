@@ -38,7 +38,9 @@ def extract(
         Argument(metavar="[FILE]...", help="Standard input by default.", parser=parse_path),
     ] = None,
     recursive: Annotated[bool, Option("--recursive", "-r", help="Read all files in directories and wheels.")] = False,
-    loaded: Annotated[bool, Option("--loaded", help="Read the libraries that FILE, a trace, saw loaded.")] = False,
+    loaded: Annotated[
+        bool, Option("--loaded", help="FILE is a trace: read the libraries that its program loaded.")
+    ] = False,
     scan: Annotated[bool, Option("--scan", help="Also search outside the usual sections.")] = False,
     arch: Annotated[str, Option(metavar="SM,...", help="Only these architectures.")] = "",
     type_: Annotated[
@@ -51,7 +53,8 @@ def extract(
     demangle: Annotated[bool, Option("--demangle", "-C", help="With --names: demangle them.")] = False,
     save: Annotated[Path | None, Option(metavar="DIR", help="Also write the elements to files.")] = None,
     jobs: Annotated[
-        int, Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4")
+        int,
+        Option("--jobs", "-j", min=1, metavar="N", help="Number of processes.", show_default="one per core, at most 4"),
     ] = JOBS,
     table: cli.Table = False,
     json: cli.Json = False,

@@ -55,7 +55,7 @@ def locate(
     trace_json: Annotated[
         Path | None, Option(metavar="FILE", help="Write Negativa-ML's trace.json, and nothing else.")
     ] = None,
-    allow_incomplete: Annotated[bool, Option("--allow-incomplete", help="Trust traces that end too early.")] = False,
+    allow_incomplete: Annotated[bool, Option("--allow-incomplete", help="Accept incomplete traces.")] = False,
     allow_missing: Annotated[
         bool, Option("--allow-missing", help="Continue if a listed name is in no library.")
     ] = False,

@@ -40,7 +40,9 @@ def main() -> int:
 def patch(
     files: Annotated[
         list[Path] | None,
-        Argument(metavar="[STREAM]...", help="Standard input by default; libraries with --restore."),
+        Argument(
+            metavar="[STREAM]...", help="Streams to read (default: standard input); with --restore, the libraries."
+        ),
     ] = None,
     output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Write the libraries here.")] = None,
     mode: Annotated[Mode, Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
@@ -52,11 +54,11 @@ def patch(
         Option(min=1, max=22, metavar="[=LEVEL]", help="Recompress kept code with zstd, at level 19 by default."),
     ] = None,
     zstd_sizes: Annotated[
-        bool, Option("--zstd-sizes", help="Also report the code's size packed with zstd 19.")
+        bool, Option("--zstd-sizes", help="Also report how large the code would be, compressed with zstd at level 19.")
     ] = False,
     jobs: Annotated[
         int | None,
-        Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4"),
+        Option("--jobs", "-j", min=1, metavar="N", help="Number of processes.", show_default="one per core, at most 4"),
     ] = None,
     label: Annotated[str, Option(metavar="LABEL", help="Add +LABEL to the version of each wheel.")] = "",
     in_place: Annotated[

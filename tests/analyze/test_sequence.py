@@ -209,7 +209,7 @@ def test_two_models_have_times_of_their_own():
 
 
 def test_a_copy_that_waits_for_kernels_is_no_transfer():
-    """A 4-byte copy is called right after a launch of 100 ms, and takes 1 ms itself."""
+    """A 4-byte copy is called while two kernels of 99 ms each are pending. The copy itself takes 1 ms."""
     warm = [*launches((-10, 1)), ("cuStreamSynchronize", -5, 4)]
     calls = [*warm, *launches((0, 1), (2, 1)), ("cuMemcpyDtoH", 4, 197, 4), *launches((210, 1), (212, 1)),
              ("cuMemcpyDtoH", 214, 3, 4), *launches((220, 1))]  # fmt: skip

@@ -71,7 +71,7 @@ def refused():
         arch = target if f"'compute_{target}'" in known else "121a"
         command = [ptxas, f"-arch=compute_{arch}", "/dev/stdin", "-o", "/dev/null"]
         done = subprocess.run(command, input=text, capture_output=True, text=True)
-        # sm_101a has another name now, and code for it can't be made
+        # "cannot be compiled" isn't a refusal: ptxas says so for sm_101a, which has another name now
         return done.returncode != 0 and "cannot be compiled" not in done.stderr
 
     return refuses

@@ -1,4 +1,4 @@
-"""The trace file: the cost of a process and a thread, permissions, and effects of the program on it."""
+"""The trace file: how much space a process and a thread take, its permissions, and what the program can do to it."""
 
 import os
 import subprocess

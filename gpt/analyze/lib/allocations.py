@@ -31,8 +31,8 @@ NEVER = (1 << 62) - 1
 
 
 class Kind(NamedTuple):
-    """A kind of memory: its name; whether it's on a GPU, is in pages that several pieces share, and ends with the
-    context.
+    """A kind of memory: its name, and whether it's on a GPU, whether several allocations can share a page, and whether
+    it's freed with its context.
 
     `space` is the kind of its addresses: addresses in memory, handles, or addresses of memory that the program
     registered.
@@ -244,8 +244,8 @@ def _make(process: Process, calls: npt.NDArray[np.void]) -> Pieces:
 
 
 def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
-    """Return the times at which the process's memory ended with its context: none if it has several contexts, because
-    calls don't name theirs.
+    """Return when the process's memory was freed along with its context. That's empty if the process has several
+    contexts, because calls don't say which one they use.
     """
     found, held, objects = [], 0, set()
     ops = {number: process.api(number).op for number in np.unique(calls["api"]).tolist()

@@ -102,8 +102,8 @@ class _Gpu:
 
 
 def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[int]]]:
-    """Return the use of each GPU, and for each process the idle times that ended with its work, sorted by begin, as
-    IDLE.
+    """Return how each GPU was used and, for each process, the idle times that ended because its work began, sorted by
+    when they began. Their fields are those in IDLE.
 
     The last value has, for each process, the ns of GPU work by function.
     """

@@ -80,7 +80,9 @@ class Collectives(NamedTuple):
 
 
 class Split:
-    """The times of a communicator by rank and collective, and the rank that began each collective last."""
+    """The time of each rank in each collective of a communicator: how much of it was waiting for the last rank, and how
+    much was transfer.
+    """
 
     def __init__(self, group: Communicator) -> None:
         self.group = group

@@ -10,7 +10,7 @@
 #include "hook/write/write.h"
 #include "probe.h"
 
-// HASTE: seconds to wait if the driver may never answer; SECOND: in ns.
+// HASTE: how many seconds to wait if the driver may never answer. SECOND: one second in ns.
 enum { HASTE = 1, SECOND = 1000000000 };
 
 bool hook_give_slabs_back(void) {

@@ -328,9 +328,10 @@ struct row_gpu {            // a row of a `gpu_times` record
 #define MAX_QUERIES 32 // queries that a process can count
 #define EARLIER 4      // earlier chunks of a thread that stay mapped
 
-// Rows of one layout inside the chunk. Signal handlers can make calls too, between any two instructions, so
-// one instruction takes a row; if the result isn't below `end`, there was no row. If a handler interrupts a
-// call right there and starts a new batch, the call may take that batch's row as its own, so there's a spare
+// Rows of one layout inside the chunk. A signal handler can make calls too, between any two instructions, so
+// a row is taken with a single instruction. If the address that it returns isn't below `end`, the batch is
+// full. If a handler starts a new batch after that instruction but before the comparison, the old address may
+// be below the new `end`, and the thread then writes just behind the old batch. That's why there's a spare
 // row after `end`.
 struct batch {
     unsigned char *next, *end;

@@ -1,4 +1,6 @@
-"""Runs kernels of `gpt-asm --arch host` as one thread: thread.c. Each takes the address of a buffer."""
+"""Run a kernel that `gpt-asm --arch host` compiled in a single thread, without the simulated device: thread.c does that.
+The only parameter of such a kernel is the address of a buffer.
+"""
 
 from __future__ import annotations
 

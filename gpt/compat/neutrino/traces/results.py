@@ -131,7 +131,7 @@ def unpack_buffer(file: IO[bytes], stored: StoredBuffer) -> Bytes:
 def unpack_section(
     file: IO[bytes], place: SectionLayout, record: int, blocks: int, units: int, whole: int, capacity: int | None
 ) -> Bytes:
-    """Make the buffer that gpt-hook would have written from a section: with counts, and units in order.
+    """Convert a section to the buffer that gpt-hook would have written: with counts, and with the units in order.
 
     `capacity` is None for a log. A block has `units` units, `whole` of them before a partial warp. Raises MissingError
     without enough memory, TruncatedError if the file is truncated.

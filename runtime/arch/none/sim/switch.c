@@ -17,8 +17,8 @@ static void begin(unsigned run_high, unsigned run_low, unsigned high, unsigned l
     ((void (*)(struct worker *))pointer(run_high, run_low))(pointer(high, low));
 }
 
-// The context is kept at the top of its stack, because code that runs further down may prepare this stack
-// again for another lane.
+// Keep the context at the top of the stack that it belongs to. When a lane ends, the code that prepares its
+// stack for the next lane still runs on that stack, further down, and must not overwrite its own frames.
 void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker) {
     enum {
         ROOM = (sizeof(ucontext_t) + 63) / 64 * 64,
