@@ -1,4 +1,5 @@
-"""Run a kernel that `gpt-asm --arch host` compiled in a single thread, without the simulated device: thread.c does that.
+"""Run a kernel that `gpt-asm --arch host` compiled in a single thread: thread.c, without the simulated device.
+
 The only parameter of such a kernel is the address of a buffer.
 """
 
