@@ -165,10 +165,20 @@ static void stop_waiting(struct pool *pool, struct waiting *waiting) {
     pthread_cond_broadcast(&hook_pools_changed);
 }
 
+// Launches take places in slabs and finish without the lock. So a slab that couldn't be drained because of
+// one may have no unfinished launch a moment later, when nothing seems to come back. Its places differ then.
+static uint64_t sum_places(const struct pool *pool) {
+    uint64_t sum = 0;
+    EACH_SLAB (slab, &pool->in_use)
+        sum += slab->places;
+    return sum;
+}
+
 // With --complete, wait until a slab may have become free. Returns false if none will, or if it takes too
 // long.
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct waiting *waiting,
                           uint64_t round, const struct reason *reason) {
+    uint64_t places = sum_places(pool);
     hook_drain_others(pool, claim, round);
     if (!hook_settings.complete) {
         hook_write_soon(); // for later launches
@@ -184,8 +194,11 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct w
     bool first = is_first(pool, waiting);
     // A slab became free in the meantime, or isn't cleared yet.
     bool soon = first && !TAILQ_EMPTY(&pool->ready);
-    if (first && !soon && !hook_may_return(pool))
-        return false;
+    if (first && !soon && !hook_may_return(pool)) {
+        if (sum_places(pool) == places)
+            return false;
+        soon = true;
+    }
     if (hook_wait_for_return(&waiting->patience, soon))
         return true;
     pool->stuck = true; // until a slab becomes free; later waits are half as long
@@ -260,12 +273,14 @@ uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *dem
     uint64_t round = ++hook_rounds;
     bool waits = pool && !pool->stuck && !pool->uncounted;
     while (waits && !hook_is_counted(demand)) {
+        uint64_t places = sum_places(pool);
         if (all)
             hook_drain_others(pool, claim, round);
-        waits = all ? hook_may_return(pool) : has_ended(pool);
+        bool returns = all && hook_may_return(pool), soon = all && !returns && sum_places(pool) != places;
+        waits = all ? returns || soon : has_ended(pool);
         if (!waits || hook_is_counted(demand)) // the lock was dropped
             break;
-        waits = hook_wait_for_return(&patience, false) && !hook_pools_end;
+        waits = hook_wait_for_return(&patience, soon) && !hook_pools_end;
         pool->uncounted |= !patience.left;
     }
     uint64_t most = !pool ? 0 : all ? pool->most : pool->most / 2; // without --complete, half
