@@ -13,18 +13,6 @@ from gpt.ptx.types import FLOAT, SIZES, integer
 _LEAST = 2.2250738585072014e-308  # ptxas reports smaller nonzero numbers as an overflow
 
 
-def is_constant(operand: tree.Operand) -> bool:
-    """Return whether an operand consists of numbers only."""
-    match operand:
-        case tree.Number() | tree.Name("WARP_SZ", ()):
-            return True
-        case tree.Prefixed(_, inner):
-            return is_constant(inner)
-        case tree.Expression(operands, _) | tree.OperandGroup(operands):
-            return bool(operands) and all(map(is_constant, operands))
-    return False
-
-
 def find_fault(operand: tree.Operand, wanted: str | None) -> str | None:
     """Return why a constant can't be used for a type, or None."""
     match operand:

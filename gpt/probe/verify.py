@@ -18,7 +18,6 @@ from gpt.base.errors import GptError
 from gpt.base.printable import printable
 from gpt.probe import constants
 from gpt.probe.bounds import find_fault
-from gpt.probe.constants import is_constant
 from gpt.probe.forms import counts, forms, words
 from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, Probe, ProbeFile, Save, Snippet, type_of_name
 from gpt.probe.operands import PARTS, Bound
@@ -179,14 +178,14 @@ class _Check:
                 packs = node.opcode == "mov" and node.modifiers[0][1] == "b"
                 is_fit = packs and items and not (place and isinstance(node.operands[0], tree.Vector))
                 is_fit = is_fit and any(item != tree.Name("_") for item in items)
-            case tree.Expression(_, operators) if "|" in operators and not is_constant(operand):
+            case tree.Expression(_, operators) if "|" in operators and not tree.is_constant(operand):
                 is_fit = place == 0 and node.opcode == "setp" and node.modifiers[-1] not in (".f16", ".bf16")
             case tree.Name() if packed and (type_of_name(operand, self.registers) or "b")[0] != "b":
                 raise self.refuse(f"'{operand}' is not a register of plain bits, as '{node.name}' requires")
             case tree.Number(text) if place in BYTES.get(node.opcode, ()):
                 value = integer(text)
                 is_fit = value is not None and value < 256
-            case _ if is_constant(operand):
+            case _ if tree.is_constant(operand):
                 is_fit = not takes_no_constant(node, place)
             case _:
                 is_fit = node.opcode != "lop3" or place != 4
@@ -203,7 +202,7 @@ class _Check:
 
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
         """Reject an operand that the probe may not read, or that has the wrong type."""
-        if is_constant(operand):
+        if tree.is_constant(operand):
             if fault := constants.find_fault(operand, wanted):
                 raise self.refuse(fault)
             return
@@ -264,7 +263,7 @@ class _Check:
                 given = field.type  # a sum may be wider than its terms
             if given and not fits("SAVE", field.type, given):
                 raise self.refuse(f"saves '{value}', .{given}, as field '{field.name}' of type {field.type}")
-            self.read(value, field.type if is_constant(value) else None)
+            self.read(value, field.type if tree.is_constant(value) else None)
 
     # Branches
 

@@ -338,3 +338,15 @@ class ModuleNode:
 
 Statement = Instruction | Label | Declaration | Directive | Prototype | Scope
 Item = FunctionNode | SectionNode | Statement
+
+
+def is_constant(operand: Operand) -> bool:
+    """Return whether an operand is a constant or an expression of constants."""
+    match operand:
+        case Number() | Name("WARP_SZ", ()):
+            return True
+        case Prefixed(_, inner):
+            return is_constant(inner)
+        case Expression(items, _) | OperandGroup(items):
+            return bool(items) and all(map(is_constant, items))
+    return False

@@ -12,7 +12,7 @@ from gpt.asm.host.atomics import TYPES_OF, atomic
 from gpt.asm.host.memory import PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, refuse_address, store, wrapped
 from gpt.asm.host.names import Unsupported, evaluate
 from gpt.asm.host.table import TYPES, PtxType, Row
-from gpt.asm.host.use import InstructionUse, is_constant
+from gpt.asm.host.use import InstructionUse
 from gpt.ptx import tree
 
 _U32, _U64 = TYPES["u32"], TYPES["u64"]
@@ -58,7 +58,7 @@ def _arrive(use: InstructionUse) -> str:
 
 def _is_below(operand: tree.Operand, least: int) -> bool:
     """Return whether an operand is a constant below a number."""
-    return is_constant(operand) and evaluate(operand) < least
+    return tree.is_constant(operand) and evaluate(operand) < least
 
 
 def _wait(use: InstructionUse) -> str:
@@ -67,7 +67,7 @@ def _wait(use: InstructionUse) -> str:
     parity = ".parity" in use.instruction.modifiers
     if result == tree.Name("_"):
         raise Unsupported("'_' where a predicate is expected")
-    if parity and is_constant(state) and evaluate(state) not in (0, 1):
+    if parity and tree.is_constant(state) and evaluate(state) not in (0, 1):
         raise Unsupported(f"'{state}' where 0 or 1 is expected")
     asked = f"{use.value(state, _U32)} & 1" if parity else f"{use.value(state, _U64)} >> 63"
     return (
@@ -102,7 +102,7 @@ def _given(use: InstructionUse, operand: tree.Operand, count: int) -> str:
     if isinstance(name, tree.Name) and (found := use.body.find_register(name.name)) and found.type.name == "pred":
         return f"{use.value(operand, TYPES['pred'])} ? 0 : {count}"
     use.check(operand, _U32, exact=True)
-    if is_constant(operand) and not 0 <= evaluate(operand) <= count:
+    if tree.is_constant(operand) and not 0 <= evaluate(operand) <= count:
         raise Unsupported(f"'{operand}' is not from 0 to {count}")
     return use.value(operand, _U64)
 
@@ -128,7 +128,7 @@ def _remote(use: InstructionUse) -> str:
 
 def _check_size(operand: tree.Operand) -> None:
     """Reject constant sizes that bulk copies can't have."""
-    if is_constant(operand) and evaluate(operand) not in range(0, 1 << 20, 16):
+    if tree.is_constant(operand) and evaluate(operand) not in range(0, 1 << 20, 16):
         raise Unsupported(f"'{operand}' is not a multiple of 16 from 0 to {(1 << 20) - 16}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from gpt.asm.host.names import Unsupported, evaluate, evaluate_float, float_bits
 from gpt.asm.host.table import TYPES, PtxType, Row
-from gpt.asm.host.use import InstructionUse, convert, is_constant
+from gpt.asm.host.use import InstructionUse, convert
 from gpt.ptx import tree
 
 ACCESSED = "u8 s8 b8 u16 s16 b16 u32 s32 b32 u64 s64 b64 b128 f32 f64"
@@ -199,13 +199,13 @@ def _policy(use: InstructionUse) -> str:
     given = use.operands[1:]
     if len(given) == 3:
         refuse_address(use, bracketed(given[0]))
-    if len(given) == 1 and is_constant(given[0]):
+    if len(given) == 1 and tree.is_constant(given[0]):
         text = str(given[0])
         plain = isinstance(given[0], tree.Number)
         bits = 0 if text[0] == "-" else float_bits(text, _F32) if plain else evaluate_float(given[0], _F32)
         if not 0 < bits <= float_bits("1.0", _F32):
             raise Unsupported(f"'{text}' is not over 0 and at most 1")
-    if len(given) == 3 and all(map(is_constant, given[1:])):
+    if len(given) == 3 and all(map(tree.is_constant, given[1:])):
         first, whole = (evaluate(one) & 0xFFFFFFFF for one in given[1:])
         if first > whole:
             raise Unsupported(f"{first} bytes of {whole}")

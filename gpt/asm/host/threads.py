@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpt.asm.host.names import Unsupported, evaluate
 from gpt.asm.host.table import TYPES, Row
-from gpt.asm.host.use import InstructionUse, is_constant
+from gpt.asm.host.use import InstructionUse
 from gpt.ptx import tree
 
 _PRED, _U32 = TYPES["pred"], TYPES["u32"]
@@ -45,7 +45,7 @@ def _barrier(kind: str, use: InstructionUse, first: int = 0) -> str:
     for operand, fits, said in zip(
         operands, (_is_barrier, _is_count), ("a barrier, 0 to 15", "full warps"), strict=False
     ):
-        if is_constant(operand) and not fits(evaluate(operand)):
+        if tree.is_constant(operand) and not fits(evaluate(operand)):
             raise Unsupported(f"'{operand}' where {said} is expected")
     number = use.value(operands[0], _U32)
     threads = use.value(operands[1], _U32) if len(operands) > 1 else "0"

@@ -94,7 +94,7 @@ class InstructionUse:
         row, operands = self.match.row, list(self.operands)
         opcode = self.instruction.opcode
         for place in BYTES.get(opcode, ()) if opcode != "lop3" else ():
-            if is_constant(operands[place]) and not 0 <= evaluate(operands[place]) < 256:
+            if tree.is_constant(operands[place]) and not 0 <= evaluate(operands[place]) < 256:
                 raise Unsupported(f"'{operands[place]}' is not from 0 to 255")
         written = _parts(operands.pop(0)) if row.written and operands else []
         if written == [tree.Name("_")] * 2:
@@ -223,7 +223,7 @@ class InstructionUse:
             case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
                 if not self._takes_constant(type_, text):
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
-            case _ if is_constant(operand):
+            case _ if tree.is_constant(operand):
                 if type_.is_float:
                     evaluate_float(operand, type_)
                 elif not self._takes_constant(type_, "1"):
@@ -422,18 +422,6 @@ def _refuse_number(address: tree.Address) -> None:
     first = first.operands[0] if isinstance(first, tree.Expression) else first
     if isinstance(first, tree.Number | tree.Prefixed | tree.OperandGroup):
         raise Unsupported(f"'{address}' without a register or variable: only .local has such addresses")
-
-
-def is_constant(operand: tree.Operand) -> bool:
-    """Return whether an operand is a constant or an expression of constants."""
-    match operand:
-        case tree.Number() | tree.Name("WARP_SZ", ()):
-            return True
-        case tree.Prefixed(_, inner):
-            return is_constant(inner)
-        case tree.OperandGroup(items) | tree.Expression(items, _):
-            return all(map(is_constant, items))
-    return False
 
 
 def _number(item: tree.Operand) -> str:
