@@ -6,9 +6,9 @@
 // The thread isn't stopped, so a frame may end while we read it, and its memory may hold another one. The
 // kernel reads the memory, so a wrong pointer only makes a read fail. We walk the list until AGREE walks in a
 // row agree. Reading the frames of one walk again isn't enough: the memory of a frame that has ended stays as
-// it was. If they never agree, the outer frames that were the same in the last two are used. In a loop of
-// short functions, one of 15,000 pairs of walks agreed on a stack that never was. A code object is believed
-// only if its type is PyCode_Type.
+// it was. Two walks aren't enough, either: in a loop of short functions, some pairs agreed on a stack that
+// never was. If the walks never agree, the outer frames that were the same in the last two are used. A code
+// object is believed only if its type is PyCode_Type.
 
 #include <stdbool.h>
 #include <stddef.h>
