@@ -30,7 +30,7 @@ from gpt.trace.buffers import Probes  # noqa: E402
 from tests.gpu import accounts  # noqa: E402
 from tests.gpu.light import Gpu  # noqa: E402
 
-ROUNDS = 7
+ROUNDS = 3
 EVENTS = 1, 10  # per iteration
 SHAPES = {"one": (1, 32), "full": (132, 256)}  # blocks and threads
 NONE = 49152  # bytes of dynamic shared memory that leave no room
@@ -244,7 +244,7 @@ def main() -> int:
         launch_all(iterations, launches, shared, chosen.launch[3:])
         return 0
     sim = chosen.device == "sim"
-    iterations, launches, rounds, shapes = (20, 2, 1, ["one"]) if sim else (2000, 5, ROUNDS, [*SHAPES])
+    iterations, launches, rounds, shapes = (20, 2, 1, ["one"]) if sim else (500, 3, ROUNDS, [*SHAPES])
     raw: dict[str, dict[str, list[Any]]] = {name: {} for name in PROBES}
     wrong: dict[str, list[str]] = {name: [] for name in PROBES}
     with tempfile.TemporaryDirectory() as folder:

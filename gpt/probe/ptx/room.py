@@ -69,7 +69,8 @@ def add_room(
     to.add(entry.item.start, DECLARE, [f".extern .shared .align 16 .b8 {inside[0].room.symbol}[];"])
     counters = [find_counter(placed) for placed in inside]
     to.put(entry.item.body + 1, STATE_IN, marked(f".reg .u32 {', '.join(counters)};"))
-    to.put(entry.item.body + 1, STATE_IN, _clear(Emitter(f"{prefix}r_", known=known), inside[0], counters, f"${prefix}r"))
+    code = Emitter(f"{prefix}r_", known=known)
+    to.put(entry.item.body + 1, STATE_IN, _clear(code, inside[0], counters, f"${prefix}r"))
     for site in entry.find_sites([Position("kernel")]):
         if site.kind == "entry":
             continue
