@@ -42,7 +42,7 @@ def find_start(code: Emitter, room: Room) -> str:
 
 
 def _count_inside(code: Emitter, place: str, address: str, condition: Condition | None) -> None:
-    """Add 1 to a bin of 32 bits in shared memory. When it comes to HALF, that goes to global memory at once."""
+    """Add 1 to a 32-bit bin in shared memory. A bin that reaches HALF is added to global memory at once."""
     before = code.make("b32", "mov.u32", 0)
     code.put(f"atom.shared.add.u32 {before}, [{place}], 1", condition)
     full = Condition(code.make("pred", "setp.eq.u32", before, HALF - 1))
