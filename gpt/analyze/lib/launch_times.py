@@ -40,7 +40,9 @@ GRAPH = "(a graph)"
 
 @dataclass
 class Sums:
-    """Sums over launches, in ns if they are timed: the calls, the work, and the delay from call to work."""
+    """Sums over launches; for timed launches, the ns of calls, of work, and from the begin of a call to that of its
+    work.
+    """
 
     launches: int = 0
     timed: int = 0
