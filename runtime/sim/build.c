@@ -1,4 +1,4 @@
-// Makes host code for PTX kernels at their first launch, in whichever thread comes first. It looks in the
+// Makes host code for PTX kernels at their first launch, in the thread that comes first. It looks in the
 // cache
 // (../common/cache.c) before it asks stages (../common/broker.h).
 

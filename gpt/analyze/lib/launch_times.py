@@ -40,8 +40,8 @@ GRAPH = "(a graph)"
 
 @dataclass
 class Sums:
-    """Sums over launches; for timed launches, the ns of calls, of work, and from the begin of a call to that of its
-    work.
+    """Sums over launches. For timed launches: the ns of calls, of their work, and from the start of a call to the start
+    of its work.
     """
 
     launches: int = 0

@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The request: explain the sites of these probes, or all sites if there are none. A probe needs `registers`."""
+    """The request: explain the sites of these probes, or all sites if no probe is given. A probe needs `registers`."""
 
     files: Sequence[ProbeFile] = ()
     registers: int = 0

@@ -11,11 +11,9 @@
 //
 // clang-format off
 //
-//     BARE      no device memory, only the structure and its two events. These are never freed: an old
-// pointer
-//               or event still leads to a slab, though perhaps to another use of it
-//     TAKEN     one thread has it to itself and calls the driver for it: allocates, frees, makes a stream
-// wait
+//     BARE      no device memory, only the structure and its two events. These are never freed, so an
+//               old pointer or event still leads to a slab, though perhaps to another use of it
+//     TAKEN     one thread owns it and calls the driver for it: to allocate, free, or make a stream wait
 //     READY     free; its bytes are zero once `cleared` has completed (`known_ready`: it has)
 //     CLAIMED   a stream's launches take places in it while it's open, that is, until it's `full`
 //     HANDED    the marking thread (marks.c) is to put an event into its stream
@@ -71,9 +69,8 @@
 //
 //   - hook_hold_drains, in a call that may begin a capture: until the marking thread has left this stream and
 //     the legacy one, into which it puts one event. hook_drain_stream does so, too, before a stream ends.
-//   - --complete: until a slab comes back, in line. If later launches could take that slab, the first one
-// might
-//     wait forever.
+//   - --complete: until a slab comes back, first come, first served. If later launches could take that
+//     slab, the first one might wait forever.
 //   - Counts of logs: without --complete a second at most, and only while a slab is left whose event has
 //     completed. Reading that depends on nobody.
 //   - The program's allocation failed: until slabs in flight are back.
@@ -114,26 +111,24 @@
 //
 //   - Capture: a stream that is captured takes no event of ours (the slab stays claimed), and launches take
 //     no place. No capture may begin between that check and our event.
-//   - Replay: nodes write to a slab that the graph holds. After the replay, the data is copied to a slab of
-// its
-//     stream, which needn't be clear. That slab counts as full when it's half full: the next replay probably
-//     needs as much, and the slab is read while that replay runs.
-//   - A stream is destroyed: an event goes into it before. If it takes none, a later stream with this handle
-//     would be confused with it: its launches are reported as lost, and the slab is retired.
-//   - A context is destroyed: its slabs are drained before. What's left fails in the writer or is reported as
-//     lost at the end, since nobody finds the pool again.
+//   - Replay: nodes write to a slab that the graph holds. After the replay, the data is copied to a slab
+//     for the stream, which needn't be clear. That slab counts as full when it's half full: the next replay
+//     probably needs as much, and the slab is read while that replay runs.
+//   - A stream is destroyed: we put an event into it first. If the stream takes no event, its launches are
+//     reported as lost and the slab is retired, because a later stream may get the same handle.
+//   - A context is destroyed: its slabs are drained first. What's left fails in the writer or is reported as
+//     lost at the end, since nothing refers to the pool any more.
 //   - Another thread's default stream can't be named. The legacy stream waits for it, but it also makes all
 //     other blocking streams wait for each other, so we use it only at an end. With --complete, the thread
 //     itself puts an event behind each of its launches there, because it may not launch anything again.
-//     itself puts an event behind each of its launches there, since it may launch no more.
 //   - No device memory: ready slabs are freed, then claims fail with a reason. If a call of the program finds
 //     none, it is repeated without our memory.
 //   - Fork: the child probes nothing (hook_probing), so it uses none of this.
-//   - Exit: no more claims. Slabs are sent even if launches into them are being made. Those are reported as
-//     lost (hook_lose), as their slab's event may come first, and so is what isn't read in time.
-//   - SIGKILL: the thread that writes buffers also writes the records of their launches. What it hadn't
-//   reached
-//     is only known from the counts of launches with probes (hook_count_probed).
+//   - Exit: no more claims. Slabs are sent even while launches into them are being made. Such launches are
+//     reported as lost (hook_lose), because their slab's event may come first. So are launches whose slab
+//     isn't read in time.
+//   - SIGKILL: the thread that writes buffers also writes the records of their launches. Launches that it
+//     hadn't reached show only in the counts of launches with probes (hook_count_probed).
 
 #include <assert.h>
 #include <pthread.h>
