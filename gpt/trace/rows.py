@@ -106,6 +106,7 @@ class Collector:
         self._threads = "thread" in records.KINDS[kind]
         self._layouts: dict[tuple[int, bytes], Layout] = {}
         self._parts: dict[Layout, list[tuple[int, bytes]]] = {}
+        self._packer = msgpack.Packer(unicode_errors="surrogateescape")
         self._size = 0
 
     @property
@@ -127,7 +128,7 @@ class Collector:
         if type(stride) is not int or type(rows) is not bytes:
             raise MalformedError(records.check(record) or f"{self._kind}: no rows")
         try:
-            key = stride, msgpack.packb(record.get("fields"), unicode_errors="surrogateescape")
+            key = stride, self._packer.pack(record.get("fields"))
         except (TypeError, ValueError, OverflowError):
             raise MalformedError(records.check(record) or f"{self._kind}.fields nested too deep") from None
         layout = self._layouts.get(key)
