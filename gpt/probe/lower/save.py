@@ -47,7 +47,7 @@ def save(
     """
     map_ = placed.map
     if placed.type == "histogram":
-        count_value(code, placed, base(placed), values[0], widths[0], condition)
+        count_value(code, placed, base(placed), values[0], widths[0], condition, label)
         return
     if placed.type == "table":
         add_to_slot(code, placed, base(placed), values, widths, condition, label())
