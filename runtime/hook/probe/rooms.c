@@ -1,4 +1,4 @@
-// Logs that consist of rooms: how they're read after a launch. The layout is explained in gpt/stream/rooms.py
+// How logs are read after a launch. The layout is explained in gpt/stream/rooms.py
 // and specified in gpt-stream(5), Rooms.
 //
 // In a trace, the arenas follow each other, each cut to its claimed bytes. So reading a log means putting
@@ -37,7 +37,7 @@ uint64_t hook_rooms_claimed(const char *head) {
 
 bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, const struct save *save,
                      const struct woven_map *map, uint64_t start) {
-    uint8_t number = save->steps[map - save->probed->woven->maps];
+    uint8_t number = save->numbers[map - save->probed->woven->maps];
     const char *head = fetch(slab, start, ROOM_HEAD);
     if (!head)
         return false;

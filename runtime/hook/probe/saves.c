@@ -142,7 +142,7 @@ static unsigned arena_bits(const uint32_t grid[3]) {
     return bits;
 }
 
-// Return the number in the lowest bits of the address of a log that consists of rooms.
+// Return the number in the lowest bits of a log's address.
 static uint8_t number_of_rooms(const uint32_t grid[3], unsigned doublings) {
     return (uint8_t)(arena_bits(grid) << 5 | (doublings < MOST_DOUBLINGS ? doublings : MOST_DOUBLINGS));
 }
@@ -155,8 +155,8 @@ bool hook_size_buffers(struct save *save, const struct launch *launch) {
     for (size_t i = 0; i < woven->map_count; i++) {
         if (!hook_map_bytes(&woven->maps[i], save->grid, launch->block, &save->sizes[i]))
             return false;
-        if (woven->maps[i].rooms)
-            save->steps[i] = number_of_rooms(save->grid, 0);
+        if (woven->maps[i].log)
+            save->numbers[i] = number_of_rooms(save->grid, 0);
         save->bytes += hook_rounded(save->sizes[i]);
         if (save->bytes >> 62)
             return false;
@@ -173,7 +173,7 @@ void hook_point_at_buffers(struct save *save, uint64_t address) {
             at += hook_rounded(save->sizes[k]);
         const struct woven_map *map = &woven->maps[woven->added[i].map];
         values[i] = at | (save->repeats && map->knows_repeats) | (save->shared && map->has_room) |
-                    save->steps[woven->added[i].map];
+                    save->numbers[woven->added[i].map];
         save->arguments[woven->param_count + i] = &values[i];
     }
 }
@@ -244,14 +244,13 @@ void hook_end_replay(struct replay *replay) {
 
 // -- Sizes of logs ---------------------------------------------------------
 //
-// Remembers how large the logs of launches had to be, in entries or sectors, so that the next launch of the
-// same kernel gets logs that are large enough.
+// Remembers how large the logs of launches had to be, in sectors, so that the next launch of the same kernel
+// gets logs that are large enough.
 //
 // The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
 // writes adds to it with atomics.
 
-enum { BUCKETS = 1 << 10, MOST_STEPS = 160 };    // the last step is 2^40 times the capacity
-static const uint64_t MOST_ENTRIES = 1ull << 44; // more than any device has room for
+enum { BUCKETS = 1 << 10 };
 
 struct key {
     uint32_t kernel, maps, grid[3], block[3]; // kernel: its number in the trace
@@ -261,7 +260,7 @@ struct demand {
     struct demand *next;
     struct key key;
     _Atomic bool counted;
-    _Atomic uint64_t entries[]; // the largest capacity that a launch needed, by map
+    _Atomic uint64_t sectors[]; // the most that a launch needed, by map
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -294,7 +293,7 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
     struct demand **bucket = bucket_of(&key), *found = *bucket;
     while (found && memcmp(&found->key, &key, sizeof(key)))
         found = found->next;
-    if (!found && (found = calloc(1, sizeof(*found) + woven->map_count * sizeof(*found->entries)))) {
+    if (!found && (found = calloc(1, sizeof(*found) + woven->map_count * sizeof(*found->sectors)))) {
         *first = true;
         found->key = key;
         found->next = *bucket;
@@ -306,43 +305,31 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
 
 bool hook_is_counted(const struct demand *demand) { return atomic_load(&demand->counted); }
 
-void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
+void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors) {
     if (!demand)
         return;
-    uint64_t before = atomic_load(&demand->entries[map]);
-    if (entries > before) // only the writer thread does this
-        atomic_store(&demand->entries[map], entries);
+    if (sectors > atomic_load(&demand->sectors[map])) // only the writer thread does this
+        atomic_store(&demand->sectors[map], sectors);
     if (!atomic_exchange(&demand->counted, true))
         hook_wake_claims();
 }
 
-uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
-    unsigned __int128 entries = map->capacity;
-    if (map->rooms) {
-        entries <<= step;
-    } else {
-        entries += (unsigned __int128)(step % 4) * (map->capacity / 4);
-        entries <<= step / 4;
-    }
-    return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
-}
-
-// Return the steps that a launch's claim needs, or 0 if it fitted. The next launch may claim a little more.
-static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
-    unsigned step = 0;
+// Return how often a log has to be doubled for a launch, 0 if it fits as it is. The launch may claim a little
+// more than the earlier one.
+static unsigned doublings_for(const struct woven_map *map, uint64_t claimed) {
+    unsigned doublings = 0;
     if (map->grows && claimed > map->capacity)
-        while (step < (map->rooms ? MOST_DOUBLINGS : MOST_STEPS) &&
-               hook_log_capacity(map, step) / 9 * 8 < claimed)
-            step++;
-    return step;
+        while (doublings < MOST_DOUBLINGS && (map->capacity << doublings) / 9 * 8 < claimed)
+            doublings++;
+    return doublings;
 }
 
-static void size_log(struct save *save, size_t at, unsigned step, const uint32_t block[3]) {
+static void size_log(struct save *save, size_t at, unsigned doublings, const uint32_t block[3]) {
     struct woven_map map = save->probed->woven->maps[at];
-    map.capacity = hook_log_capacity(&map, step);
+    map.capacity <<= doublings;
     if (!hook_map_bytes(&map, save->grid, block, &save->sizes[at]))
         save->sizes[at] = UINT64_MAX / MOST_MAPS / 2;
-    save->steps[at] = map.rooms ? number_of_rooms(save->grid, step) : (uint8_t)step;
+    save->numbers[at] = number_of_rooms(save->grid, doublings);
 }
 
 bool hook_size_logs(struct save *save, uint64_t most) {
@@ -352,10 +339,10 @@ bool hook_size_logs(struct save *save, uint64_t most) {
     do {
         save->bytes = largest = 0;
         for (size_t i = 0; i < woven->map_count; i++) {
-            unsigned step = steps_for(&woven->maps[i], atomic_load(&save->demand->entries[i]));
-            largest = step > largest ? step : largest;
+            unsigned more = doublings_for(&woven->maps[i], atomic_load(&save->demand->sectors[i]));
+            largest = more > largest ? more : largest;
             if (woven->maps[i].grows)
-                size_log(save, i, step > less ? step - less : 0, save->demand->key.block);
+                size_log(save, i, more > less ? more - less : 0, save->demand->key.block);
             save->bytes += hook_rounded(save->sizes[i]);
         }
     } while (save->bytes > most && less++ < largest);
