@@ -394,8 +394,11 @@ void hook_point_at_buffers(struct save *save, uint64_t address);        // in th
 struct demand;
 
 bool hook_has_growing_log(const struct woven *woven);
-// Return NULL if the kernel has no growing log or memory runs out. `first`: this is the first launch to ask.
-struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first);
+// Return NULL if the kernel has no growing log or memory runs out. `earlier` becomes the demand whose count
+// says how large the logs must be: of this grid and block, or else of all of the kernel's launches; NULL if
+// there was none.
+struct demand *hook_find_demand(const struct save *save, const uint32_t block[3],
+                                const struct demand **earlier);
 bool hook_is_counted(const struct demand *demand); // true if any launch has been counted
 
 // Record the capacity that a launch would have needed for this map's log. Don't hold hook_pools_lock.
@@ -419,6 +422,7 @@ struct rooms {         // a log that's being written to the trace
     uint64_t ends[ROOM_ARENAS];
     uint64_t dropped, needed; // entries; sectors that would have been enough
     uint64_t entries;         // in the parts read so far
+    uint64_t first, last;     // units of the rooms read so far
     uint64_t next, room_end;  // the next record or room, and where its room ends
     char head[ROOM_HEAD];     // as in the trace
 };

@@ -245,7 +245,8 @@ void hook_end_replay(struct replay *replay) {
 // -- Sizes of logs ---------------------------------------------------------
 //
 // Remembers how large the logs of launches had to be, in sectors, so that the next launch of the same kernel
-// gets logs that are large enough.
+// gets logs that are large enough. The first launch with another grid or block gets as much for each thread
+// as the most that any launch of the kernel needed.
 //
 // The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
 // writes adds to it with atomics.
@@ -259,12 +260,14 @@ struct key {
 struct demand {
     struct demand *next;
     struct key key;
+    struct demand *all; // of all grids and blocks, which are 0 in its key; NULL for that one
     _Atomic bool counted;
-    _Atomic uint64_t sectors[]; // the most that a launch needed, by map
+    _Atomic uint64_t sectors[]; // the most that a launch needed, by map; in `all`, that RATED threads needed
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct demand *buckets[BUCKETS];
+static const unsigned __int128 RATED = 1 << 20;
 
 static struct demand **bucket_of(const struct key *key) {
     const uint32_t *words = (const uint32_t *)key;
@@ -281,23 +284,36 @@ bool hook_has_growing_log(const struct woven *woven) {
     return found;
 }
 
-struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first) {
-    const struct woven *woven = save->probed->woven;
-    struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
-    *first = false;
-    if (!hook_has_growing_log(woven))
-        return NULL;
-    memcpy(key.grid, save->grid, sizeof(key.grid));
-    memcpy(key.block, block, sizeof(key.block));
-    pthread_mutex_lock(&lock);
-    struct demand **bucket = bucket_of(&key), *found = *bucket;
-    while (found && memcmp(&found->key, &key, sizeof(key)))
+// Under the lock. `known`: it was there.
+static struct demand *find(const struct key *key, bool *known) {
+    struct demand **bucket = bucket_of(key), *found = *bucket;
+    while (found && memcmp(&found->key, key, sizeof(*key)))
         found = found->next;
-    if (!found && (found = calloc(1, sizeof(*found) + woven->map_count * sizeof(*found->sectors)))) {
-        *first = true;
-        found->key = key;
+    *known = found != NULL;
+    if (!found && (found = calloc(1, sizeof(*found) + key->maps * sizeof(*found->sectors)))) {
+        found->key = *key;
         found->next = *bucket;
         *bucket = found;
+    }
+    return found;
+}
+
+struct demand *hook_find_demand(const struct save *save, const uint32_t block[3],
+                                const struct demand **earlier) {
+    const struct woven *woven = save->probed->woven;
+    struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
+    bool known, any;
+    *earlier = NULL;
+    if (!hook_has_growing_log(woven))
+        return NULL;
+    pthread_mutex_lock(&lock);
+    struct demand *all = find(&key, &any);
+    memcpy(key.grid, save->grid, sizeof(key.grid));
+    memcpy(key.block, block, sizeof(key.block));
+    struct demand *found = all ? find(&key, &known) : NULL;
+    if (found) {
+        found->all = all;
+        *earlier = known ? found : any ? all : NULL;
     }
     pthread_mutex_unlock(&lock);
     return found;
@@ -305,18 +321,40 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
 
 bool hook_is_counted(const struct demand *demand) { return atomic_load(&demand->counted); }
 
+static unsigned __int128 threads_of(const struct key *key) {
+    unsigned __int128 threads = 1;
+    for (int i = 0; i < 3; i++)
+        threads *= (uint64_t)key->grid[i] * key->block[i];
+    return threads ? threads : 1;
+}
+
+// Only the writer thread does this.
+static bool add_sectors(struct demand *demand, uint32_t map, unsigned __int128 sectors) {
+    if (sectors > atomic_load(&demand->sectors[map]))
+        atomic_store(&demand->sectors[map], sectors < UINT64_MAX ? (uint64_t)sectors : UINT64_MAX);
+    return !atomic_exchange(&demand->counted, true);
+}
+
 void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors) {
     if (!demand)
         return;
-    if (sectors > atomic_load(&demand->sectors[map])) // only the writer thread does this
-        atomic_store(&demand->sectors[map], sectors);
-    if (!atomic_exchange(&demand->counted, true))
+    unsigned __int128 threads = threads_of(&demand->key);
+    bool first = add_sectors(demand->all, map, (sectors * RATED + threads - 1) / threads);
+    if (add_sectors(demand, map, sectors) || first)
         hook_wake_claims();
 }
 
-// Return how often a log has to be doubled for a launch, 0 if it fits as it is. The launch may claim a little
-// more than the earlier one.
-static unsigned doublings_for(const struct woven_map *map, uint64_t claimed) {
+// Return the sectors that a launch is expected to claim. It may claim a little more than the earlier one.
+static unsigned __int128 expected(const struct demand *demand, size_t map) {
+    if (hook_is_counted(demand))
+        return atomic_load(&demand->sectors[map]);
+    uint64_t rate = atomic_load(&demand->all->sectors[map]);
+    unsigned __int128 threads = threads_of(&demand->key);
+    return rate && threads > ((unsigned __int128)1 << 100) / rate ? UINT64_MAX : rate * threads / RATED;
+}
+
+// Return how often a log has to be doubled for a launch, 0 if it fits as it is.
+static unsigned doublings_for(const struct woven_map *map, unsigned __int128 claimed) {
     unsigned doublings = 0;
     if (map->grows && claimed > map->capacity)
         while (doublings < MOST_DOUBLINGS && (map->capacity << doublings) / 9 * 8 < claimed)
@@ -339,7 +377,7 @@ bool hook_size_logs(struct save *save, uint64_t most) {
     do {
         save->bytes = largest = 0;
         for (size_t i = 0; i < woven->map_count; i++) {
-            unsigned more = doublings_for(&woven->maps[i], atomic_load(&save->demand->sectors[i]));
+            unsigned more = doublings_for(&woven->maps[i], expected(save->demand, i));
             largest = more > largest ? more : largest;
             if (woven->maps[i].grows)
                 size_log(save, i, more > less ? more - less : 0, save->demand->key.block);
