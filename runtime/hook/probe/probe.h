@@ -94,7 +94,7 @@ void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers
 void hook_free_woven(struct woven *woven);
 
 // The head of a log has counters for each arena.
-enum { ROOM_ARENAS = 16, ROOM_SECTOR = 32, ROOM_HEAD = ROOM_ARENAS * ROOM_SECTOR };
+enum { ROOM_ARENAS = 16, ROOM_APART = 128, ROOM_HEAD = ROOM_ARENAS * ROOM_APART, ROOM_SECTOR = 32 };
 
 // Return the bytes per unit of an array or total.
 static inline uint64_t hook_unit_bytes(const struct woven_map *map) {

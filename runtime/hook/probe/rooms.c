@@ -22,14 +22,14 @@ static uint64_t arena_bytes(const struct woven_map *map, uint8_t number) {
 
 static uint64_t counter(const struct rooms *log, unsigned arena, unsigned offset) {
     uint64_t count;
-    memcpy(&count, log->head + arena * ROOM_SECTOR + offset, sizeof(count));
+    memcpy(&count, log->head + (size_t)arena * ROOM_APART + offset, sizeof(count));
     return count;
 }
 
 uint64_t hook_rooms_claimed(const char *head) {
     uint64_t bytes = 0, claimed;
     for (unsigned i = 0; i < ROOM_ARENAS; i++) {
-        memcpy(&claimed, head + (size_t)i * ROOM_SECTOR, sizeof(claimed));
+        memcpy(&claimed, head + (size_t)i * ROOM_APART, sizeof(claimed));
         bytes += claimed;
     }
     return bytes;
@@ -53,7 +53,7 @@ bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, co
         log->dropped += counter(log, i, DROPPED);
         log->size += used -= used % ROOM_SECTOR;
         log->ends[i] = log->size;
-        memcpy(log->head + i * ROOM_SECTOR, &used, sizeof(used));
+        memcpy(log->head + (size_t)i * ROOM_APART, &used, sizeof(used));
     }
     log->needed = (most + ROOM_SECTOR - 1) / ROOM_SECTOR << (number >> 5);
     log->next = log->room_end = ROOM_HEAD;

@@ -355,9 +355,10 @@ static unsigned __int128 expected(const struct demand *demand, size_t map) {
 
 // Return how often a log has to be doubled for a launch, 0 if it fits as it is.
 static unsigned doublings_for(const struct woven_map *map, unsigned __int128 claimed) {
+    uint64_t capacity = map->capacity / ROOM_ARENAS * ROOM_ARENAS; // of all arenas
     unsigned doublings = 0;
-    if (map->grows && claimed > map->capacity)
-        while (doublings < MOST_DOUBLINGS && (map->capacity << doublings) / 9 * 8 < claimed)
+    if (map->grows && claimed > capacity)
+        while (doublings < MOST_DOUBLINGS && (capacity << doublings) / 9 * 8 < claimed)
             doublings++;
     return doublings;
 }
