@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpt.timeline.tracks import Timeline
     from gpt.trace.process import Process
 
-EACH, MUCH = 260, 1e9  # bytes of memory for a call or GPU time; as many of a file of AS_MUCH; bytes worth a warning
+EACH, MUCH = 260, 1e9  # bytes of memory for a call or GPU time, and of a file of AS_MUCH; a total worth a warning
 NAMED = 3  # processes, and reasons, that a line names
 LEVEL = 1  # for gzip: higher levels take two to five times as long to save a fifth to a quarter
 

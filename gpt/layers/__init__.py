@@ -1,9 +1,9 @@
 """Name the module of a PyTorch model that each launch belongs to: 'gpt-hook run --layers' loads this into programs.
 
 It replaces `torch.nn.Module.__call__` by a function that tells libgpthook.so which module is entered and left, and
-calls the original. That happens before torch._dynamo is imported, which then takes the function for PyTorch's own:
-compiled code has the same graphs, breaks and guards as without. So everything in a compiled region belongs to the
-compiled module.
+calls the original. That happens before torch._dynamo is imported, which then takes the function for PyTorch's own, so
+compiled code has the same graphs, breaks and guards as without it. Everything in a compiled region therefore belongs to
+the compiled module.
 
 A module is named by its path below the outermost module that is called, as in `named_modules()`: `layers.3.attn`. The
 outermost one is named after its class.
@@ -147,7 +147,7 @@ class Layers:
         return self.names.add(module, inside[-1].decode("utf-8", "replace") if inside else "")
 
     def _tag(self, value: Any, name: bytes | None, depth: int = MOST_DEPTH) -> None:
-        """Let the nodes that made these tensors belong to a module, or to none, unless they belong to one already."""
+        """Assign the nodes that made these tensors to a module, or to none, unless they already belong to one."""
         nodes = self._thread.nodes
         for one in list(value.values())[:MOST_ITEMS] if isinstance(value, dict) else value if isinstance(
             value, (tuple, list)
@@ -206,7 +206,7 @@ def _run(original: Callable[[Any], None], patch: Callable[[Any], None], module: 
 
 
 def _place(owner: type, filename: str) -> None:
-    """Let the functions of a class seem to be in a file that Dynamo skips."""
+    """Make the functions of a class appear to be in a file that Dynamo skips."""
     for function in vars(owner).values():
         if isinstance(function, FunctionType):
             function.__code__ = _move(function.__code__, filename)

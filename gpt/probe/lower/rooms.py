@@ -4,8 +4,7 @@ gpt/stream/rooms.py explains rooms, and claim.py how a lane knows its room.
 
 A record's bytes depend on how the lanes' values differ. Mostly all 32 lanes save values that are the same distance
 apart. This case comes first, in as few instructions as possible and without those that are slow (counting bits, finding
-a bit). Everything else takes a branch. All branches are uniform: all lanes that come here
-vote, and go the same way.
+a bit). Everything else takes a branch. All branches are uniform: all lanes that get here vote, and take the same path.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gpt.probe.lower.claim import STREAMED, Place, Room, make_room
+from gpt.probe.lower.claim import ABSENT, STREAMED, Place, Room, make_room
 from gpt.probe.lower.emit import Condition, Emitter, Value
 from gpt.probe.lower.leader import find_leader
 from gpt.probe.lower.store import Stored, store
@@ -97,10 +96,14 @@ class _Save(NamedTuple):
         """The fields that have a value."""
         return {number: self.placed.layout.fields[number] for number in self.values}
 
-    def differs(self, number: int) -> bool:
-        """Return whether lanes may store different values of a field."""
-        stored = self.placed.layout.fields[number].stored
-        return stored == "each" or (stored in FORMED and not self.constant[number])
+    @property
+    def words(self) -> int:
+        """The words that each lane stores at most."""
+        return sum(
+            field.words
+            for number, field in self.fields.items()
+            if field.stored == "each" or (field.stored in FORMED and not self.constant[number])
+        )
 
     @property
     def shared(self) -> list[Stored]:
@@ -195,6 +198,9 @@ def _append_one(code: Emitter, save: _Save) -> None:
 
 def _append(code: Emitter, save: _Save) -> None:
     """Append a record of all lanes that save: right here if it's the usual one, or else in a function."""
+    if not code.functions:  # in machine code, each place has code of its own, so there's only one path
+        _append_any(code, save)
+        return
     layout, fields = save.placed.layout, save.fields
     clock = save.clock(code)
     here, group = code.group(save.condition)
@@ -212,10 +218,7 @@ def _append(code: Emitter, save: _Save) -> None:
     after = save.label()
     known = code.known_values()
     code.skip(after, Condition(done))
-    if code.functions:
-        _share_any(code, save, here, group)
-    else:
-        _append_any(code, save)
+    _share_any(code, save, here, group)
     code.lines.append(f"{after}:")
     code.forget(known)
     if not simple:
@@ -255,10 +258,8 @@ def _share_any(code: Emitter, save: _Save, here: str, group: str) -> None:
     """
     known = code.known_values()
     leader = code.both(code.first(group), save.condition) or code.first(group)
-    words = sum(field.words for number, field in save.fields.items() if save.differs(number))
-    most = code.make(
-        "b32", "mad.lo.u32", code.once("b32", "popc.b32", group), words * WORD, save.placed.layout.size + UNIT
-    )
+    number = code.once("b32", "popc.b32", group)
+    most = code.make("b32", "mad.lo.u32", number, save.words * WORD, save.placed.layout.size + UNIT)
     short = code.make("pred", "setp.lt.and.u32", save.room.left, most, code.positive(leader))
     go_on = save.label()
     code.skip(go_on, Condition(code.make("pred", "vote.sync.any.pred", short, here), negated=True))
@@ -278,14 +279,21 @@ def _find_size(code: Emitter, save: _Save, changed: list[str]) -> None:
 def _append_any(code: Emitter, save: _Save) -> None:
     """Append a record, whatever lanes save and however their values differ."""
     clock = save.clock(code)
+    most = code.make("b32", "mov.b32", save.placed.layout.size + LANES * WORD * save.words)
+    if not code.functions:
+        here, group = code.group(save.condition)
+        leader = code.both(code.first(group), save.condition) or code.first(group)
+        make_room(code, save.place, group, most, here, leader)
     found = _inspect(code, save)
     lanes = found.lanes
-    if not code.functions:
-        make_room(code, save.place, lanes.group, found.size, lanes.here, found.leader)
     at = code.make("b64", "mov.b64", save.room.cursor)
     shared = save.shared + [one for field in found.fields for one in field.shared]
     record = [Stored(0, WORD, lanes.group), Stored(WORD, WORD, found.head), Stored(8, 8, clock), *shared]
     there = _write(code, save, found.size, record, found.leader)
+    if not code.functions:  # give back what the record hasn't taken from a room that isn't there
+        absent = code.make("pred", "setp.lt.and.u64", save.room.cursor, ABSENT, code.positive(found.leader))
+        less = code.make("b64", "cvt.u64.u32", code.make("b32", "sub.u32", most, found.size))
+        code.put(f"add.u64 {save.room.cursor}, {save.room.cursor}, {less}", Condition(absent))
     if found.words and not save.placed.counted:
         _write_columns(code, found, save.placed.layout.size, at, there, save.label())
 
@@ -410,7 +418,7 @@ def _measure(code: Emitter, placed: PlacedMap, compared: list[_Compared], count:
 
 
 def _filled(code: Emitter, record: list[Stored]) -> list[Stored]:
-    """Fill up the last 8 bytes with a zero, so that a vector can store them."""
+    """Fill the last 8 bytes with a zero, so that one vector store can write them."""
     end = record[-1].at + record[-1].size
     return [*record, Stored(end, WORD, code.once("b32", "mov.b32", 0))] if end % 8 else record
 
