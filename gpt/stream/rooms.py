@@ -23,10 +23,10 @@ So a lane claims a *room*, space for many records, and fills it by itself:
 A record stores once what its lanes share. Other values are stored once as well if the lanes' values follow from the
 first one:
 
-- They're the same distance apart, as those of coalesced accesses are. A record of `dmat` then has 32 bytes for 32
+- They're the same distance apart, like the addresses of coalesced accesses. A record of `dmat` then has 32 bytes for 32
   accesses.
-- They're those of a tile, say, of 8 rows of 4 values: the distance of a lane to the first one is a sum with a term for
-  each bit in its number. Then 5 terms are enough, and a record of `dmat` has 64 bytes.
+- The lanes access a tile, such as 8 rows of 4 values. A lane's distance to the first one is then a sum with a term for
+  each bit in the lane's number. 5 terms are enough, and a record of `dmat` has 64 bytes.
 
 Otherwise each lane stores its distance to the first one, in 32 bits if that's enough for all of them.
 """

@@ -116,7 +116,7 @@ class Entries:
         slots: Slots = np.zeros(len(record), dtype)
         number = 0
         place, lanes = self._place[which][record], self._lanes[which][record]
-        after = place + self._layout.size // WORD  # of the columns read so far
+        after = place + self._layout.size // WORD  # the end of the columns that were read
         for name, field in zip(dtype.names or (), self._layout.fields, strict=True):
             match field.stored:
                 case "clock":

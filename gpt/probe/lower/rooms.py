@@ -3,8 +3,8 @@
 gpt/stream/rooms.py explains rooms, and claim.py how a lane knows its room.
 
 A record's bytes depend on how the lanes' values differ. Mostly all 32 lanes save values that are the same distance
-apart. This case comes first, in as few instructions as possible and without those that are slow (counting bits, finding
-a bit). Everything else takes a branch. All branches are uniform: all lanes that get here vote, and take the same path.
+apart. This case comes first, in as few instructions as possible. It avoids slow ones, which count bits or find one.
+Everything else takes a branch. All branches are uniform: all lanes that get here vote, and take the same path.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Compared(NamedTuple):
 
 
 class _Inspected(NamedTuple):
-    """What a record has to hold: the lanes and their leader, fields with a form or columns, and the registers with its
+    """The contents of a record: the lanes and their leader, fields with a form or columns, and the registers with its
     bytes, its word with forms and size, and the words of its columns if it may have any.
     """
 
@@ -107,7 +107,7 @@ class _Save(NamedTuple):
 
     @property
     def shared(self) -> list[Stored]:
-        """What lanes share whatever it is."""
+        """The values that lanes share whatever they are."""
         return [
             Stored(field.at, max(WORD, field.size), self.values[number])
             for number, field in self.fields.items()
@@ -363,8 +363,8 @@ def _compare(code: Emitter, lanes: _Lanes, field: StoredField, value: str, same:
 
 
 def _is_tiled(code: Emitter, lanes: _Lanes, distance: str, narrow: str | None) -> str:
-    """Return whether all lanes are there and each one's distance is the sum of those of the lanes whose number has one
-    bit of its own: of the lowest bit's, and of the distance of the lane without that bit.
+    """Return whether all lanes save, and their distances are sums of a term for each bit in the lane's number. The lane
+    without the lowest bit and the lane with this bit alone have distances that add up to this lane's.
     """
     low, rest = _split(code)
     terms = [_read_lane(code, distance, one, lanes.here) for one in (low, rest)]

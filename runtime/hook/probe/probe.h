@@ -395,8 +395,8 @@ struct demand;
 
 bool hook_has_growing_log(const struct woven *woven);
 // Return NULL if the kernel has no growing log or memory runs out. `earlier` becomes the demand whose count
-// says how large the logs must be: of this grid and block, or else of all of the kernel's launches; NULL if
-// there was none.
+// says how large the logs must be: of this grid and block, or else of all of the kernel's launches. It
+// becomes NULL if this is the kernel's first launch.
 struct demand *hook_find_demand(const struct save *save, const uint32_t block[3],
                                 const struct demand **earlier);
 bool hook_is_counted(const struct demand *demand); // true if any launch has been counted

@@ -260,7 +260,7 @@ struct key {
 struct demand {
     struct demand *next;
     struct key key;
-    struct demand *all; // of all grids and blocks, which are 0 in its key; NULL for that one
+    struct demand *all; // the demand for any grid and block, which are 0 in its key; there it's NULL
     _Atomic bool counted;
     _Atomic uint64_t sectors[]; // the most that a launch needed, by map; in `all`, that RATED threads needed
 };
@@ -355,7 +355,7 @@ static unsigned __int128 expected(const struct demand *demand, size_t map) {
 
 // Return how often a log has to be doubled for a launch, 0 if it fits as it is.
 static unsigned doublings_for(const struct woven_map *map, unsigned __int128 claimed) {
-    uint64_t capacity = map->capacity / ROOM_ARENAS * ROOM_ARENAS; // of all arenas
+    uint64_t capacity = map->capacity / ROOM_ARENAS * ROOM_ARENAS; // arenas have equal sizes
     unsigned doublings = 0;
     if (map->grows && claimed > capacity)
         while (doublings < MOST_DOUBLINGS && (capacity << doublings) / 9 * 8 < claimed)
