@@ -251,4 +251,5 @@ ANALYSIS = of_model(
     find_lack,
     need=find_need,
     types=frozenset(("kernel",)),
+    sends=True,
 )

@@ -207,6 +207,10 @@ def _find_need(trace: TraceModel) -> str | None:
     return "no CUDA graph in the trace: the program made none, or 'gpt-hook run' began after it did"
 
 
+def _find_no_lack(kinds: set[str]) -> None:
+    return None
+
+
 KINDS = CALLS | GPU_TIMES | SAVES | {"graph", "device"}
-ANALYSIS = of_model(graphs, "Show the kernels in CUDA graph launches.", KINDS, lambda kinds: None, need=_find_need,
-                    types=frozenset(("graph",)))  # fmt: skip
+ANALYSIS = of_model(graphs, "Show the kernels in CUDA graph launches.", KINDS, _find_no_lack, need=_find_need,
+                    types=frozenset(("graph",)), sends=True)  # fmt: skip

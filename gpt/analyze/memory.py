@@ -410,4 +410,5 @@ ANALYSIS = of_model(
     CALLS | GRAPHS | SITES | {"device"},
     _find_lack,
     types=frozenset(("memory", "context", "graph")),
+    sends=True,
 )

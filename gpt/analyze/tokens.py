@@ -306,4 +306,4 @@ def _read_gpu(trace: TraceModel, number: int) -> tuple[Whole, Any]:
 
 
 ANALYSIS = of_model(tokens, "Show how long a language model takes per token.", CALLS | GPU_TIMES | GRAPHS | RANGES,
-                    need=find_need, drains=True)  # fmt: skip
+                    need=find_need, drains=True, sends=True)  # fmt: skip
