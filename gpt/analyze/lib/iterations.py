@@ -303,7 +303,7 @@ class BusyTimes:
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
-        whole = np.where(unknown > 0, 0, gaps)  # How long an idle time lasted isn't known if recording was off in it.
+        whole = np.where(unknown > 0, 0, gaps)  # if recording was off in an idle time, its length isn't known
         at = int(whole.argmax())
         number = int((whole > 0).sum())
         last = int(ends[: at + 1].argmax())  # the last work to end may have begun before other work
