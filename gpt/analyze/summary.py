@@ -351,6 +351,6 @@ OPTIONS: dict[str, Any] = {
     "verbose": cli.VerboseSummary,
 }
 CHOICES: dict[str, Any] = {
-    "by": Annotated[By | None, Option("--by", help="Sum up launches and GPU time by this, and print nothing else.")],
+    "by": Annotated[By | None, Option("--by", help="Print only launches and GPU time, by one of these.")],
 }
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary, OPTIONS, instead=_choose, choices=CHOICES)

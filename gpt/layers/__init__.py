@@ -226,7 +226,7 @@ def _run(original: Callable[[Any], None], patch: Callable[[Any], None], module: 
 
 
 def _place(owner: type, filename: str) -> None:
-    """Let the functions of a class seem to be in a file that Dynamo skips."""
+    """Make the functions of a class appear to be in a file that Dynamo skips."""
     for function in vars(owner).values():
         if isinstance(function, FunctionType):
             function.__code__ = _move(function.__code__, filename)

@@ -78,7 +78,7 @@ class MapLayout:
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
         self.keeps_last = record.get("keeps") == "last"  # when the launch repeats
-        self.repeats = record.get("keeps") in ("last", "sum")  # the lowest bit of its address says whether that does
+        self.repeats = record.get("keeps") in ("last", "sum")  # the buffer's address has a bit for repeated launches
         self.head: int = record.get("head", COUNT)  # bytes before a unit's slots
         if self.head != COUNT and (self.head or self.type not in ("total", "histogram") or self.capacity > 1):
             raise MalformedError(f"map: a head of {self.head} bytes")
@@ -254,7 +254,7 @@ class ProbedLaunch:
     stream: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    params: bytes  # the launch's own bytes, as the kernel got them
+    params: bytes  # the bytes of the kernel's parameters, as the program passed them
     repeats: bool = False  # may stand for several launches; arrays then keep the last records
     exec: int | None = None  # handle of the executable graph that launched it
 
@@ -377,7 +377,7 @@ class Probes:
         self._with_launches = "times" in kinds
         self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since the last `take_told`
         self._selected = selected if selected and selected.selection.chooses else None
-        self._fates: dict[int, int | None] = {}  # functions of launches that have no times yet; None: not chosen
+        self._fates: dict[int, int | None] = {}  # functions of launches without times so far; None: not chosen
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
         self._unwritten = Counter[int]()  # launches with probes that lack a `probed` record, by function

@@ -206,8 +206,8 @@ def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numb
 
 
 def _follow(words: Words, starts: Numbers, ends: Numbers, word: int, unit: int, least: int) -> tuple[Numbers, Numbers]:
-    """Follow sizes, in this `word` and in these units, from `starts` on until the first word is 0. Return where each
-    thing begins and ends, in order.
+    """Follow sizes, given in this `word` in units of `unit`, from `starts` on until the first word is 0. Return where
+    each item begins and ends, in order.
     """
     found: list[Numbers] = [np.zeros(0, np.int64)]
     limits = [found[0]]

@@ -59,7 +59,7 @@ class TableLayout:
         return hash(str(self._identity))
 
     def read(self, slots: npt.NDArray[np.uint8]) -> tuple[Counts, Rows]:
-        """Return how often each key was saved, and a row for each, ordered by keys; from slots of bytes."""
+        """Read slots from bytes. Return how often each key was saved, and a row for each key, ordered by keys."""
         first = self._fields[self.keys[0]].offset
         slots = slots[_words(slots, first) >> np.uint64(32) != 0]
         rows = np.zeros(len(slots), self.dtype)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+HOOK = ROOT / "bin" / "gpt-hook"
 PROGRAM = Path(__file__).with_name("layers_llama.py")
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 MOST_UNKNOWN, NEAR, NEAR_NODES, MOST_US = 2.0, 2.0, 3.0, 1.0  # %, %, %, us per launch
@@ -30,16 +31,17 @@ def expect(good: bool, what: str) -> None:
     failed |= not good
 
 
-def run(*command: str | Path) -> list[str]:
-    """Run a command and return the lines of its output."""
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
+def run(*command: str | Path, **more: str) -> list[str]:
+    """Run a command, with more variables in its environment, and return the lines of its output."""
+    env = os.environ | more
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=env)
     return done.stdout.splitlines()
 
 
 def hooked(trace: Path, mode: str, *options: str) -> dict[str, Any]:
     """Run the program under gpt-hook and return what it measured."""
-    command = [ROOT / "bin" / "gpt-hook", "run", "-qf", "-o", trace, *options, "--", sys.executable, PROGRAM, mode]
-    found: dict[str, Any] = json.loads(run(*command)[-1])
+    command = [HOOK, "run", "-qf", "--disabled", "-o", trace, *options, "--", sys.executable, PROGRAM, mode]
+    found: dict[str, Any] = json.loads(run(*command, LAYERS_HOOK=str(HOOK))[-1])
     return found
 
 

@@ -1,6 +1,7 @@
 """Run a Llama with 8 layers in one of several ways, for layers.py: `layers_llama.py MODE [PROFILE]`.
 
-The last line of its output is a JSON object: a digest of the results, and what the mode measures. With PROFILE, the
+It sets up and warms up, then starts recording, under `gpt-hook run --disabled`, and runs the steps. The last line of
+its output is a JSON object: a digest of the results, and what the mode measures. With PROFILE, the
 steps run under PyTorch's profiler, with a range per module, and the GPU time of each module goes to that file.
 """
 
@@ -9,10 +10,13 @@ from __future__ import annotations
 import bisect
 import ctypes
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -22,7 +26,7 @@ from probe_workload import digest
 from toggle_llama import Llama, make_inputs
 from torch import nn
 
-STEPS, PAIRS, TOKENS = 10, 60, 512
+STEPS, PAIRS, TOKENS = 30, 60, 512
 
 
 def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -30,10 +34,27 @@ def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Llama().cuda().bfloat16(), make_inputs(4, TOKENS)
 
 
+def enable_hook() -> None:
+    if hook := os.environ.get("LAYERS_HOOK"):
+        subprocess.run([hook, "ctl", str(os.getpid()), "enable"], check=True)
+
+
+starts: list[Callable[[], None]] = [enable_hook]
+
+
+def start_recording() -> None:
+    """Start to record what follows."""
+    torch.cuda.synchronize()
+    for start in starts:
+        start()
+
+
 def eager() -> dict[str, Any]:
     """Run forward passes."""
     model, given = make()
     with torch.inference_mode():
+        model(*given)
+        start_recording()
         for _ in range(STEPS):
             found = model(*given)
     return {"digest": digest(found)}
@@ -42,8 +63,10 @@ def eager() -> dict[str, Any]:
 def train() -> dict[str, Any]:
     """Run forward and backward passes; the loss is the mean, of one kernel."""
     model, given = make()
-    for _ in range(STEPS):
+    for number in range(STEPS):
         model.zero_grad()
+        if number == 1:
+            start_recording()
         model(*given).float().mean().backward()
     gradients = [parameter.grad.float().sum() for parameter in model.parameters() if parameter.grad is not None]
     return {"digest": digest(torch.stack(gradients))}
@@ -56,7 +79,9 @@ def compiled() -> dict[str, Any]:
     model, given = make()
     step = torch.compile(model, dynamic=False)
     with torch.inference_mode():
-        for _ in range(STEPS):
+        for number in range(STEPS):
+            if number == 2:
+                start_recording()
             found = step(*given)
     counters = torch._dynamo.utils.counters
     counts = {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
@@ -72,7 +97,7 @@ def graphed() -> dict[str, Any]:
         with torch.cuda.stream(side):
             for _ in range(STEPS):
                 model(*given)
-        torch.cuda.synchronize()
+        start_recording()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = model(*given)
@@ -98,6 +123,7 @@ def overhead() -> dict[str, Any]:
     model, _ = make()
     given = make_inputs(1, 1)
     modules = sum(1 for one in model.modules() if not isinstance(one, nn.ModuleList))
+    start_recording()
     result: dict[str, Any] = {"modules": modules}
 
     def forward() -> None:
@@ -144,9 +170,11 @@ def profile(run: Any, path: Path) -> dict[str, Any]:
 
     hooks = before(enter), after(leave)
     kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profiler:
-        result: dict[str, Any] = run()
-        torch.cuda.synchronize()
+    profiler = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA])
+    starts.append(profiler.start)
+    result: dict[str, Any] = run()
+    torch.cuda.synchronize()
+    profiler.stop()
     for hook in hooks:
         hook.remove()
     trace = path.with_suffix(".trace.json")

@@ -64,7 +64,9 @@ def find_layer(module: str) -> str:
 
 
 class Sums(NamedTuple):
-    """Launches, of which some are by graphs, pieces of work with a GPU time, and that in ns, of which some is split."""
+    """Sums: launches, how many of them graphs made, pieces of work with a GPU time, their ns, and the estimated part of
+    it.
+    """
 
     launches: float = 0
     in_graphs: float = 0

@@ -57,9 +57,9 @@ from gpt.stream.records import MAX_RECORD
 
 __all__ = ["MARK", "LeftAlone", "Woven", "unweave", "weave"]
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links into every module
-OLDEST = (6, 2)  # activemask
+OLDEST = (6, 2)  # the version that introduced activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters per kernel; the rest is for names and parameters
-FEW = 8  # snippets that may be in place; with more, they share functions, which ptxas compiles once
+FEW = 8  # number of snippets that may be inlined; beyond that, they share functions, which ptxas compiles once
 ORDER = {"entry": ENTRY, "before": BEFORE, "after": AFTER, "label": LABEL, "exit": KERNEL_EXIT, "leave": LEAVE}
 
 
@@ -216,7 +216,7 @@ class _Weaver:
             is_labelled |= bool(lowering.labels)
             before += self.marked(kept, use)
             text += self.marked(lines, use)
-        if (declared := code.declarations()) or is_labelled:  # these names occur at several places
+        if (declared := code.declarations()) or is_labelled:  # these names occur in several places
             text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
         return _Insertion(Template(before), Template(text), misfits)
 

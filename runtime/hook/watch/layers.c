@@ -1,5 +1,5 @@
-// The modules of a model that a thread is in, as NVTX ranges of a domain of our own. gpt/layers/__init__.py
-// calls these functions.
+// The modules of a model that a thread is in, as NVTX ranges in our own domain. gpt/layers/__init__.py calls
+// these functions.
 
 #include <errno.h>
 #include <stdatomic.h>
