@@ -2,7 +2,8 @@
 
 A kernel executes one event per iteration of a loop, or ten, and reads the SM's clock before and after the loop. It runs
 plain, and with probes that count the event in a register, count it in a histogram in shared memory or in global memory,
-or save a record to global memory. One lane of a warp counts or saves. Each event must be in the trace.
+or save a record in an array. One lane of a warp counts or saves. Each event must be in the trace. (dmat.py measures
+logs.)
 
 Cycles per event compare the loop with probes to the plain one. "ns" does the same with the kernel's time on the GPU,
 which includes its start and end. "outside" is how much longer a launch takes before and after the loop, in us: it
@@ -29,7 +30,7 @@ from gpt.trace.buffers import Probes  # noqa: E402
 from tests.gpu import accounts  # noqa: E402
 from tests.gpu.light import Gpu  # noqa: E402
 
-ROUNDS = 7
+ROUNDS = 3
 EVENTS = 1, 10  # per iteration
 SHAPES = {"one": (1, 32), "full": (132, 256)}  # blocks and threads
 NONE = 49152  # bytes of dynamic shared memory that leave no room
@@ -75,7 +76,7 @@ position = "mad.lo.u32"
 level = "thread"
 before = \"\"\".reg .pred %first;
 setp.eq.u32 %first, LANEID, 0;
-@%first SAVE [histogram] {{SMID}};\"\"\"
+@%first SAVE [histogram] {{IN1}};\"\"\"
 """
 RECORD = """
 [map.record]
@@ -240,7 +241,7 @@ def main() -> int:
         launch_all(iterations, launches, shared, chosen.launch[3:])
         return 0
     sim = chosen.device == "sim"
-    iterations, launches, rounds, shapes = (20, 2, 1, ["one"]) if sim else (2000, 5, ROUNDS, [*SHAPES])
+    iterations, launches, rounds, shapes = (20, 2, 1, ["one"]) if sim else (500, 3, ROUNDS, [*SHAPES])
     raw: dict[str, dict[str, list[Any]]] = {name: {} for name in PROBES}
     wrong: dict[str, list[str]] = {name: [] for name in PROBES}
     with tempfile.TemporaryDirectory() as folder:

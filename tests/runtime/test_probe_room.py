@@ -1,6 +1,7 @@
 """Histograms in shared memory: if a launch leaves space, values are counted there, and the results are the same."""
 
 import os
+import sys
 from collections import Counter
 
 import pytest
@@ -41,13 +42,14 @@ def program(tmp_path_factory):
     return probing.build(tmp_path_factory.mktemp("room"), ends.CLIENT)
 
 
-def run(folder, program, how, text):
+def run(folder, program, how, text, probes=("-p", "h.toml")):
     (folder / "h.toml").write_text(FILE)
     (folder / "k.ptx").write_text(text)
     words = [str(number) for shape in SHAPES for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
-    options = ("-f", "-p", folder / "h.toml")
-    done = hooked.run(folder / "t.mp", program, folder / "k.ptx", how, *words, options=options, env=env)
+    done = hooked.run(
+        folder / "t.mp", program, folder / "k.ptx", how, *words, options=("-f", *probes), env=env, cwd=folder
+    )
     assert (done.returncode, done.stderr) == (0, "")
     with open(folder / "t.mp", "rb") as file:
         rooms = [record.get("room") for record in read_records(file, "t.mp") if record["kind"] == "probed"]
@@ -74,6 +76,25 @@ def test_where_there_is_room(tmp_path, program, how):
     rooms, found = run(tmp_path, program, how, ends.PTX.read_text())
     assert set(rooms) == {8 + 136 + 408}
     check(found, 2 if how == "graph" else 1)
+
+
+SOON = """
+import sys
+from gpt.probe.lower import histogram
+from gpt.stages.ptx_probe import main
+histogram.PERIOD = int(sys.argv.pop())
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("period", [1, 4])
+def test_bins_are_emptied_before_they_overflow(tmp_path, program, period):
+    """Every lane empties the bins after each of its counts, or after every fourth."""
+    (tmp_path / "soon.py").write_text(SOON)
+    line = f"gpt-extract --ptx --payload | {sys.executable} soon.py -p h.toml {period} | gpt-asm --arch $GPT_ARCH"
+    rooms, found = run(tmp_path, program, "default", ends.PTX.read_text(), ("--jit", line))
+    assert set(rooms) == {8 + 136 + 408}
+    check(found, 1)
 
 
 FORMS = """

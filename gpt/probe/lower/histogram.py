@@ -1,53 +1,120 @@
-"""Lower SAVE to a histogram: each lane adds 1 to the bin of its value, with an atomic.
+"""Lowers SAVE to a histogram: each lane adds 1 atomically to the bin of its value.
 
-There are several copies, by the number of the SM, so that SMs rarely wait for each other. A reader adds them up.
-A kernel in PTX can also count in shared memory, if a launch has room there: gpt/probe/ptx/room.py.
+A histogram has several copies, selected by the number of the SM, so that SMs rarely wait for each other. A reader adds
+up the copies. A PTX kernel can also count in shared memory if the launch has room for the bins (gpt/probe/ptx/room.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.plan.maps import PlacedMap, Room
 
-HALF = 1 << 31
+# After this many additions, a lane empties the bins in shared memory. 1,024 lanes add less than 2^32 in that time.
+PERIOD = 1 << 20
 
 
 def count_value(
-    code: Emitter, placed: PlacedMap, base: str, value: str, width: int, condition: Condition | None
+    code: Emitter,
+    placed: PlacedMap,
+    base: str,
+    value: str,
+    width: int,
+    condition: Condition | None,
+    label: Callable[[], str],
 ) -> None:
-    """Count a value of `width` bytes, which may be less than the field has, if the condition holds."""
-    bit = code.once("b64", "and.b64", base, 1) if placed.room else None
-    if bit:
-        base = code.once("b64", "sub.u64", base, bit)
-    copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
-    address = code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
-    if not placed.counted:
-        number = _find_bin(code, placed, value, width)
-        address = code.make("b64", "mad.wide.u32", number, 8, address)
-    if placed.room:
-        inside = code.once("pred", "setp.ne.u64", bit, 0)
-        start = code.make("b32", "add.u32", find_start(code, placed.room), placed.room.offset)
-        _count_inside(code, code.make("b32", "mad.lo.u32", number, 4, start), address,
-                      code.both(Condition(inside), condition))  # fmt: skip
-        condition = code.both(Condition(inside, negated=True), condition)
-    code.put(f"red.global.add.u64 [{address}], {code.one()}", condition)
+    """Count a value of `width` bytes if the condition holds. `width` may be less than the field's size.
+
+    `label` makes a new label.
+    """
+    number = None if placed.counted else _find_bin(code, placed, value, width)
+    if not placed.room:
+        _count_outside(code, placed, base, number, condition)
+        return
+    assert number
+    outside, done = label(), label()
+    bit = code.once("b64", "and.b64", base, 1)
+    base = code.once("b64", "sub.u64", base, bit)
+    known = code.known_values()
+    code.skip(outside, Condition(code.make("pred", "setp.eq.u64", bit, 0)))
+    _count_inside(code, placed, base, number, condition, label(), done)
+    code.put(f"bra.uni {done}")
+    code.forget(known)
+    code.lines.append(f"{outside}:")
+    _count_outside(code, placed, base, number, condition)
+    code.forget(known)
+    code.lines.append(f"{done}:")
 
 
 def find_start(code: Emitter, room: Room) -> str:
-    """Return a register of 32 bits with the address of a room."""
+    """Return a 32-bit register with the address of a room in shared memory."""
     end = code.once("b32", "add.u32", code.once("b32", "mov.u32", room.symbol), code.special("%dynamic_smem_size"))
     return code.once("b32", "sub.u32", end, room.size)
 
 
-def _count_inside(code: Emitter, place: str, address: str, condition: Condition | None) -> None:
-    """Add 1 to a bin of 32 bits in shared memory. When it comes to HALF, that goes to global memory at once."""
-    before = code.make("b32", "mov.u32", 0)
-    code.put(f"atom.shared.add.u32 {before}, [{place}], 1", condition)
-    full = Condition(code.make("pred", "setp.eq.u32", before, HALF - 1))
-    code.put(f"red.shared.add.u32 [{place}], {HALF}", full)  # the same as subtracting it
-    code.put(f"red.global.add.u64 [{address}], {HALF}", full)
+def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, group: str, here: str, label: str) -> None:
+    """Move a histogram's counts from shared memory to this SM's copy in global memory.
+
+    The lanes in `group`, for which `condition` holds, share the work. `here` has all lanes that execute this code.
+    """
+    assert placed.room
+    start = find_start(code, placed.room)
+    count = code.make("b32", "popc.b32", group)
+    number = code.make("b32", "popc.b32", code.below(group))
+    copy = _find_copy(code, placed, base)
+    code.lines.append(f"{label}:")
+    there = Condition(code.make("pred", "setp.lt.and.u32", number, placed.bins, condition))
+    found = code.make("b32", "mov.u32", 0)
+    place = code.make("b32", "mad.lo.u32", number, 4, start)
+    code.put(f"atom.shared.exch.b32 {found}, [{place}+{placed.room.offset}], 0", there)
+    address = code.make("b64", "mad.wide.u32", number, 8, copy)
+    some = Condition(code.make("pred", "setp.ne.u32", found, 0))
+    code.put(f"red.global.add.u64 [{address}], {code.make('b64', 'cvt.u64.u32', found)}", some)
+    code.put(f"add.u32 {number}, {number}, {count}")
+    more = code.make("pred", "setp.lt.and.u32", number, placed.bins, condition)
+    code.put(f"bra.uni {label}", Condition(code.make("pred", "vote.sync.any.pred", more, here)))
+
+
+def _count_inside(
+    code: Emitter, placed: PlacedMap, base: str, number: str, condition: Condition | None, label: str, done: str
+) -> None:
+    """Add 1 to a 32-bit bin in shared memory.
+
+    Nothing waits for the addition. To prevent an overflow, each lane counts its own additions in a register, and
+    empties all bins after every PERIOD of them.
+    """
+    assert placed.room
+    start = code.once("b32", "add.u32", find_start(code, placed.room), placed.room.offset)
+    place = code.make("b32", "mad.lo.u32", number, 4, start)
+    code.put(f"red.shared.add.u32 [{place}], 1", condition)
+    counted = find_counter(placed)
+    code.put(f"add.u32 {counted}, {counted}, 1")
+    due = code.make("pred", "setp.eq.u32", code.make("b32", "and.b32", counted, PERIOD - 1), 0)
+    here, _ = code.group(None)
+    code.skip(done, Condition(code.make("pred", "vote.sync.any.pred", due, here), negated=True))
+    empty_bins(code, placed, base, code.positive(None), here, here, label)
+
+
+def find_counter(placed: PlacedMap) -> str:
+    """Return the register in which a lane counts its additions in shared memory."""
+    return f"%{placed.param}_counted"
+
+
+def _count_outside(
+    code: Emitter, placed: PlacedMap, base: str, number: str | None, condition: Condition | None
+) -> None:
+    address = _find_copy(code, placed, base)
+    if number:
+        address = code.make("b64", "mad.wide.u32", number, 8, address)
+    code.put(f"red.global.add.u64 [{address}], {code.one()}", condition)
+
+
+def _find_copy(code: Emitter, placed: PlacedMap, base: str) -> str:
+    """Return the address of this SM's copy of the histogram."""
+    copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
+    return code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
 
 
 def _find_bin(code: Emitter, placed: PlacedMap, value: str, width: int) -> str:

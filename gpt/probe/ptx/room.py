@@ -4,9 +4,9 @@ The hook decides at each launch: it adds dynamic shared memory behind the kernel
 the maps' addresses. Otherwise they count in global memory. Both forms are in the code, behind predicates that are
 the same in all threads.
 
-The room begins with the number of threads that have left, followed by 32 bits for each bin. All threads clear it at the
-kernel's entry and synchronize there once, before any of the program's own code has run. Where threads leave, one lane
-adds their number. The last threads of a block see that all others have left, and add the bins to their SM's copy in
+The room begins with the number of threads that have exited, followed by 32 bits for each bin. At the kernel's entry,
+all threads clear it and synchronize once, before any of the program's own code has run. Where threads exit, one lane
+adds their number. The last threads of a block see that all others have exited, and add the bins to their SM's copy in
 global memory.
 
 A kernel has no room
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpt.probe.lower.emit import Condition, Emitter
-from gpt.probe.lower.histogram import find_start
+from gpt.probe.lower.histogram import empty_bins, find_counter, find_start
 from gpt.probe.model import Position
 from gpt.probe.plan.maps import PlacedMap, Room
 from gpt.probe.plan.plan import Plan
@@ -32,7 +32,7 @@ from gpt.probe.ptx.edits import DECLARE, KERNEL_EXIT, STATE_IN, Insertions, mark
 from gpt.probe.ptx.function import PtxFunction
 from gpt.ptx.scan import Module
 
-HEAD = 8  # bytes before the bins: the number of threads that have left
+HEAD = 8  # bytes before the bins: the number of threads that have exited
 BIN = 4
 MOST = 16 << 10
 SIZES = ("%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size")  # special registers
@@ -67,7 +67,10 @@ def add_room(
     if not inside or not inside[0].room:
         return
     to.add(entry.item.start, DECLARE, [f".extern .shared .align 16 .b8 {inside[0].room.symbol}[];"])
-    to.put(entry.item.body + 1, STATE_IN, _clear(Emitter(f"{prefix}r_", known=known), inside[0], f"${prefix}r"))
+    counters = [find_counter(placed) for placed in inside]
+    to.put(entry.item.body + 1, STATE_IN, marked(f".reg .u32 {', '.join(counters)};"))
+    code = Emitter(f"{prefix}r_", known=known)
+    to.put(entry.item.body + 1, STATE_IN, _clear(code, inside[0], counters, f"${prefix}r"))
     for site in entry.find_sites([Position("kernel")]):
         if site.kind == "entry":
             continue
@@ -79,9 +82,11 @@ def add_room(
         to.put(at, KERNEL_EXIT, _leave(Emitter(f"{prefix}r_", known=known), inside, guard, f"${prefix}r"))
 
 
-def _clear(code: Emitter, placed: PlacedMap, label: str) -> str:
+def _clear(code: Emitter, placed: PlacedMap, counters: Sequence[str], label: str) -> str:
     assert placed.room
     done, again = f"{label}_done", f"{label}_again"
+    for counter in counters:
+        code.put(f"mov.u32 {counter}, 0")
     code.put(f"bra.uni {done}", _without_room(code, placed))
     start = find_start(code, placed.room)
     at = code.make("b32", "mad.lo.u32", code.thread(), BIN, start)
@@ -105,7 +110,7 @@ def _leave(code: Emitter, maps: Sequence[PlacedMap], guard: Condition | None, la
     start = find_start(code, room)
     here, group = code.group(guard)
     count = code.make("b32", "popc.b32", group)
-    code.put("membar.cta")  # their counts must be visible before they're counted as left
+    code.put("membar.cta")  # their counts must be visible before they count as exited
     left = code.make("b32", "mov.u32", 0)
     code.put(f"atom.shared.add.u32 {left}, [{start}], {count}", code.both(code.first(group), guard))
     first = code.make("b32", "clz.b32", code.make("b32", "brev.b32", group))
@@ -115,33 +120,11 @@ def _leave(code: Emitter, maps: Sequence[PlacedMap], guard: Condition | None, la
     nobody = Condition(code.make("pred", "vote.sync.any.pred", last, here), negated=True)
     code.put(f"bra.uni {done}", nobody)
     code.put("membar.cta")
-    rank = code.make("b32", "popc.b32", code.below(group))
     for number, placed in enumerate(maps):
-        _add_up(code, placed, start, rank, count, last, here, f"{label}_{number}")
+        base = code.make("b64", "and.b64", code.once("b64", "ld.param.u64", f"[{placed.param}]"), -2)
+        empty_bins(code, placed, base, last, group, here, f"{label}_{number}")
     code.lines.append(f"{done}:")
     return _braced(code)
-
-
-def _add_up(
-    code: Emitter, placed: PlacedMap, start: str, rank: str, count: str, last: str, here: str, label: str
-) -> None:
-    """Add the bins of a histogram to its copy in global memory; each lane takes every `count`-th."""
-    assert placed.room
-    copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
-    base = code.make("b64", "and.b64", code.once("b64", "ld.param.u64", f"[{placed.param}]"), -2)
-    unit = code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
-    number = code.make("b32", "mov.u32", rank)
-    code.lines.append(f"{label}:")
-    here_too = code.make("pred", "setp.lt.and.u32", number, placed.bins, last)
-    found = code.make("b32", "mov.u32", 0)
-    place = code.make("b32", "mad.lo.u32", number, BIN, start)
-    code.put(f"ld.shared.u32 {found}, [{place}+{placed.room.offset}]", Condition(here_too))
-    some = code.make("pred", "setp.ne.u32", found, 0)
-    address = code.make("b64", "mad.wide.u32", number, 8, unit)
-    code.put(f"red.global.add.u64 [{address}], {code.make('b64', 'cvt.u64.u32', found)}", Condition(some))
-    code.put(f"add.u32 {number}, {number}, {count}")
-    more = code.make("pred", "setp.lt.and.u32", number, placed.bins, last)
-    code.put(f"bra.uni {label}", Condition(code.make("pred", "vote.sync.any.pred", more, here)))
 
 
 def _without_room(code: Emitter, placed: PlacedMap) -> Condition:
