@@ -15,6 +15,10 @@ NOT_DRAWN = {  # analyses that docs/analyses.md may leave out, and why
     "export": "makes no picture",
     "stacks": "no run on a GPU has been drawn yet",
     "tokens": "no run on a GPU has been drawn yet",
+    **dict.fromkeys(
+        ("roofline", "program_progress", "tensorop_count", "bank_conflict", "branch_divergence", "maps"),
+        "no run on a GPU has been drawn since its picture changed",
+    ),
 }
 
 
