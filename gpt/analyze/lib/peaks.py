@@ -89,7 +89,7 @@ def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
 
 
 def find_others(card: Mapping[str, Any]) -> dict[str, float]:
-    """Return the FLOPs of a device in other PRECISIONS, as far as they're known."""
+    """Return the FLOPs of a device in the other PRECISIONS that are known."""
     flops, arch = find_flops(card).rate, card.get("arch", "")
     if flops is None:
         return {}
