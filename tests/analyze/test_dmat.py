@@ -67,7 +67,8 @@ def test_it_says_from_which_blocks_a_full_log_has_accesses(blocks, told):
     kept = f"25.0 % of 16 accesses were kept, from {told}"
     assert f"({kept})" in answers.verdicts["accesses"][0]
     assert f"({kept})" in drawn["title"]
-    assert answers.verdicts["launches"][0].startswith(f"25.0 % of 16 records were kept, from {told}: the log of the launch")
+    said = f"25.0 % of 16 records were kept, from {told}: the log of the launch"
+    assert answers.verdicts["launches"][0].startswith(said)
 
 
 def test_each_sm_has_a_clock_of_its_own():

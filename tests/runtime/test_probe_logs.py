@@ -115,7 +115,7 @@ def test_second_launch_is_complete(tmp_path, rooms):
 
 
 def test_it_says_from_which_blocks_the_records_are(tmp_path):
-    """Where all logs overflowed. The simulated device runs one block after the other."""
+    """The simulated device runs one block after the other, so the first blocks fill the log."""
     once = SYNCED.replace("i < 3", "i < 1")
     found, trace, said = run_logs(tmp_path, once, 4)
     (record,) = [record for record in trace.of("buffer") if "blocks" in record]

@@ -238,4 +238,4 @@ def find_blocks(buffer: Buffer, saved: SavedBuffer) -> tuple[int, int] | None:
 
 def _join(one: tuple[int, int] | None, other: tuple[int, int] | None) -> tuple[int, int] | None:
     """Return a range of blocks that has both."""
-    return one and other and (min(one[0], other[0]), max(one[1], other[1])) or one or other
+    return (min(one[0], other[0]), max(one[1], other[1])) if one and other else one or other
