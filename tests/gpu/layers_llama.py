@@ -34,17 +34,18 @@ def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Llama().cuda().bfloat16(), make_inputs(4, TOKENS)
 
 
-def enable_hook() -> None:
+def tell_hook(order: str) -> None:
+    torch.cuda.synchronize()
     if hook := os.environ.get("LAYERS_HOOK"):
-        subprocess.run([hook, "ctl", str(os.getpid()), "enable"], check=True)
+        subprocess.run([hook, "ctl", str(os.getpid()), order], check=True)
 
 
-starts: list[Callable[[], None]] = [enable_hook]
+starts: list[Callable[[], None]] = []
 
 
 def start_recording() -> None:
     """Start to record what follows."""
-    torch.cuda.synchronize()
+    tell_hook("enable")
     for start in starts:
         start()
 
@@ -57,6 +58,7 @@ def eager() -> dict[str, Any]:
         start_recording()
         for _ in range(STEPS):
             found = model(*given)
+    tell_hook("disable")  # copying the result takes as long as many steps
     return {"digest": digest(found)}
 
 
@@ -68,6 +70,7 @@ def train() -> dict[str, Any]:
         if number == 1:
             start_recording()
         model(*given).float().mean().backward()
+    tell_hook("disable")
     gradients = [parameter.grad.float().sum() for parameter in model.parameters() if parameter.grad is not None]
     return {"digest": digest(torch.stack(gradients))}
 
@@ -83,6 +86,7 @@ def compiled() -> dict[str, Any]:
             if number == 2:
                 start_recording()
             found = step(*given)
+    tell_hook("disable")
     counters = torch._dynamo.utils.counters
     counts = {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
     return {"digest": digest(found), "counts": counts}
@@ -103,7 +107,7 @@ def graphed() -> dict[str, Any]:
             found = model(*given)
         for _ in range(10 * STEPS):
             graph.replay()
-    torch.cuda.synchronize()
+    tell_hook("disable")
     return {"digest": digest(found)}
 
 

@@ -14,6 +14,8 @@ from gpt.probe.plan.maps import PlacedMap, Room
 
 # After this many additions, a lane empties the bins in shared memory. 1,024 lanes add less than 2^32 in that time.
 PERIOD = 1 << 20
+UNREAD = 4  # offset in a room
+NOWHERE = (1 << 32) - 1
 
 
 def count_value(
@@ -35,10 +37,9 @@ def count_value(
         return
     assert number
     outside, done = label(), label()
-    bit = code.once("b64", "and.b64", base, 1)
-    base = code.once("b64", "sub.u64", base, bit)
+    base = code.once("b64", "and.b64", base, -2)
     known = code.known_values()
-    code.skip(outside, Condition(code.make("pred", "setp.eq.u64", bit, 0)))
+    code.skip(outside, has_no_room(code, placed.room))
     _count_inside(code, placed, base, number, condition, label(), done)
     code.put(f"bra.uni {done}")
     code.forget(known)
@@ -48,10 +49,16 @@ def count_value(
     code.lines.append(f"{done}:")
 
 
-def find_start(code: Emitter, room: Room) -> str:
-    """Return a 32-bit register with the address of a room in shared memory."""
-    end = code.once("b32", "add.u32", code.once("b32", "mov.u32", room.symbol), code.special("%dynamic_smem_size"))
-    return code.once("b32", "sub.u32", end, room.size)
+def find_room(room: Room) -> str:
+    """Return the kernel's register with the address of its room, or NOWHERE. Finding it at each place would take longer
+    than counting.
+    """
+    return f"%{room.symbol}_at"
+
+
+def has_no_room(code: Emitter, room: Room) -> Condition:
+    """Return the condition that's true if this launch has no room."""
+    return Condition(code.once("pred", "setp.eq.u32", find_room(room), NOWHERE))
 
 
 def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, group: str, here: str, label: str) -> None:
@@ -60,14 +67,13 @@ def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, grou
     The lanes in `group`, for which `condition` holds, share the work. `here` has all lanes that execute this code.
     """
     assert placed.room
-    start = find_start(code, placed.room)
     count = code.make("b32", "popc.b32", group)
     number = code.make("b32", "popc.b32", code.below(group))
     copy = _find_copy(code, placed, base)
     code.lines.append(f"{label}:")
     there = Condition(code.make("pred", "setp.lt.and.u32", number, placed.bins, condition))
     found = code.make("b32", "mov.u32", 0)
-    place = code.make("b32", "mad.lo.u32", number, 4, start)
+    place = code.make("b32", "mad.lo.u32", number, 4, find_room(placed.room))
     code.put(f"atom.shared.exch.b32 {found}, [{place}+{placed.room.offset}], 0", there)
     address = code.make("b64", "mad.wide.u32", number, 8, copy)
     some = Condition(code.make("pred", "setp.ne.u32", found, 0))
@@ -83,12 +89,16 @@ def _count_inside(
     """Add 1 to a 32-bit bin in shared memory.
 
     Nothing waits for the addition. To prevent an overflow, each lane counts its own additions in a register, and
-    empties all bins after every PERIOD of them.
+    empties all bins after every PERIOD of them. A lane for which the condition doesn't hold adds to a word that nobody
+    reads: for a guard, ptxas would let the lanes branch.
     """
     assert placed.room
-    start = code.once("b32", "add.u32", find_start(code, placed.room), placed.room.offset)
+    start = code.once("b32", "add.u32", find_room(placed.room), placed.room.offset)
     place = code.make("b32", "mad.lo.u32", number, 4, start)
-    code.put(f"red.shared.add.u32 [{place}], 1", condition)
+    if condition:
+        unread = code.once("b32", "add.u32", find_room(placed.room), UNREAD)
+        place = code.make("b32", "selp.b32", place, unread, code.positive(condition))
+    code.put(f"red.shared.add.u32 [{place}], 1")
     counted = find_counter(placed)
     code.put(f"add.u32 {counted}, {counted}, 1")
     due = code.make("pred", "setp.eq.u32", code.make("b32", "and.b32", counted, PERIOD - 1), 0)

@@ -4,7 +4,8 @@ The hook decides at each launch: it adds dynamic shared memory behind the kernel
 the maps' addresses. Otherwise they count in global memory. Both forms are in the code, behind predicates that are
 the same in all threads.
 
-The room begins with the number of threads that have exited, followed by 32 bits for each bin. At the kernel's entry,
+The room begins with the number of threads that have exited and 32 bits that nobody reads, followed by 32 bits for each
+bin. At the kernel's entry,
 all threads clear it and synchronize once, before any of the program's own code has run. Where threads exit, one lane
 adds their number. The last threads of a block see that all others have exited, and add the bins to their SM's copy in
 global memory.
@@ -23,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpt.probe.lower.emit import Condition, Emitter
-from gpt.probe.lower.histogram import empty_bins, find_counter, find_start
+from gpt.probe.lower.histogram import NOWHERE, empty_bins, find_counter, has_no_room
+from gpt.probe.lower.histogram import find_room as find_address
 from gpt.probe.model import Position
 from gpt.probe.plan.maps import PlacedMap, Room
 from gpt.probe.plan.plan import Plan
@@ -68,7 +70,7 @@ def add_room(
         return
     to.add(entry.item.start, DECLARE, [f".extern .shared .align 16 .b8 {inside[0].room.symbol}[];"])
     counters = [find_counter(placed) for placed in inside]
-    to.put(entry.item.body + 1, STATE_IN, marked(f".reg .u32 {', '.join(counters)};"))
+    to.put(entry.item.body + 1, STATE_IN, marked(f".reg .u32 {', '.join([find_address(inside[0].room), *counters])};"))
     code = Emitter(f"{prefix}r_", known=known)
     to.put(entry.item.body + 1, STATE_IN, _clear(code, inside[0], counters, f"${prefix}r"))
     for site in entry.find_sites([Position("kernel")]):
@@ -87,8 +89,13 @@ def _clear(code: Emitter, placed: PlacedMap, counters: Sequence[str], label: str
     done, again = f"{label}_done", f"{label}_again"
     for counter in counters:
         code.put(f"mov.u32 {counter}, 0")
-    code.put(f"bra.uni {done}", _without_room(code, placed))
-    start = find_start(code, placed.room)
+    start = find_address(placed.room)
+    code.put(f"mov.u32 {start}, {NOWHERE}")
+    bit = code.make("b64", "and.b64", code.once("b64", "ld.param.u64", f"[{placed.param}]"), 1)
+    code.put(f"bra.uni {done}", Condition(code.make("pred", "setp.eq.u64", bit, 0)))
+    code.put(f"mov.u32 {start}, {placed.room.symbol}")
+    code.put(f"add.u32 {start}, {start}, {code.special('%dynamic_smem_size')}")
+    code.put(f"sub.u32 {start}, {start}, {placed.room.size}")
     at = code.make("b32", "mad.lo.u32", code.thread(), BIN, start)
     end = code.make("b32", "add.u32", start, placed.room.size)
     threads = code.threads()
@@ -106,8 +113,8 @@ def _leave(code: Emitter, maps: Sequence[PlacedMap], guard: Condition | None, la
     room = maps[0].room
     assert room
     done = f"{label}_done"
-    code.put(f"bra.uni {done}", _without_room(code, maps[0]))
-    start = find_start(code, room)
+    code.put(f"bra.uni {done}", has_no_room(code, room))
+    start = find_address(room)
     here, group = code.group(guard)
     count = code.make("b32", "popc.b32", group)
     code.put("membar.cta")  # their counts must be visible before they count as exited
@@ -125,12 +132,6 @@ def _leave(code: Emitter, maps: Sequence[PlacedMap], guard: Condition | None, la
         empty_bins(code, placed, base, last, group, here, f"{label}_{number}")
     code.lines.append(f"{done}:")
     return _braced(code)
-
-
-def _without_room(code: Emitter, placed: PlacedMap) -> Condition:
-    """Return the condition that is true if this launch has no room."""
-    bit = code.make("b64", "and.b64", code.once("b64", "ld.param.u64", f"[{placed.param}]"), 1)
-    return Condition(code.make("pred", "setp.eq.u64", bit, 0))
 
 
 def _braced(code: Emitter) -> str:
