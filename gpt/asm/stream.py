@@ -68,10 +68,10 @@ class Assembly:
             return
         texts = [record["data"]] + ([record["original"]] if self._compare and "original" in record else [])
         kernels, assembler = record.get("only", self._kernels), self._assembler
-        if want == "load" and len(record["kernels"]) == 1:
-            kernels = record["kernels"]
-        elif want == "load":
+        if want == "load" and len(record["kernels"]) != 1:  # the code of a single kernel is wanted at once
             assembler = assembler.checker
+        if self._host and kernels == record["kernels"]:
+            kernels = []  # ptxas checks what a kernel doesn't need, too
         try:
             texts = [_cut(text, record["module"], kernels) for text in texts]
             if limit := record.get("registers"):

@@ -123,6 +123,19 @@ def test_a_head_that_no_driver_takes(check, head, fault):
     check(f"{head}\n{GOOD}", 218, f"kernel 'good': line {fault}")
 
 
+@pytest.mark.parametrize(
+    ("unneeded", "fault"),
+    [
+        (".func f() { ret; }\n.func f() { ret; }", "line 5: 'f' is defined twice"),
+        (".func f();", "line 4: 'f' is declared, not '.extern', and defined nowhere"),
+        (".global .u32 x;\n.global .u32 x;", "line 5: 'x' is declared twice"),
+        ('.pragma "unknown";', "line 4: pragma 'unknown' of a module, which has only 'nounroll'"),
+    ],
+)
+def test_what_no_kernel_needs_is_checked(check, unneeded, fault):
+    check(f"{HEAD.format('7.0', 'sm_70')}{unneeded}\n{GOOD}", 218, f"kernel 'good': {fault}")
+
+
 def test_what_was_loaded_needs_no_stage_again(sim_play, tmp_path):
     head = HEAD.format("7.0", "sm_70")
     (tmp_path / "one.ptx").write_text(head + GOOD + "\0")
