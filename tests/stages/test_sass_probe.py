@@ -8,6 +8,7 @@ import pytest
 from gpt.formats.closed import read_table
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
+from gpt.sass.arch import ARCHS
 from gpt.stream import records, wire
 from gpt.stream.packed import unpack_rows
 from tests import cuda
@@ -136,12 +137,13 @@ def test_a_woven_cubin_has_one_kernel(image):
     assert b".text.copy" in cubin and b".text.sums" not in cubin
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("arch", [name for name, arch in ARCHS.items() if not arch.proven])
 def test_other_architectures_are_refused_as_a_whole(arch):
     module = records.make("module", id=7, type="cubin", arch=arch, only=["sums"])
     done = weave("-p", "block_sched", data=segment(module, element(compiled(arch), arch=arch, only=["sums"])))
     (refused,) = done.kind("refused")
     assert (refused["module"], refused.get("name"), refused["code"]) == (7, None, "not_proven")
+    assert not done.kind("cubin")
 
 
 def test_kernels_of_cuda_tile_are_left_alone(image):
