@@ -1,6 +1,7 @@
 """gpt-sass-probe as a user runs it."""
 
 import json
+import re
 import struct
 
 import pytest
@@ -184,6 +185,9 @@ def test_kernels_and_their_sites(image):
     assert kernel["sites"] == len(sites) == 4 and kernel["registers"] >= 8
     for file in ("R", "UR", "P", "UP", "B"):
         assert kernel[file] == min(site[file] for site in sites)
+    entry, load, store, exit_ = (site["live"] for site in sites)
+    assert entry == exit_ == "" and "UR" in load
+    assert re.fullmatch(r"R(\d+)-R(\d+) UR(\d+)-UR(\d+)", store), "an address, four words, and a descriptor"
     assert [site["offset"] for site in sites] == sorted(site["offset"] for site in sites)
     assert not any("code" in row for row in rows(done))
 
