@@ -1,3 +1,3 @@
-"""Re-exports gpt.analyze.lib.answer under the name that users' scripts import, see gpt-analyze(1)."""
+"""Re-export gpt.analyze.lib.answer under the name that users' scripts import (gpt-analyze(1), SCRIPTS)."""
 
 from gpt.analyze.lib.answer import *  # noqa: F403

@@ -79,7 +79,7 @@ BLOCKS = (
 )
 NONE = (1 << 64) - 1  # no value of a u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
-NEAR = 4  # draw the device's capacity if it's at most this multiple of the most resident warps
+NEAR = 4  # the device's capacity is drawn if it's at most this multiple of the maximum number of resident warps
 MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # launches and blocks listed at most
 
 Number = Annotated[

@@ -3,7 +3,8 @@
 A collective's kernel runs on each rank and waits there for the other ranks. A rank's time, from the start of its kernel
 to its end, has two parts:
 
-- *waiting* is the time until the last rank started, which is the rank it waits for; - *transfer* is the rest.
+- *waiting* is the time until the last rank started, and that rank is the one waited for;
+- *transfer* is the rest.
 
 This is valid if no rank can finish before all have started: for all-reduce, all-gather, reduce-scatter and all-to-all.
 For a broadcast, a reduction to one rank, sends and receives, only the running time is shown.
@@ -250,4 +251,5 @@ ANALYSIS = of_model(
     find_lack,
     need=find_need,
     types=frozenset(("kernel",)),
+    sends=True,
 )

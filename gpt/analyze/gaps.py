@@ -374,5 +374,8 @@ def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:
 
 
 ANALYSIS = of_model(
-    gaps, "Show when nothing was launched and the GPU was idle.", CALLS | COUNTED | GPU_TIMES | {"device"}
+    gaps,
+    "Show when nothing was launched and the GPU was idle.",
+    CALLS | COUNTED | GPU_TIMES | {"device"},
+    sends=True,
 )

@@ -81,7 +81,7 @@ def graphs(trace: TraceModel) -> Answers:
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
                      len(graph.calls), *gpu, _median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
-        # Number of nodes, and the entry in spans; functions may share a name.
+        # By name, since functions may share one: nodes, and sums of the entries in spans
         own: dict[str, tuple[int, int, int, float]] = {}
         for function, count in made.kernels.items():
             probed, timed, span = spans.get((graph.number, function), (0, 0, 0.0))
@@ -207,6 +207,10 @@ def _find_need(trace: TraceModel) -> str | None:
     return "no CUDA graph in the trace: the program made none, or 'gpt-hook run' began after it did"
 
 
+def _find_no_lack(kinds: set[str]) -> None:
+    return None
+
+
 KINDS = CALLS | GPU_TIMES | SAVES | {"graph", "device"}
-ANALYSIS = of_model(graphs, "Show the kernels in CUDA graph launches.", KINDS, lambda kinds: None, need=_find_need,
-                    types=frozenset(("graph",)))  # fmt: skip
+ANALYSIS = of_model(graphs, "Show the kernels in CUDA graph launches.", KINDS, _find_no_lack, need=_find_need,
+                    types=frozenset(("graph",)), sends=True)  # fmt: skip

@@ -51,7 +51,7 @@ MEMORY = (
 SITES_OF = (
     Column("library", "text", title="asked for by"),
     Column("function", "text?", "kernel", shown="under"),
-    Column("site", "text?", shown="never"),  # both
+    Column("site", "text?", shown="never"),  # library and function
     *(column for column in SUMS if column.name != "failed"),
 )
 FRAGMENTS = (
@@ -410,4 +410,5 @@ ANALYSIS = of_model(
     CALLS | GRAPHS | SITES | {"device"},
     _find_lack,
     types=frozenset(("memory", "context", "graph")),
+    sends=True,
 )

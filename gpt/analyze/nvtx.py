@@ -223,4 +223,4 @@ def _find_lack(kinds: set[str]) -> str | None:
 
 
 ANALYSIS = of_model(nvtx, "Sum up what happened within NVTX ranges.", CALLS | GRAPHS | RANGES | GPU_TIMES,
-                   _find_lack, drains=True)  # fmt: skip
+                   _find_lack, drains=True, sends=True)  # fmt: skip

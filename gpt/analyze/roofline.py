@@ -75,7 +75,9 @@ Key = tuple[str, str]  # kernel and device
 
 
 class _Sums:
-    """The sums of a kernel on a device: for each `what`, the amount and the number of launches that have it."""
+    """The sums of a kernel on a device: for each quantity, the amount and the number of launches for which it's
+    known.
+    """
 
     def __init__(self) -> None:
         self.sums: Counter[str] = Counter()

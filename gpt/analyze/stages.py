@@ -444,4 +444,4 @@ def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> list[tuple[Any, ...]
 
 
 ANALYSIS = of_model(stages, "Show how an inference spends its time.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
-                    need=find_need, drains=True)  # fmt: skip
+                    need=find_need, drains=True, sends=True)  # fmt: skip

@@ -18,10 +18,14 @@ from gpt.base.outputs import replacing
 from gpt.stream.stage import DASH, Stage
 
 if TYPE_CHECKING:
+    from gpt.timeline.counters import Counter as Line
+    from gpt.timeline.saved import SavedSpans
     from gpt.timeline.tracks import Timeline
     from gpt.trace.process import Process
 
-EACH, MUCH = 260, 1e9  # bytes of memory for a call or GPU time; as many of a file of AS_MUCH; bytes worth a warning
+EACH = 260  # bytes of memory per call or GPU time; files of AS_MUCH are as large
+MUCH = 1e9  # bytes of memory that are worth a warning
+MANY = 200_000  # calls that allocate and free memory, and whose pieces text keeps in memory: about 60 MB
 NAMED = 3  # processes, and reasons, that a line names
 LEVEL = 1  # for gzip: higher levels take two to five times as long to save a fifth to a quarter
 
@@ -61,12 +65,13 @@ def _find_form(output: Path | None) -> TimelineFormat:
 
 
 class Drawing:
-    """Keeps everything that was read until it's drawn."""
+    """Keeps everything that was read until it's drawn, in a file if that's much."""
 
-    streams = False
+    streams, drains = False, True
 
     def __init__(self, stage: Stage, json: bool, shape: TimelineFormat | None, output: Path | None) -> None:
-        from gpt.trace.model import EVERYTHING, TraceModel
+        from gpt.trace.kinds import COSTS, LOADS, NODES, RANGES, RUNS, SAVES
+        from gpt.trace.model import TraceModel
 
         if json:
             raise UsageError("a timeline has no --json; --format chrome is JSON")
@@ -74,9 +79,9 @@ class Drawing:
             output = None
         if shape is TimelineFormat.all and not output:
             raise UsageError("--format all writes files: -o says how their names begin")
-        self.kinds = EVERYTHING
+        self.kinds = RUNS | LOADS | SAVES | COSTS | NODES | RANGES
         self._stage, self._form, self._output = stage, shape or _find_form(output), output
-        self._model = TraceModel()
+        self._model = TraceModel(drains=True)
 
     def take(self, process: Process) -> None:
         """Keep the rows that a process has collected."""
@@ -92,26 +97,59 @@ class Drawing:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Draw the timeline; the output isn't records."""
-        from gpt.analyze.lib.over_time import count_memory, count_warps
-        from gpt.timeline.tracks import make_timeline
-
-        if (rows := self._model.count()) * EACH > MUCH:
+        forms = [self._form]
+        if self._form is TimelineFormat.all:
+            forms = [form for form in ENDINGS if form is not TimelineFormat.ascii] + [TimelineFormat.ascii]
+        if self._form is not TimelineFormat.ascii and (rows := self._model.count()) * EACH > MUCH:
             told = f"{rows:,} calls and GPU times take about {rows * EACH / 1e9:.1f} GB of memory"
             self._stage.warn("timeline", f"{told}{AS_MUCH.get(self._form, '')}: --time FROM,TO draws a part")
-        timeline = make_timeline(self._model)
-        self._model.incomplete = [*incomplete, *self._find_missing(timeline)]
-        timeline.counters[:0] = [*count_memory(timeline), *count_warps(timeline)]
-        if self._output and self._form is TimelineFormat.all:
-            for form, ending in ENDINGS.items():
-                write(self._output.with_name(self._output.name + ending), _iter_bytes(form, timeline))
-        elif self._output:
-            write(self._output, _iter_bytes(self._form, timeline))
-        else:
-            for data in _iter_bytes(self._form, timeline):
-                self._stage.write_bytes(data)
+        for form, texts in self._iter_drawn(forms, incomplete):
+            if not self._output:
+                for data in texts:
+                    self._stage.write_bytes(data)
+            elif self._form is TimelineFormat.all:
+                write(self._output.with_name(self._output.name + ENDINGS[form]), texts)
+            else:
+                write(self._output, texts)
         yield from ()
 
-    def _find_missing(self, timeline: Timeline) -> Iterator[str]:
+    def _iter_drawn(
+        self, forms: list[TimelineFormat], incomplete: list[str]
+    ) -> Iterator[tuple[TimelineFormat, Iterator[bytes]]]:
+        """Yield each form with its contents. Text needs little memory; the others share a Timeline."""
+        from gpt.analyze.lib.allocations import read_memory_calls
+        from gpt.analyze.lib.over_time import count_memory, count_warps
+
+        saved: SavedSpans | None = None
+        counters: list[Line] = []
+        rest = [form for form in forms if form is not TimelineFormat.ascii]
+        if (calls := read_memory_calls(self._model, None if rest else MANY)) is None:
+            told = f"memory is not drawn: over {MANY:,} calls allocate and free it, which 'gpt-analyze memory' shows"
+            incomplete = [*incomplete, told]
+        else:
+            counters += count_memory(self._model, calls)
+        if rest:
+            from gpt.timeline.tracks import make_timeline
+
+            timeline = make_timeline(self._model)
+            saved = timeline.saved
+            timeline.counters[:0] = [*counters, *count_warps(saved.ran)]
+            self._model.incomplete = [*incomplete, *self._find_missing(saved)]
+            for form in rest:
+                yield form, _iter_bytes(form, timeline)
+            del timeline
+        if TimelineFormat.ascii in forms:
+            from gpt.screen.grid import screen_width
+            from gpt.timeline import ascii
+            from gpt.timeline.sketch import Scene
+
+            scene = Scene(self._model, saved)
+            self._model.incomplete = [*incomplete, *self._find_missing(scene.saved)]
+            counters += [*count_warps(scene.saved.ran), *scene.rates]
+            texts = ascii.iter_lines(scene, counters, screen_width())
+            yield TimelineFormat.ascii, (text.encode(errors="replace") for text in texts)
+
+    def _find_missing(self, saved: SavedSpans) -> Iterator[str]:
         """Yield messages about parts that processes didn't record and data that probes didn't save."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
@@ -124,12 +162,12 @@ class Drawing:
         if coverage.unprobed:
             yield from coverage.verdict()
         lost = Counter[str]()
-        for facts in timeline.saved.facts:
+        for facts in saved.facts:
             lost.update({value for value in facts.values() if isinstance(value, str) and value.startswith("lost: ")})
         for reason, count in lost.most_common(NAMED):
             yield f"{'1 launch' if count == 1 else f'{count:,} launches'} with probes {reason}"
-        if timeline.saved.lost:
-            yield f"what probes saved is not shown of launches without their calls: {timeline.saved.lost:,}"
+        if saved.lost:
+            yield f"{saved.lost:,} launches have no call in the trace: what their probes saved is not shown"
 
 
 def write(path: Path, parts: Iterator[bytes]) -> None:
@@ -144,11 +182,6 @@ def write(path: Path, parts: Iterator[bytes]) -> None:
 
 def _iter_bytes(form: TimelineFormat, timeline: Timeline) -> Iterator[bytes]:
     match form:
-        case TimelineFormat.ascii:
-            from gpt.screen.grid import screen_width
-            from gpt.timeline import ascii
-
-            texts = ascii.iter_lines(timeline, screen_width())
         case TimelineFormat.chrome:
             from gpt.timeline import chrome
 

@@ -4,8 +4,9 @@ A generation is a prefill step followed by decode steps. They're found in one of
 
 - NVTX ranges of the program with `prefill` or `decode` in their names;
 - the outermost modules that 'gpt-hook run --layers' records, if most launches are in them: a step is a call of the
-  model. The sequence of launches that most calls have in common is a decode step, another one before it a prefill;
-- the shortest unit of launches that repeats, with a wait or a copy from the device in each repetition, or else the unit
+  model. The most frequent sequence of launches in such a call is a decode step; a call with other launches is a
+  prefill;
+- the shortest unit of launches that repeats with a wait or a copy from the device in each repetition, or else the unit
   that 'gpt-analyze summary' calls an iteration: that's a decode step. Launches before it that aren't part of one are
   the prefill.
 
@@ -305,4 +306,4 @@ def _read_gpu(trace: TraceModel, number: int) -> tuple[Whole, Any]:
 
 
 ANALYSIS = of_model(tokens, "Show how long a language model takes per token.", CALLS | GPU_TIMES | GRAPHS | RANGES,
-                    need=find_need, drains=True)  # fmt: skip
+                    need=find_need, drains=True, sends=True)  # fmt: skip

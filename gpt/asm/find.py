@@ -108,7 +108,7 @@ class Tools:
             try:
                 tool = _ask(path)
             except GptError as error:
-                if self._named and not self._found:  # using any other than the user named would be a surprise
+                if self._named and not self._found:  # never replace a ptxas that the user named
                     raise MissingError(str(error)) from None
                 self._failed = self._failed or str(error)
                 continue

@@ -86,7 +86,7 @@ class Assembly:
         except MissingError:
             if want != "load":
                 raise
-            targets = []  # the loader gets the outline, and asks for code later
+            targets = []  # the loader gets the outline now, and requests code later
         jobs = [partial(assembler.assemble, text, record["module"], target) for text in texts for target in targets]
         yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
 

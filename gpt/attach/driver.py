@@ -48,7 +48,7 @@ class DriverFunction(NamedTuple):
 
 
 class DriverFile(NamedTuple):
-    """A driver: an open descriptor, its name for people, and a path to open it by that no other user could choose."""
+    """A driver: an open descriptor, its name for people, and a path to it that no other user could have chosen."""
 
     file: int
     name: str

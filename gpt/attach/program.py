@@ -6,7 +6,7 @@ in a map haven't returned: they're printed with each `beat`, and by bpftrace its
 
     begin NSECS SECONDS.MICROSECONDS TAG time stamps, the time of day at the same moment, and the tag of this program
     machine HOST BOOT_ID SUSPENDED       ns by which time stamps are ahead of CLOCK_MONOTONIC
-    argv PID HEX                         how the process was started, as /proc/PID/cmdline has it
+    argv PID HEX                         how the process was started, the contents of /proc/PID/cmdline
     functions N SYMBOL WORDS , ...       keys of the maps: a word for each value, with * if that is an address
     call PID TID START NS RESULT SYMBOL FIELD=HEX ...
     name PID TID START PART TEXT         the name that a call looks up, in parts of PART_BYTES
@@ -82,7 +82,7 @@ def _dims(*arguments: str) -> list[Stored]:
 
 
 def _low(number: int) -> str:
-    return f"{argument(number)} & 0xffffffff"  # an int: the upper half of its register means nothing
+    return f"{argument(number)} & 0xffffffff"  # an int: the upper half of its register is undefined
 
 
 LAUNCH = [Stored("function", "arg0"), *_dims(*map(_low, range(1, 8))), Stored("stream", argument(8))]

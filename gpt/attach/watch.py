@@ -59,7 +59,7 @@ def shares_mounts(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process has ended, and at most its parent has yet to collect it."""
+    """Return whether a process has ended, even if its parent hasn't waited for it yet."""
     try:
         return b"\nState:\tZ" in Path(f"/proc/{pid}/status").read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
 """GPT_KEEP: a folder in which stages keep their intermediate files of each kernel, for people to look at.
 
 A probed kernel gets a folder NAME.DIGEST: its mangled name, sanitized and shortened, and the beginning of a digest of
-its name and the probed text. The weaving and the assembling stage thus choose the same folder without talking to each
-other. Only the user can read it, files appear in it complete, and a folder that another user could have put in its
+its name and the probed text. So the weaving and the assembling stage choose the same folder independently. Only the
+user can read it, files appear in it only when they're complete, and a folder that another user could have put in its
 place isn't used.
 """
 

@@ -142,7 +142,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def make_open_folder(path: Path) -> int:
-    """Make a folder and open it, so that it can be filled through the descriptor whatever its name means by then.
+    """Make a folder and open it, so that it can be filled through the descriptor even if its name is taken over.
 
     Raises OSError, whose `filename` is `path`, also if somebody has put another folder in its place already.
     """
@@ -156,7 +156,7 @@ def make_open_folder(path: Path) -> int:
 
 
 def check_free(path: Path, folder: bool = False) -> None:
-    """Raise OSError, whose `filename` is `path`, if `take_name` couldn't give a file, or a `folder`, that name."""
+    """Raise OSError, whose `filename` is `path`, if `take_name` couldn't give that name to a file or `folder`."""
     with _named(path):
         _check_free(path, folder)
 

@@ -2,9 +2,9 @@
 
 In a TMPDIR where others may rename files, such as a group's folder without the sticky bit, somebody can replace our
 folder with another at any time. What a compiler writes there is code that will run. So the runtime makes the folder
-(gpt_make_temporary in runtime/common/own.c, which gpt-hook uses too), checks its owner and mode, and hands it over
-open. Use the descriptor to run a compiler there, to read what it wrote, and to make files. By then the name may lead
-anywhere, so it's only for messages and for removal.
+(gpt_make_temporary in runtime/common/own.c, which gpt-hook uses too), checks its owner and mode, and returns an open
+descriptor. Use the descriptor to run a compiler there, to read what it wrote, and to make files. By then the name may
+lead anywhere, so it's only for messages and for removal.
 """
 
 from __future__ import annotations

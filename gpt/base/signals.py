@@ -32,7 +32,7 @@ def catch() -> None:
     interrupts the operation.
     """
     for number in CAUGHT:
-        if signal.getsignal(number) != signal.SIG_IGN:  # not ignored by nohup or for a background job
+        if signal.getsignal(number) != signal.SIG_IGN:  # unless nohup or a background job ignores it
             signal.signal(number, _terminate)
     signal.signal(signal.SIGALRM, _look)
     signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)

@@ -1,7 +1,7 @@
 """Name the module of a PyTorch model that each launch belongs to: 'gpt-hook run --layers' loads this into programs.
 
-It replaces `torch.nn.Module.__call__` by a function that tells libgpthook.so which module is entered and left, and
-calls the original. That happens before torch._dynamo is imported, which then takes the function for PyTorch's own:
+Calls of `torch.nn.Module.__call__` pass through a C function in libgpthook.so, which records the module that is entered
+and left (runtime/hook/watch/layers_python.c). The Python function stays as it was, and so does what torch._dynamo sees:
 compiled code has the same graphs, breaks and guards as without. So everything in a compiled region belongs to the
 compiled module.
 
@@ -19,45 +19,67 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import weakref
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, Callable
 
 BACKWARD = b" (backward)"
-MOST_NODES = 1 << 16  # remembered per thread
-MOST_DEPTH = 3  # levels of nested containers
-MOST_ITEMS = 64  # limit per container
 # Components that wrappers add to a path, such as torch.compile, DDP, FSDP and activation checkpointing.
 WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 DISTRIBUTED = frozenset(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"))
+# Python's functions, in the order of struct gpt_python in runtime/hook/watch/watch.h.
+FUNCTIONS = (
+    "Py_IncRef", "Py_DecRef", "PyObject_GetAttr", "PyObject_CallFunctionObjArgs", "PyObject_CallMethodObjArgs",
+    "PyCFunction_NewEx", "PyLong_FromVoidPtr", "PyLong_AsLongLong", "PyBytes_AsString", "PyDict_GetItem", "PyDict_Next",
+    "PyTuple_Size", "PyTuple_GetItem", "PyList_Size", "PyList_GetItem", "PyType_IsSubtype", "PyType_GetFlags",
+    "PyErr_ExceptionMatches", "PyErr_Clear",
+)  # fmt: skip
+KEPT: list[Any] = []  # objects to which the library has pointers
+WORD = 8  # bytes of a pointer
+VECTORCALL_OFFSET = 5  # words of a PyTypeObject between its PyObject and tp_vectorcall_offset
 
 
 class Recorder:
     """The functions in libgpthook.so, declared in runtime/hook/watch/watch.h. They're short, so they keep the GIL."""
 
     def __init__(self) -> None:
-        """Raise AttributeError or OSError if the library isn't loaded."""
+        """Raise AttributeError, ImportError or OSError if the library isn't loaded."""
         import ctypes
 
+        self._ctypes = ctypes
         library = ctypes.PyDLL(None)
-        self.enter = library.gpt_hook_layer
-        self.enter.argtypes = [ctypes.c_char_p]
-        self.leave = library.gpt_hook_layer_end
-        self.leave.argtypes, self.leave.restype = [], None
+        self._wrap = library.gpt_hook_wrap_calls
+        self._wrap.argtypes = [ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p]
+        self.tag = library.gpt_hook_tag
+        self.tag.argtypes = [ctypes.py_object, ctypes.py_object]
+        self.end_backward = library.gpt_hook_end_backward
+        self.end_backward.argtypes, self.end_backward.restype = [], None
 
+    def wrap(self, function: FunctionType, objects: tuple[Any, ...]) -> None:
+        """Let the library see calls of a function. `objects` are the last ones in struct gpt_python.
 
-class _Thread(threading.local):
-    """The names of modules that a thread is in, and whether a module of its backward pass is open.
+        Raise RuntimeError or AttributeError if this Python keeps functions in another form.
+        """
+        api, pointer = self._ctypes.pythonapi, self._ctypes.c_void_p
+        head = object.__basicsize__
+        place = self._ctypes.c_ssize_t.from_address(id(FunctionType) + head + VECTORCALL_OFFSET * WORD).value
+        addresses = [pointer.from_buffer(getattr(api, name)).value for name in FUNCTIONS]
+        setting = getattr(api, "PyFunction_SetVectorcall", None)
+        before = [self._find_vectorcall(function), setting and pointer.from_buffer(setting).value]
+        after = [*map(id, objects), head - WORD]
+        given = (pointer * (len(before) + len(addresses) + len(after)))(*before, *addresses, *after)
+        KEPT.extend((given, objects))
+        if not 0 < place < FunctionType.__basicsize__ or not self._wrap(function, place, given):
+            raise RuntimeError("this version of Python isn't supported")
 
-    PyTorch numbers the autograd nodes of a thread in the order of their creation.
-    """
-
-    def __init__(self) -> None:
-        self.inside: list[bytes] = []
-        self.backward = False
-        self.nodes: set[int] = set()  # sequence numbers of autograd nodes that have a hook
+    def _find_vectorcall(self, function: FunctionType) -> int | None:
+        find = getattr(self._ctypes.pythonapi, "PyVectorcall_Function", None)  # from 3.11 on
+        if find is None:
+            return self._ctypes.c_void_p.from_buffer(self._ctypes.pythonapi._PyFunction_Vectorcall).value
+        find.argtypes, find.restype = [self._ctypes.py_object], self._ctypes.c_void_p
+        found: int | None = find(function)
+        return found
 
 
 class Names:
@@ -65,11 +87,20 @@ class Names:
 
     def __init__(self) -> None:
         self.known: dict[int, bytes] = {}
+        self.backward: dict[bytes, bytes] = {}  # by name
+        self._texts: dict[bytes, bytes] = {}  # all names, never removed, because the library refers to them
         self._roots: set[int] = set()  # modules in `known` that were outermost
         self._refs: dict[int, Any] = {}
 
-    def add(self, module: Any, prefix: str) -> bytes:
-        """Name a module that isn't known, and those below it. `prefix` is the enclosing module's name, or empty."""
+    def find(self, module: Any, outer: bytes | None) -> bytes:
+        """Name a module that isn't known. `outer` is the enclosing module's name."""
+        try:
+            return self._add(module, outer.decode("utf-8", "replace") if outer else "")
+        except Exception:  # the program's named_modules() raised it
+            return self._encode(type(module).__name__)
+
+    def _add(self, module: Any, prefix: str) -> bytes:
+        """Name a module and those below it."""
         title = type(module).__name__
         own = f"{prefix}.{title}" if prefix else title
         path = prefix and f"{own}."
@@ -84,9 +115,15 @@ class Names:
         self._roots.add(id(module))
         return self.known[id(module)]
 
+    def _encode(self, name: str) -> bytes:
+        text = name.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
+        kept = self._texts.setdefault(text, text)
+        self.backward.setdefault(kept, kept + BACKWARD)
+        return kept
+
     def _keep(self, module: Any, name: str) -> None:
         key = id(module)
-        self.known[key] = name.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
+        self.known[key] = self._encode(name)
         self._roots.discard(key)
         self._refs[key] = weakref.ref(module, partial(self._forget, key))
 
@@ -96,83 +133,17 @@ class Names:
         self._roots.discard(key)
 
 
-class Layers:
-    """The functions that replace PyTorch's."""
+def _wrap_backward(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Return the function for torch.autograd.graph._engine_run_backward."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.names = Names()
-        self._thread = _Thread()
-        self._enter, self._leave = recorder.enter, recorder.leave
+    def _engine_run_backward(outputs, *args, **kwargs):  # type: ignore[no-untyped-def]
+        recorder.tag(outputs, None)  # a thread of the engine may still be in a module of the pass before
+        try:
+            return original(outputs, *args, **kwargs)
+        finally:
+            recorder.end_backward()
 
-    def wrap_call(self, original: Callable[..., Any], torch: Any) -> Callable[..., Any]:
-        """Return the function for torch.nn.Module.__call__."""
-        enter, leave, thread, known, find = self._enter, self._leave, self._thread, self.names.known, self._find
-        tag, has_grad = self._tag, torch._C.is_grad_enabled
-
-        def _wrapped_call_impl(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-            if torch.compiler.is_compiling():  # Dynamo inlines calls of modules with hooks
-                return original(self, *args, **kwargs)
-            inside = thread.inside
-            name = known.get(id(self)) or find(self, inside)
-            if not enter(name):
-                return original(self, *args, **kwargs)
-            if has_grad():
-                tag((args, kwargs) if kwargs else args, inside[-1] if inside else None)
-            inside.append(name)
-            try:
-                result = original(self, *args, **kwargs)
-            finally:
-                inside.pop()
-                leave()
-            if has_grad():
-                tag(result, name)
-            return result
-
-        _wrapped_call_impl.__module__, _wrapped_call_impl.__qualname__ = original.__module__, original.__qualname__
-        return _wrapped_call_impl
-
-    def wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function for torch.autograd.graph._engine_run_backward."""
-
-        def _engine_run_backward(outputs, *args, **kwargs):  # type: ignore[no-untyped-def]
-            self._tag(outputs, None)  # a thread of the engine may still be in a module of the pass before
-            try:
-                return original(outputs, *args, **kwargs)
-            finally:
-                self._end_backward()
-
-        return _engine_run_backward
-
-    def _find(self, module: Any, inside: list[bytes]) -> bytes:
-        return self.names.add(module, inside[-1].decode("utf-8", "replace") if inside else "")
-
-    def _tag(self, value: Any, name: bytes | None, depth: int = MOST_DEPTH) -> None:
-        """Let the nodes that made these tensors belong to a module, or to none, unless they belong to one already."""
-        nodes = self._thread.nodes
-        for one in list(value.values())[:MOST_ITEMS] if isinstance(value, dict) else value if isinstance(
-            value, (tuple, list)
-        ) else (value,):  # fmt: skip
-            if isinstance(one, (tuple, list, dict)):
-                if depth:
-                    self._tag(one, name, depth - 1)
-                continue
-            node = getattr(one, "grad_fn", None)
-            if node is None or (number := node._sequence_nr()) in nodes:
-                continue
-            if len(nodes) >= MOST_NODES:
-                nodes.clear()
-            nodes.add(number)
-            node.register_prehook(partial(self._on_backward, name and name + BACKWARD))
-
-    def _on_backward(self, name: bytes | None, _: Any) -> None:
-        self._end_backward()
-        if name is not None:
-            self._thread.backward = bool(self._enter(name))
-
-    def _end_backward(self) -> None:
-        if self._thread.backward:
-            self._thread.backward = False
-            self._leave()
+    return _engine_run_backward
 
 
 class Patcher:
@@ -206,7 +177,7 @@ def _run(original: Callable[[Any], None], patch: Callable[[Any], None], module: 
 
 
 def _place(owner: type, filename: str) -> None:
-    """Let the functions of a class seem to be in a file that Dynamo skips."""
+    """Make the functions of a class appear to be in a file that Dynamo skips."""
     for function in vars(owner).values():
         if isinstance(function, FunctionType):
             function.__code__ = _move(function.__code__, filename)
@@ -227,16 +198,19 @@ def install() -> None:
     if not os.environ.get("GPT_HOOK_OUTPUT"):
         return
     try:
-        layers = Layers(Recorder())
+        recorder = Recorder()
     except (AttributeError, ImportError, OSError):
         return
+    names = Names()
 
     def patch_modules(module: Any) -> None:
-        for owner in (Layers, Names):
-            _place(owner, module.__file__)
-        module.Module.__call__ = layers.wrap_call(module.Module.__call__, module.torch)
+        _place(Names, module.__file__)
+        torch = module.torch
+        attributes = [sys.intern(name) for name in ("grad_fn", "_sequence_nr", "register_prehook")]
+        objects = (None, True, Exception, torch.Tensor, *attributes, torch._C.is_grad_enabled, names.find)
+        recorder.wrap(module.Module.__call__, (*objects, names.known, names.backward))
 
     def patch_autograd(module: Any) -> None:
-        module._engine_run_backward = layers.wrap_backward(module._engine_run_backward)
+        module._engine_run_backward = _wrap_backward(module._engine_run_backward, recorder)
 
     sys.meta_path.insert(0, Patcher({"torch.nn.modules.module": patch_modules, "torch.autograd": patch_autograd}))

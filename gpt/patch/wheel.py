@@ -1,7 +1,7 @@
 """Write wheels with some members replaced: other members don't change, and RECORD gets the new digests and sizes.
 
 Other members are copied byte for byte, compressed, together with the bytes before and between them, and compared with
-their checksums: we make no new wheel of a damaged one. Only the directory is written anew, with the new offsets.
+their checksums, so that a damaged wheel is refused. Only the directory is written anew, with the new offsets.
 
 RECORD is CSV with a line per member, `PATH,sha256=DIGEST,SIZE`, with the digest in URL-safe base64 without padding
 (packaging specifications, "Recording installed projects"). Lines of other members aren't changed. Only the wheel's own

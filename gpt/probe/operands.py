@@ -7,7 +7,7 @@ is IN1. OUT doesn't exist yet `before` an instruction.
 BYTES and FLOPS are one lane's share, so that their sum over the lanes is the total: `ldmatrix.x4` moves 16 bytes per
 lane, `mma.m16n8k16` does 2 * 16 * 8 * 16 / 32 operations per lane, `wgmma` spreads over 128 lanes, and `tcgen05.mma`
 belongs to one lane. A multiply-add is two operations, and so is an operation on a packed pair. A copy by tensor map
-doesn't say how much it moves; the `mbarrier` that waits for it does, and gets those BYTES.
+doesn't say how much it moves, but the `mbarrier` that waits for it does, so the mbarrier has those BYTES.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BITS = {
     "b1": 1,
 }
 _TENSOR_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
-_TYPED = {  # their operands have the types that types_of returns
+_TYPED = {  # instructions whose operands have the types that types_of returns
     *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
     *("or", "xor", "not", "shl", "shr", "setp", "set", "selp", "slct", "cvt", "mov", "popc", "clz", "bfe", "bfi"),
     *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
@@ -303,7 +303,7 @@ def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | 
     words, operands = instruction.modifiers, instruction.operands
     match instruction.opcode:
         case "cp" | "multimem" if ".tensor" in words or ".wait_group" in words:
-            return None  # the tensor map says how much; this moves nothing
+            return None  # only the tensor map knows how much
         case "cp" | "multimem" | "st" if ".bulk" in words or ".reduce" in words:
             return next((_number(o) for o in operands if not isinstance(o, tree.Address)), None)
         case "cp" if words[:1] == (".async",) and len(operands) > 2:

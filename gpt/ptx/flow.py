@@ -84,8 +84,8 @@ class Flow:
         return None
 
     def is_read_after(self, name: str, first: int, last: int) -> bool:
-        """Return whether some path from the end of a stretch reads a register before writing it. If that takes too long
-        to find out, assume so.
+        """Return whether some path from the end of a stretch reads a register before writing it. If the search takes
+        too long, assume that one does.
         """
         mentions = self._mentions.get(name, [])
         if not mentions:  # not a single word, as in malformed text

@@ -37,8 +37,8 @@ class Piece(NamedTuple):
 
 
 class PtxLexer(Lexer):
-    """Yields the scanner's tokens of a Piece, typed for the grammar. If text can be several terminals, it becomes the
-    first that the grammar accepts there. Raises MalformedError.
+    """Yields the scanner's tokens of a Piece, typed for the grammar. If text can be several terminals, the first one
+    that the grammar accepts there is used. Raises MalformedError.
     """
 
     __future_interface__ = 2  # lex gets the parser's state

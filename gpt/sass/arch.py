@@ -20,7 +20,7 @@ class SassArch:
     parameters: int  # their offset in constant bank 0
     descriptor: int  # offset of global memory's descriptor in constant bank 0, 64 bits
     stack_pointer: int  # its initial value in constant bank 0
-    entry: str  # the first instruction of a kernel, which loads it; sm_80 to sm_89 have IMAD (IMAD.MOV) or MOV
+    entry: str  # a kernel's first instruction, which loads the stack pointer; sm_80 to sm_89: IMAD (IMAD.MOV) or MOV
     uniform_bits: int  # bits of a uniform register number; all bits set mean URZ
     branch: str  # the form of a branch's distance (gpt/sass/words.py)
     proven: bool  # True if woven code has run on hardware

@@ -10,14 +10,14 @@ following hold:
 1. *Places*. Every word is the original's, or branches to a trampoline, or is in one, or was amended to wait, stall or
    announce more. Nothing jumps into the middle of the instructions that a trampoline replaces
    (`_check_places`).
-2. *Words*. Inserted words are the snippet's under one injective renaming; moved words are the kernel's; the way back
-   leads behind the last of them (check_words.py).
+2. *Words*. Inserted words are the snippet's under one injective renaming; moved words are the kernel's; the branch back
+   leads to the word after the last of them (check_words.py).
 3. *Values*. What the kernel will still read is unchanged or restored; what a snippet is given has been written, or is
    an operand of the moved instructions (check_state.py).
 4. *Time*. A snippet doesn't write registers in flight or read a result before it arrives, and leaves nothing in
-   flight. A scoreboard is a counter that says when (words.py), but it only helps who waits for it: a dead register
-   isn't free while an old load may still write to it, or an old store may still read it (flow.py). At the seams
-   between parts, where ptxas computed no stalls, they're long enough for any reader (stalls.py).
+   flight. A scoreboard counts instructions in flight (words.py), but it helps only code that waits for it: a dead
+   register isn't free while an old load may still write to it, or an old store may still read it (flow.py). At the
+   seams between parts, where ptxas computed no stalls, they're long enough for any reader (stalls.py).
 5. *Lanes*. Only a branch between a BSSY and a BSYNC of its own, on a barrier that the kernel doesn't name, splits
    lanes; nothing releases lanes that wait elsewhere (docs/sass-rules.md). Uniform registers and barriers are taken only
    if the kernel never names them, since other lanes of the warp may be anywhere. Some uniform registers may be saved
@@ -104,7 +104,7 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
 def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
     """Return the original with its amended instructions, which set additional barriers that can be awaited.
 
-    If an amended instruction was moved, the word in the trampoline counts, because that's the word that runs.
+    If an amended instruction was moved, the word in the trampoline counts, because that word runs.
     """
     words = original.code.words
     changed = {}
@@ -197,7 +197,10 @@ def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
 
 
 def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding]:
-    """Find jumps into the middle of replaced instructions, which would bypass a probe, and places amid collectives."""
+    """Find jumps into the middle of replaced instructions, which would bypass a probe.
+
+    Also find places between a WARPSYNC.COLLECTIVE and its ENDCOLLECTIVE.
+    """
     code = original.code
     targets = {target // SIZE for target in code.targets | original.jump_targets}
     collecting: set[int] = set()

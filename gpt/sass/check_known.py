@@ -87,8 +87,8 @@ class Surroundings:
         return self.original.named & SHARED
 
     def needed(self, index: int) -> int:
-        """Return the registers that have to be the kernel's own at one of its instructions: the live ones, and uniform
-        ones, since another lane may need them.
+        """Return the registers that must have the kernel's own values at one of its instructions: live registers, and
+        uniform ones, since another lane may need them.
         """
         live = self.original.live
         return (live[index] if index < len(live) else 0) | self.original.steady

@@ -7,8 +7,9 @@ If a snippet needs more registers than are free, the weaver saves live ones. Fou
     P2R R9, PR, RZ, 0x7f     R2P PR, R9, 0x7f     predicates, one for each bit of the number
     IADD3 R9, RZ, UR4, RZ    R2UR UR4, R9         a uniform register
 
-A copy is a place, and the register whose value it holds. It's lost when something else is written to the place; a value
-saved under a guard isn't a copy. Loading a register's own copy restores the register; loading another's doesn't.
+A copy is a place together with the register whose value it holds. It's lost when something else is written to the
+place; a value saved under a guard isn't a copy. Loading a register's own copy restores the register; loading another's
+doesn't.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpt.sass.words import bits
 Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value it holds
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
-_KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # what makes copies: STL, MOV, P2R, and IADD3 with a uniform register
+_KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # these make copies: STL, MOV, P2R, and IADD3 with a uniform register
 _WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # in the upper half of these: [R1+offset], with the usual cache policy or none
 
 
@@ -100,7 +101,7 @@ def _restored_uniform(one: Instruction) -> int | None:
 
 
 def is_saving(one: Instruction) -> bool:
-    """Return whether an instruction only keeps registers or gives them back."""
+    """Return whether an instruction only saves or restores registers."""
     return (
         one.name in {"STL", "LDL", "P2R", "R2P", "NOP", "MOV"}
         or _saved_uniform(one) is not None

@@ -2,20 +2,20 @@
 
 For each of its instructions, the following is known (State):
 
-- `own`: registers that hold what they'd hold in the original kernel at this point. At the beginning these are the live
-  ones. A snippet's write takes a register out, a moved instruction's puts it in.
+- `own`: registers that hold what they'd hold in the original kernel at this point: at the beginning, the live ones. A
+  snippet's write removes a register, a moved instruction's write adds it.
 - `defined`: registers that snippets have written.
-- `copies`: where the kernel's values are kept meanwhile. A snippet may save a live register below the stack pointer
-  (STL [R1-16], R4) or in another register (MOV, P2R), use it, and load it back; then it's `own` again. Nothing else
-  makes it so: that's how saving is proven instead of believed. A uniform register that the kernel names must be in a
-  copy before a snippet writes it, and be back where the kernel's code runs, live or not: another lane may need it.
+- `copies`: where the kernel's values are kept in the meantime. A snippet may save a live register below the stack
+  pointer (STL [R1-16], R4) or in another register (MOV, P2R), use it, and load it back; then it's `own` again. Nothing
+  else makes it so: saving is proven, not assumed. A uniform register that the kernel names must be in a copy before a
+  snippet writes it, and be restored before the kernel's code runs, live or not, because another lane may need it.
 - `kernel` and `ours`: what's in flight, by scoreboard, from the kernel and from the snippet that runs.
-- `pending`: results of fixed latency that aren't there yet.
+- `pending`: results of fixed latency that haven't arrived.
 - `meetings`: BSSYs whose BSYNC is still to come.
 
 Wherever the kernel's own code runs, in a moved instruction or after the trampoline, every live register must be `own`,
-and nothing of ours may be in flight or pending. When a snippet begins, nothing of other snippets is in flight. So
-inside it, ptxas's own scoreboards and stalls are right, because they're kept.
+and nothing of ours may be in flight or pending. When a snippet begins, nothing from other snippets is in flight, so
+within it, ptxas's own scoreboards and stalls, which are kept, are right.
 
 A branch that only some lanes take splits the warp. Split lanes stay apart until the kernel's next BSYNC, unless a BSSY
 of ours says where they meet. So a snippet may branch conditionally only between its BSSY and its BSYNC, on a barrier
@@ -190,8 +190,9 @@ class TrampolineCheck:
         yield from self._follow(index, part, state)
 
     def _facts_of(self, number: int) -> tuple[int, int]:
-        """Return two sets for a part: what the first moved instruction reads, and so has arrived by then (unless a
-        moved instruction wrote it), and what's live at the kernel's next instruction.
+        """Return two sets for a part: the registers that the first moved instruction reads, whose values have therefore
+        arrived (unless a moved instruction wrote them), and the registers that are live at the kernel's next
+        instruction.
         """
         found = self._facts.get(number)
         if found is None:
@@ -201,7 +202,7 @@ class TrampolineCheck:
         return found
 
     def _usable_at_site(self, number: int) -> int:
-        """Return what the first moved instruction reads and no moved instruction wrote."""
+        """Return the registers that the first moved instruction reads and no moved instruction wrote."""
         code = self.around.original.code
         found = code.masks[self.trampoline.sources[0]].reads
         for part in self.trampoline.parts[:number]:
@@ -236,7 +237,7 @@ class TrampolineCheck:
             yield index + 1, state
 
     def _move(self, index: int, part: Moved, state: State) -> Iterator[tuple[int, State]]:
-        """Run a moved instruction, after checking that it finds everything that it reads."""
+        """Run a moved instruction, after checking that everything it reads is there."""
         kernel = self.around.original
         source = kernel.code[part.source]
         self._fault(index, "live", self.around.needed(part.source) & ~state.own, "isn't what the kernel left there")

@@ -4,8 +4,8 @@
 of a word is renamed; all other bits stay the same. RZ and PT aren't renamed, and registers that belong to one operand
 stay adjacent. Jumps keep their distances within the snippet.
 
-*Moved* words equal the kernel's, except that a branch leads where it led from its old place, and the EXIT behind a
-guarded branch has lost its guard.
+*Moved* words equal the kernel's, with two exceptions: a branch keeps its target, so its distance differs, and the EXIT
+behind a guarded branch has lost its guard.
 
 In both, waits can only get longer: a longer stall, more barriers awaited. A hint to keep operands in the register cache
 may be dropped: the neighbouring words have changed, and the hint saves energy, not time. Whether an instruction

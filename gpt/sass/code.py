@@ -89,7 +89,7 @@ class Instruction:
 
     @property
     def exact(self) -> bool:
-        """True if the table knows all modifiers. If not, `reads` and `writes` are the most that they can be."""
+        """True if the table knows all modifiers. If not, `reads` and `writes` are upper bounds."""
         return self.masks.exact
 
     @property
@@ -173,7 +173,7 @@ class Code:
         ]
 
     def borrow(self, other: Code) -> None:
-        """Share what another Code knows about words that both have in the same place."""
+        """Take over what another Code knows about words that both have in the same place."""
         if "masks" in self.__dict__ or self.table is not other.table:
             return
         count = min(len(self), len(other))

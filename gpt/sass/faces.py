@@ -17,7 +17,7 @@ bits (sm_90), each found by varying a PTX instruction, and compared with it by t
 
     73 -  75   memory: 0-3 u8 s8 u16 s16, 4 32 bits, 5 64, 6 128
     73 -  76   atomics: 0-3 u32 s32 u64 s64; with a float: 0 f16x2, 3 bf16x2, 9 f32, 15 f64
-    87 -  90   their operation; RED has 87-89
+    87 -  90   operation of atomics; RED has 87-89
     77 -  79   BAR: 0 sync, 1 arrive, 2 red, whose operation is in 74-75
     81         LDGSTS: set unless it bypasses the first cache
     72 -  73   LDSM, STSM: number of matrices, as a power of two; 78 transposed

@@ -23,9 +23,9 @@ earlier (docs/sass-rules.md).
 
 Both are sets of registers, in one bit mask for all register files. They're computed by iterating over the blocks of the
 graph until nothing changes: liveness backwards, in-flight state forwards. Where code is called that isn't present,
-every register that this code names is live. Each block is first summed up in a few masks, so that the iteration needs
-only these; then each block is walked once more, for its instructions. To find out what a block does to operands queued
-before it, _TOKEN, a bit that belongs to no register, is put in the queue at its start.
+every register that this code names is live. Each block is first summarized in a few masks, which are all that the
+iteration needs; then each block is walked once more, for its instructions. To find out what a block does to operands
+queued before it, the queue starts with _TOKEN, a bit that belongs to no register.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pac
 def live_before(code: Code, graph: Graph) -> list[int]:
     """Return, for each instruction, the registers whose values it or a later one may still read."""
     masks = code.masks
-    reads, keeps = [], []  # per block: the earlier values that it reads, and the registers that it doesn't overwrite
+    reads, keeps = [], []  # per block: the earlier values that it reads, and the registers that it keeps
     for number, block in enumerate(graph.blocks):
         live, kept = (EVERY_REGISTER, 0) if number in graph.calls_out else (0, -1)
         for read, _, keep, _ in reversed(masks[block.start : block.end]):

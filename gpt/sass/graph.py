@@ -4,19 +4,19 @@ A kernel is one section of code. The section may also hold functions that the ke
 
 Warps make this harder than on a CPU. Lanes that diverge at a branch wait for each other at a BSYNC:
 
-    BSSY B0, L      remember in B0 which lanes are here; they'll meet at L
-    @P0 BRA M       some go this way,
-    ...             some that
-    BSYNC B0        wait until each of B0's lanes has come to a BSYNC B0 (or left by EXIT or BREAK)
-    L:              go on together
+        BSSY B0, L      remember in B0 which lanes are here; they'll meet at L
+    @P0 BRA M           some lanes jump,
+        ...             the others don't
+        BSYNC B0        wait until each of B0's lanes has come to a BSYNC B0 (or left by EXIT or BREAK)
+    L:                  all continue together
 
 Lanes continue after the BSYNC. The label that a BSSY names is usually there, but the hardware doesn't look at it
 (docs/sass-rules.md), so a BSYNC has one successor.
 
 An indirect jump leads to the targets in its own table, which is in the file (kernels.py).
 
-A RET returns to after the calls of the functions that it ends. If no call in this section leads to it, it may return to
-after any call.
+A RET returns to the instruction after any call of a function that it ends. If no call in this section leads to the RET,
+it may return to the instruction after any call.
 
 `Graph.successors` has every edge that the hardware can take, and maybe others. Code that can't be bounded raises
 UnboundedError: an indirect jump without a table, or a jump out of the section.
@@ -182,7 +182,7 @@ class _Builder:
             yield self._target(one)
         elif one.name == "WARPSYNC" and one.target is not None:
             target = self._target(one)
-            if self.code[self.blocks[target].start - 1].name != _COLLECT:  # otherwise the block before leads there
+            if self.code[self.blocks[target].start - 1].name != _COLLECT:  # otherwise the block before it leads there
                 yield target
         elif one.name in _INDIRECT:
             if not self.tables.get(one.offset):

@@ -52,7 +52,7 @@ class Kernel:
     jump_tables: Mapping[int, frozenset[int]]  # offset of an indirect branch -> offsets of its targets
     elsewhere: int = EVERY_REGISTER  # registers named by code in other sections that it may call
     returns: bool = True  # code outside that it calls may return
-    base: Kernel | None = field(default=None, repr=False)  # the same instructions, with other control parts
+    base: Kernel | None = field(default=None, repr=False)  # this kernel with its original control parts
     changed: Mapping[int, int] = field(default_factory=dict, repr=False)  # the words that differ from the base's
     _variants: dict[frozenset[tuple[int, int]], Kernel] = field(default_factory=dict, repr=False, compare=False)
 

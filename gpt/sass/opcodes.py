@@ -82,7 +82,7 @@ class _Shape(NamedTuple):
 
     fields: tuple[tuple[int, int, int, int, int, int, int], ...]
     sets: tuple[tuple[int, int, int, int], ...]  # for predicates: lowest bit, first bit in a mask, is written, is read
-    writes: int  # whatever the operands are
+    writes: int  # registers written whatever the operands are
     reads: int
     exact: bool
 

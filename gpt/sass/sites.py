@@ -6,7 +6,7 @@ site itself waits for has arrived by then. Registers of the file R that the kern
 a kernel that needs more of them may lose warps. Registers of the other files exist anyway.
 
     R    below the kernel's register count (the lowest that setmaxnreg leaves), without R1, the stack pointer
-    UR   all. Whether one may be written where only some lanes of a warp are is for the weaver to say
+    UR   all of them. The weaver decides whether one may be written where only some lanes of a warp are
     P    without PT; UP in the same way
     B    convergence barriers
 """

@@ -1,5 +1,5 @@
-"""Instruction tables: for each opcode of an architecture, the positions of its operands, and how many registers they
-are.
+"""Instruction tables: for each opcode of an architecture, the positions of its operands, and the number of registers in
+each.
 
 A table is a text file, such as `gpt/sass/tables/sm_90.txt`, written by gpt/sass/derive. Each opcode has a line with its
 number (bits 0 to 11), its name, `variable` if its latency varies, and the form of its jump distance if it has one. One
@@ -18,8 +18,8 @@ The register files are R (general), UR (uniform), P and UP (predicates) and B (c
 bits set means no register (RZ, URZ, PT, UPT); barriers have no such number. `~` means that the number is stored
 inverted, so that zero means none. `PR32` isn't a number but seven bits, one per predicate; `PR` alone is all of them.
 
-A word whose opcode isn't in the table is rejected. If a selector has an unknown value, the operand counts with the most
-registers that it has for any other value, and the instruction isn't `exact`: its writes may then not count as
+A word whose opcode isn't in the table is rejected. If a selector has an unknown value, the operand counts as the
+largest number of registers for any known value, and the instruction isn't `exact`: its writes then don't count as
 overwriting.
 """
 

@@ -18,7 +18,7 @@ The hardware doesn't check whether an operand is ready; the compiler says so in 
 
 An instruction with a fixed latency needs only stalls. One whose latency varies (memory, special functions) sets a
 barrier, and an instruction that reads the result waits for that barrier. Barriers are counters: if two instructions
-share one, a wait is for both.
+share one, waiting for it waits for both.
 
 Jumps contain the distance from the next instruction, in one of three forms: `split` (units of 4 bytes, the low 8 bits
 at bit 16, 48 more from bit 34 on), `whole` (units of 4 bytes, 48 bits from bit 34 on) and `imm32` (bytes, at bit 32).

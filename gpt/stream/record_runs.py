@@ -40,7 +40,7 @@ RUNS: dict[str, Keys] = {
         "level": ("str", "what a unit is: thread, warp or block"),
         "capacity": (
             "u64",
-            "records, or slots of a table, per unit; of a log, sectors, or entries without stored; "
+            "records, or slots of a table, per unit; for a log, sectors or, without stored, entries; "
             "0 if records are only counted",
         ),
         "stride": ("u64", "bytes of a record"),
@@ -49,14 +49,14 @@ RUNS: dict[str, Keys] = {
         "callback": ("str?", "absolute path of the callback file, which runs on each launch"),
         "keeps": (
             "str?",
-            "last (array), all (log) or sum (total): what it keeps if the low bits of its address say so",
+            "last (array), all (log) or sum (total): what it keeps if the low bits of its address are set",
         ),
         "min": ("[str]?", "fields of a total or table that keep the least value instead of the sum"),
         "max": ("[str]?", "fields of a total or table that keep the greatest value"),
         "last": ("[str]?", "fields of a total that keep the value of one of the last threads"),
         "copies": ("u64?", "for a histogram or table: number of units"),
         "stored": ("[str]?", "for a log with rooms: how each field is stored, in the order of fields"),
-        "key": ("[str]?", "for a table: fields that its slots are found by"),
+        "key": ("[str]?", "for a table: fields that identify a slot"),
         "low": ("u64?", "for a histogram with equal bins: start of the first bin"),
         "step": ("u64?", "for a histogram with equal bins: width of a bin"),
         "head": ("u64?", "bytes before a unit's slots: 8 for its count, or 0 for a total without one; absent for 8"),
@@ -209,7 +209,7 @@ RUNS: dict[str, Keys] = {
         "size": ("u64", "size of the whole buffer in bytes"),
         "at": ("u64?", "offset in the buffer of this record's part; absent for 0"),
         "length": ("u64?", "bytes of this record's part; absent for the whole buffer"),
-        "reduced": ("u64?", "size of the buffer whose sums this is, instead of its contents"),
+        "reduced": ("u64?", "if the data is sums: size of the buffer that was summed up"),
         "units": ("u64?", "number of units written, each after its number; other units are zero"),
         "codec": ("str?", "how the bytes are packed: zstd, columns, columns+zstd or neutrino"),
         "row": ("u64?", "for columns: bytes of a row"),

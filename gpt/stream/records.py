@@ -67,7 +67,7 @@ STRUCTS: dict[str, Keys] = {
         "size": ("u64?", "bytes; absent if the module does not declare it"),
         "offset": (
             "u64?",
-            "for global: where its address goes, in bytes from the start of the table, or of the cubin without one",
+            "for global: where its address goes, in bytes from the start of the table or, without one, of the cubin",
         ),
         "copy": ("str?", "for const: always, or taken (copy only after the program took its address)"),
     },
@@ -96,10 +96,10 @@ STRUCTS: dict[str, Keys] = {
         "addresses": ("[address]?", "addresses in its initial value"),
     },
     "frame": {
-        "path": ("str?", "file that contains the code; absent if none does; of a Python frame, the source file"),
+        "path": ("str?", "file that contains the code; absent if none does; for a Python frame, the source file"),
         "offset": ("u64", "return address as an offset in that file; without a file, the address; 0 for Python"),
-        "function": ("str?", "of a Python frame: the qualified name of its function"),
-        "line": ("u64?", "of a Python frame: the line that it executes; absent if unknown"),
+        "function": ("str?", "for a Python frame: the qualified name of its function"),
+        "line": ("u64?", "for a Python frame: the line that it executes; absent if unknown"),
     },
     "operation": {
         "type": ("str", "as in api: memcpy, memset, memory, or stream for a host function"),

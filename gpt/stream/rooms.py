@@ -16,12 +16,12 @@ So a lane claims a *room*, space for many records, and fills it by itself:
   The number of its block tells a lane which arena to use, so a launch that's repeated claims the same.
 - A record begins with the mask of its lanes, which is never 0, and a buffer begins as zeros. So a room needs no count:
   it ends at the first zero mask. A kernel may end anywhere, so nobody could write the count.
-- If an arena is full, a lane goes on as before but with a room that isn't there. It writes nothing, and adds the number
-  of its entries to the arena's second counter. The first counter goes on too. So a launch that overflows still counts
-  exactly what it dropped, and how large the log would have to be.
+- If an arena is full, a lane carries on without a room: it writes nothing, and adds the number of its entries to the
+  arena's second counter. The first counter keeps growing, too. So a launch that overflows still counts exactly what it
+  dropped, and how large the log would have to be.
 
-A record stores once what its lanes share. Other values are stored once as well if the lanes' values follow from the
-first one, because they're the same distance apart. Coalesced accesses are like that: a record of `dmat` then has 32
+A record stores only once what its lanes share. Other values are stored once as well if the lanes' values follow from
+the first one, because they're the same distance apart. Coalesced accesses are like that: a record of `dmat` then has 32
 bytes for 32 accesses. Otherwise each lane stores its distance to the first one, in 32 bits if that's enough for all of
 them.
 """

@@ -218,7 +218,8 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
                 raise MalformedError("not a GPT record", at(name, where))
             end = taken + unpacker.tell() - edge
             record = Record(value)
-            record.raw = bytes(pending[taken:end])
+            with memoryview(pending) as view:
+                record.raw = bytes(view[taken:end])  # slicing the bytearray would copy twice
             if len(record.raw) > records.MAX_RECORD:
                 raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, where))
             taken, edge = end, unpacker.tell()

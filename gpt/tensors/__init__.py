@@ -84,7 +84,7 @@ _Key = Tuple[Any, ...]  # a place: id() of the code, variable, and keys inside i
 
 
 class _Other(enum.Enum):
-    """A marker for a reader of containers, or of a type that hasn't been seen yet."""
+    """A marker in place of a reader: for containers, and for types that haven't been seen yet."""
 
     CONTAINER = enum.auto()
     NEW = enum.auto()

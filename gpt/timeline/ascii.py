@@ -6,17 +6,18 @@ that nothing happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 from rich.cells import cell_len
 
 from gpt.base.printable import printable, shorten
+from gpt.screen.demangle import readable
 from gpt.screen.grid import fold
 from gpt.screen.units import human, human_time
 from gpt.timeline.counters import Counter
-from gpt.timeline.tracks import CALL, KERNEL, MEMCPY, MEMSET, RANGE, Mark, Spans, Timeline, Track, by_rank, owner, title
+from gpt.timeline.sketch import Cells, Row, Scene, Sketch, Work
+from gpt.timeline.tracks import Track, by_rank, owner, title
 
 LETTERS = {
     "K": "kernel", "P": "kernel with probes", "H": "copy to the device", "D": "copy to the host",
@@ -29,69 +30,76 @@ LABEL, LEAST = 24, 20  # most columns of a name, fewest of the cells
 TICK = 16  # columns between times on the axis
 OPEN, MARK = ">", "!"
 PROBED, FACTS = 5, 400  # kernels whose probe results are shown, and characters for each
-SUM = "bytes copied "  # totals that only grow
-
-Cells = npt.NDArray[np.float64]
 
 
-def iter_lines(timeline: Timeline, width: int) -> Iterator[str]:
+def iter_lines(scene: Scene, counters: list[Counter], width: int) -> Iterator[str]:
     """Yield its lines, at most `width` columns wide, with newlines."""
-    if len(timeline.spans) or timeline.marks:
-        yield from _iter_tracks(timeline, width)
-        for line in _iter_probes(timeline):
-            yield from (f"{part.plain}\n" for part in fold(line, width))
-    else:
+    if scene.empty:
         yield "nothing that took time in the trace\n"
-    for line in timeline.model.incomplete:
+    else:
+        yield from _iter_tracks(scene, counters, width)
+    for line in scene.model.incomplete:
         yield from (f"{part.plain}\n" for part in fold(f"incomplete: {line}", width))
 
 
-def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
-    """Yield the rows of each process, the axis, and the legend."""
-    counters = [counter for counter in timeline.counters if not counter.name.startswith(SUM)]
-    names = [title(track) for track in timeline.tracks] + [counter.name for counter in counters]
-    label = min(LABEL, max(map(cell_len, map(printable, names))) + 3, max(LEAST // 2, width - LEAST))
-    cells = max(LEAST, width - label)
-    begin, end = timeline.bounds
-    edges = np.linspace(begin, max(end, begin + cells), cells + 1)
-    marks: dict[Track, list[Mark]] = {}
-    for mark in timeline.marks:
-        marks.setdefault(mark.track, []).append(mark)
+def _make_sketch(scene: Scene, counters: list[Counter], width: int) -> tuple[Sketch, int, Cells]:
+    """Return the rows, the columns of their names, and the edges of the other columns."""
+    begin, end = scene.bounds
+    label = _find_label(scene.tracks, counters, width)
+    while True:
+        cells = max(LEAST, width - label)
+        edges = np.linspace(begin, max(end, begin + cells), cells + 1)
+        sketch = Sketch(scene, edges, len(LETTERS), lambda *what: _find_letter(scene, *what))
+        needed = _find_label(sketch.rows, counters, width)
+        if needed <= label:
+            return sketch, label, edges
+        label = needed  # some tracks need lanes, whose names are longer
+
+
+def _find_label(tracks: Iterable[Track], counters: list[Counter], width: int) -> int:
+    """Return how many columns names take."""
+    names = [title(track) for track in tracks] + [counter.name for counter in counters]
+    return min(LABEL, max(map(cell_len, map(printable, names))) + 3, max(LEAST // 2, width - LEAST))
+
+
+def _iter_tracks(scene: Scene, counters: list[Counter], width: int) -> Iterator[str]:
+    """Yield the rows of each process, the axis, the legend, and what probes saved."""
+    sketch, label, edges = _make_sketch(scene, counters, width)
+    begin, cells = scene.bounds[0], len(edges) - 1
     used: set[str] = set()
     tops: dict[tuple[str, str], int] = {}  # highest values, of counters with one name and unit
     for one in counters:
         key = one.name, one.unit
         tops[key] = max(tops.get(key, 0), int(one.values.max(initial=0)))
-    for place, process in by_rank(timeline.model):
-        own = [counter for counter in counters if counter.process == place]
-        tracks = [number for number, track in enumerate(timeline.tracks) if track.process == place]
+    for place, process in by_rank(scene.model):
+        tracks = sorted(track for track in sketch.rows if track.process == place)
         if tracks:
             told = f"{owner(process)}: {' '.join(process.header['argv'])}"
             yield shorten(printable(told), width) + "\n"
-        for counter in own:
+        for counter in (counter for counter in counters if counter.process == place):
             drawn = _draw_counter(counter, tops[counter.name, counter.unit], edges)
             yield f"  {_pad(counter.name, label - 2)}{drawn}\n"
-        for number in tracks:
-            track = timeline.tracks[number]
-            spans, name = timeline.of(number), _pad(title(track), label - 2)
-            ranges, others = (spans[(spans["category"] == RANGE) == wanted] for wanted in (True, False))
-            if len(ranges) or track in marks:
-                drawn = _draw_ranges(timeline, ranges, marks.get(track, []), edges)
-                if drawn or not len(others):  # no range has room for its name
-                    yield f"  {' ' * (label - 2) if len(others) else name}{drawn}\n"
-            if len(others):
-                drawn = _draw(timeline, others, edges)
+        for track in tracks:
+            row, name = sketch.rows[track], _pad(title(track), label - 2)
+            if row.has_ranges or row.marks:
+                drawn = _draw_ranges(row, edges)
+                if drawn or not row.used:  # no range has room for its name
+                    yield f"  {' ' * (label - 2) if row.used else name}{drawn}\n"
+            if row.used:
+                drawn = _draw(row, edges)
                 used |= set(drawn.upper())
                 yield f"  {name}{drawn}\n"
     yield f"{'':{label}}{_draw_axis(cells, edges)}\n"
     yield from (f"{line.plain}\n" for line in fold(f"0ns is {begin / 1e9:.6f} s for --time", width))
     legend = [f"{letter} {about}" for letter, about in LETTERS.items() if letter in used]
-    legend += [f"{OPEN} not over"] if timeline.spans["open"].any() else []
-    legend += [f"{MARK} mark"] if timeline.marks else []
+    legend += [f"{OPEN} not over"] if scene.open else []
+    legend += [f"{MARK} mark"] if scene.marked else []
     yield from _fold(["small letters: less than half of the time", *legend], width)
     if tops:
         told = ", ".join(f"{name} {_human(most, unit)}" for (name, unit), most in tops.items())
         yield from (f"{line.plain}\n" for line in fold(f"digits: ninths of the maximum: {told}", width))
+    for line in _iter_probes(scene, sketch):
+        yield from (f"{part.plain}\n" for part in fold(line, width))
 
 
 def _pad(text: str, width: int) -> str:
@@ -118,99 +126,60 @@ def _draw_counter(counter: Counter, top: int, edges: Cells) -> str:
     return "".join(str(ninth) if ninth > 0 else "." for ninth in ninths.tolist())
 
 
-def _iter_probes(timeline: Timeline) -> Iterator[str]:
+def _iter_probes(scene: Scene, sketch: Sketch) -> Iterator[str]:
     """Yield the results of probes in the first launches of each kernel, or why they saved nothing."""
-    noted = timeline.spans[timeline.spans["fact"] > 0]
-    names, first, counts = np.unique(noted["name"], return_index=True, return_counts=True)
-    for row in np.argsort(-counts, kind="stable").tolist()[:PROBED]:
-        facts = timeline.saved.facts[noted["fact"][first[row]]]
+    most = sorted(sketch.noted.items(), key=lambda one: -one[1][0])
+    names = dict(zip(most_names := [name for name, _ in most], readable(most_names), strict=True))
+    for name, (count, fact) in most[:PROBED]:
+        facts = scene.saved.facts[fact]
         told = ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in facts.items())
-        which = f", first of {counts[row]:,}" if counts[row] > 1 else ""
-        yield shorten(f"{timeline.names[names[row]]}{which}: {told}", FACTS, middle=False)
-    if (more := len(names) - PROBED) > 0:
+        which = f", first of {count:,}" if count > 1 else ""
+        yield shorten(f"{names[name]}{which}: {told}", FACTS, middle=False)
+    if (more := len(most) - PROBED) > 0:
         yield f"and {more:,} more kernels with probes"
 
 
-def _draw(timeline: Timeline, spans: Spans, edges: Cells) -> str:
-    """Draw the letters of a track."""
+def _draw(row: Row, edges: Cells) -> str:
+    """Draw the letters of a row."""
     letters = [*LETTERS]
-    kinds = _find_letters(timeline, spans)
-    took = np.zeros((len(letters), len(edges) - 1))
-    for kind in np.unique(kinds).tolist():
-        took[kind] = _time_in(spans[kinds == kind], edges)
+    took = np.maximum(0.0, np.round(row.took, 3))
     most = took.argmax(axis=0)
     share = took.max(axis=0) / np.diff(edges)
     drawn = [
         "." if part == 0 else letters[kind] if part >= 0.5 else letters[kind].lower()
         for kind, part in zip(most.tolist(), share.tolist(), strict=True)
     ]
-    ends = spans["end"][spans["open"]]
-    for end in np.unique(ends).tolist():
-        drawn[_cell(end, edges)] = OPEN
+    for end in row.ends:
+        drawn[min(max(int(np.searchsorted(edges, end)) - 1, 0), len(edges) - 2)] = OPEN
     return "".join(drawn)
 
 
-def _cell(time: float, edges: Cells) -> int:
-    """Return the slice for the time of an end or a mark."""
-    return min(max(int(np.searchsorted(edges, time)) - 1, 0), len(edges) - 2)
+def _find_letter(scene: Scene, process: int, id_: int, work: Work) -> int:
+    """Return the index in LETTERS for an activity."""
+    api = scene.model.processes[process].api(id_)
+    if not work.on_gpu:
+        letter = CALLS.get(api.type, "X")
+    elif work.kernel or api.type not in ("memcpy", "memset"):
+        letter = "P" if work.probed else "K"
+    else:
+        letter = COPIES.get(api.op, "T") if api.type == "memcpy" else "T"
+    return [*LETTERS].index(letter)
 
 
-def _find_letters(timeline: Timeline, spans: Spans) -> npt.NDArray[np.int64]:
-    """Return the index in LETTERS for each span."""
-    rows = timeline.calls if spans["category"][0] < KERNEL else timeline.gpu_times
-    source = rows[spans["source"]]
-    probed = np.array([bool(facts) and "unprobed" not in facts for facts in timeline.saved.facts])
-    kinds = spans["category"] * 2 + probed[spans["fact"]]
-    keys = (source["process"].astype(np.int64) << 36) | (source["api"].astype(np.int64) << 4) | kinds
-    known, which = np.unique(keys, return_inverse=True)
-    letters = "".join(LETTERS)
-    return np.array([letters.index(_letter(timeline, key)) for key in known.tolist()])[which]
-
-
-def _letter(timeline: Timeline, key: int) -> str:
-    category, probed = divmod(key & 15, 2)
-    api = timeline.model.processes[key >> 36].api(key >> 4 & 0xFFFFFFFF)
-    work = {KERNEL: "P" if probed else "K", MEMCPY: COPIES.get(api.op, "T"), MEMSET: "T"}
-    return work.get(category, CALLS.get(api.type, "X") if category == CALL else "X")
-
-
-def _time_in(spans: Spans, edges: Cells) -> Cells:
-    """Return the total time of spans in each slice; time that several spans cover counts once."""
-    begin, end = np.sort(spans["begin"]), np.sort(spans["end"])
-    inner = begin[1:] >= end[:-1]
-    if not inner.all():  # spans are nested or overlap: merge them
-        order = np.argsort(spans["begin"], kind="stable")
-        begin, reach = spans["begin"][order], np.maximum.accumulate(spans["end"][order])
-        first = np.append(True, begin[1:] > reach[:-1])
-        begin, end = begin[first], reach[np.append(np.flatnonzero(first)[1:] - 1, len(reach) - 1)]
-
-    return np.maximum(0.0, np.round(np.diff(_since(begin, edges) - _since(end, edges)), 3))
-
-
-def _since(times: npt.NDArray[np.int64], moments: Cells) -> Cells:
-    """Return for each moment the sum of the time since each of the earlier `times`."""
-    sums = np.append(0.0, np.cumsum(times - times[0], dtype=np.float64))
-    count = np.searchsorted(times, moments)
-    found: Cells = count * (moments - times[0]) - sums[count]
-    return found
-
-
-def _draw_ranges(timeline: Timeline, spans: Spans, marks: list[Mark], edges: Cells) -> str:
+def _draw_ranges(row: Row, edges: Cells) -> str:
     """Draw the outermost ranges whose names have room, `[forward  ][backward ]`, and marks between them."""
     cells = [" "] * (len(edges) - 1)
     free = 0
-    for span in spans[spans["end"] - spans["begin"] > edges[1] - edges[0]]:  # shorter ones have no room for a name
-        first = max(free, int(np.searchsorted(edges, span["begin"], side="right")) - 1)  # another may end here
-        last = min(len(cells), int(np.searchsorted(edges, span["end"])))
+    for one in row.ranges:
+        first = max(free, int(np.searchsorted(edges, one.begin, side="right")) - 1)  # another may end here
+        last = min(len(cells), int(np.searchsorted(edges, one.end)))
         if last - first < 3:
             continue
-        name = shorten(printable(timeline.names[span["name"]]), last - first - 2)
-        end = OPEN if span["open"] else "]"
+        name = shorten(printable(one.name), last - first - 2)
+        end = OPEN if one.open else "]"
         _write(cells, first, f"[{name}{'-' * (last - first - 2 - cell_len(name))}{end}")
         free = last
-    times = np.array([mark.time for mark in marks], np.float64)
-    places, firsts = np.unique(np.clip(np.searchsorted(edges, times) - 1, 0, len(cells) - 1), return_index=True)
-    for place, mark in zip(places.tolist(), (marks[at] for at in firsts.tolist()), strict=True):
+    for place, mark in sorted(row.marks.items()):
         if cells[place] == " ":
             taken = next((at for at in range(place, len(cells)) if cells[at] != " "), len(cells))
             name = printable(mark.name)

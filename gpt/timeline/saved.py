@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Facts = dict[str, int | str]
 Places = npt.NDArray[np.uint32]
+Mask = npt.NDArray[np.bool_]
 Key = tuple[int, int, int]  # process, thread, and the start of the call
 
 STAMP = 1 << 32  # integers that are all this large are clocks or addresses
@@ -31,56 +32,114 @@ HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 LOST = "lost: the trace ends before it was written"
 
 
-class SavedSpans(NamedTuple):
-    """`facts` of spans, and the index of each call's and each GPU time's own facts; 0 for none.
+class Ran(NamedTuple):
+    """A launch whose GPU time is known: the number of its process, and when it began."""
 
-    `ran` are launches whose GPU time is known, with its index; `lost` counts launches without a call in the trace.
+    launch: Launch
+    process: int
+    begin: int
+
+
+class SavedSpans(NamedTuple):
+    """The `facts` of spans. Calls and GPU times have numbers of facts: some rows their own, the others by process and
+    function.
+
+    `ran` are launches whose GPU time is known; `lost` counts launches without a call in the trace.
     """
 
     facts: list[Facts]
-    calls: Places
-    work: Places
-    ran: list[tuple[Launch, int]]
+    calls: npt.NDArray[np.int64]  # pairs of a row and its facts, sorted
+    work: npt.NDArray[np.int64]
+    calls_of: dict[tuple[int, int], int]
+    work_of: dict[tuple[int, int], int]
+    ran: list[Ran]
     lost: int
 
+    def of_calls(self, rows: npt.NDArray[np.void], first: int = 0) -> Places:
+        """Return the number of the facts of some calls, 0 for none; `first` is the number of the first of them."""
+        return _find_facts(rows, first, self.calls, self.calls_of, np.ones(len(rows), bool))
 
-def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[np.void]) -> SavedSpans:
-    """Collect the facts of all launches, probed or meant to be."""
-    facts: list[Facts] = [{}]
-    of_calls, of_work = np.zeros(len(calls), np.uint32), np.zeros(len(gpu), np.uint32)
-    for number, process in enumerate(model.processes):
-        reasons = defaultdict[int, list[str]](list)
-        for function, reason in process.probes.unprobed:
-            reasons[function].append(str(reason))
-        for function, known in reasons.items():
-            own = (gpu["process"] == number) & (gpu["function"] == function) & (gpu["probed"] == 0)
-            of_work[own] = len(facts)
-            if not own.any():
-                of_calls[(calls["process"] == number) & (calls["function"] == function)] = len(facts)
-            facts.append({"unprobed": " or ".join(sorted(known))})
-    launches = list(_iter_launches(model))
-    starts = np.unique(np.array([key[2] for _, _, key in launches], np.int64))
-    ran, called = _by_key(gpu, "call", starts), _by_key(calls, "start", starts)
+    def of_work(self, rows: npt.NDArray[np.void], first: int = 0) -> Places:
+        """Return the same for GPU times."""
+        return _find_facts(rows, first, self.work, self.work_of, rows["probed"] == 0)
+
+
+def _find_facts(
+    rows: npt.NDArray[np.void], first: int, own: npt.NDArray[np.int64], of: dict[tuple[int, int], int], plain: Mask
+) -> Places:
+    found = np.zeros(len(rows), np.uint32)
+    for (process, function), fact in of.items():
+        found[plain & (rows["process"] == process) & (rows["function"] == function)] = fact
+    low, high = np.searchsorted(own[:, 0], (first, first + len(rows)))
+    found[own[low:high, 0] - first] = own[low:high, 1]
+    return found
+
+
+class SavedFinder:
+    """Collects the facts of all launches, probed or meant to be, from all calls and GPU times, which come in chunks."""
+
+    def __init__(self, model: TraceModel) -> None:
+        self._facts: list[Facts] = [{}]
+        self._of: dict[tuple[int, int], int] = {}  # facts of kernels that weren't probed, by process and function
+        self._seen: set[tuple[int, int]] = set()  # the ones with GPU times
+        for number, process in enumerate(model.processes):
+            reasons = defaultdict[int, list[str]](list)
+            for function, reason in process.probes.unprobed:
+                reasons[function].append(str(reason))
+            for function, known in reasons.items():
+                self._of[number, function] = len(self._facts)
+                self._facts.append({"unprobed": " or ".join(sorted(known))})
+        self._launches = list(_iter_launches(model))
+        self._starts = np.unique(np.array([key[2] for _, _, key in self._launches], np.int64))
+        self._called = defaultdict[Key, list[int]](list)  # rows of calls
+        self._ran = defaultdict[Key, list[tuple[int, int, int]]](list)  # rows of GPU times, with function and begin
+        self._counts = [0, 0]
+
+    def add_calls(self, rows: npt.NDArray[np.void]) -> None:
+        """Look at some calls."""
+        for place, key in _iter_keys(rows, "start", self._starts):
+            self._called[key].append(self._counts[0] + place)
+        self._counts[0] += len(rows)
+
+    def add_work(self, rows: npt.NDArray[np.void]) -> None:
+        """Look at some GPU times."""
+        for process, function in self._of.keys() - self._seen:
+            if ((rows["process"] == process) & (rows["function"] == function) & (rows["probed"] == 0)).any():
+                self._seen.add((process, function))
+        for place, key in _iter_keys(rows, "call", self._starts):
+            row = self._counts[1] + place, int(rows["function"][place]), int(rows["begin"][place])
+            self._ran[key].append(row)
+        self._counts[1] += len(rows)
+
+    def find(self) -> SavedSpans:
+        """Return all facts."""
+        facts, titles = self._facts, _name_kernels(self._launches)
+        of_calls, of_work = dict[int, int](), dict[int, int]()
+        placed, lost = [], 0
+        unseen = {key: fact for key, fact in self._of.items() if key not in self._seen}
+        for launch, saved, key in self._launches:
+            found = [one for one in self._ran[key] if one[1] == launch.function]
+            found = found or [one for one in self._ran[key] if one[1] == 0]  # a whole graph
+            places, here = (of_work, [found[0][0]]) if len(found) == 1 else (of_calls, self._called[key])
+            if not here:
+                lost += 1
+                continue
+            if places is of_work and saved:
+                placed.append(Ran(saved, key[0], found[0][2]))
+            if here[0] not in places:
+                places[here[0]] = len(facts)
+                facts.append({"launches": 0})
+            _add(facts[places[here[0]]], launch, saved, titles)
+        for each in facts:
+            if each.get("launches") == 1:
+                del each["launches"]
+        calls, work = (np.array(sorted(of.items()), np.int64).reshape(-1, 2) for of in (of_calls, of_work))
+        return SavedSpans(facts, calls, work, unseen, self._of, placed, lost)
+
+
+def _name_kernels(launches: list[tuple[ProbedLaunch, Launch | None, Key]]) -> dict[str, str]:
     names = sorted({saved.kernel for _, saved, _ in launches if saved})
-    titles = dict(zip(names, readable(names), strict=True))
-    placed, lost = [], 0
-    for launch, saved, key in launches:
-        rows = [row for row in ran[key] if gpu["function"][row] == launch.function]
-        rows = rows or [row for row in ran[key] if gpu["function"][row] == 0]  # a whole graph
-        places, here = (of_work, rows) if len(rows) == 1 else (of_calls, called[key])
-        if not here:
-            lost += 1
-            continue
-        if places is of_work and saved:
-            placed.append((saved, here[0]))
-        if "launches" not in facts[places[here[0]]]:
-            places[here[0]] = len(facts)
-            facts.append({"launches": 0})
-        _add(facts[places[here[0]]], launch, saved, titles)
-    for each in facts:
-        if each.get("launches") == 1:
-            del each["launches"]
-    return SavedSpans(facts, of_calls, of_work, placed, lost)
+    return dict(zip(names, readable(names), strict=True))
 
 
 def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | None, Key]]:
@@ -93,13 +152,11 @@ def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | N
             yield launch, known.get((process, launch.id)), (number, launch.thread, start)
 
 
-def _by_key(rows: npt.NDArray[np.void], stamp: str, starts: npt.NDArray[np.int64]) -> defaultdict[Key, list[int]]:
-    """Return the indices of rows that belong to calls with these starts."""
-    found = defaultdict[Key, list[int]](list)
-    for place in np.flatnonzero(np.isin(rows[stamp], starts)).tolist():
+def _iter_keys(rows: npt.NDArray[np.void], stamp: str, starts: npt.NDArray[np.int64]) -> Iterator[tuple[int, Key]]:
+    """Yield the indices of rows that belong to calls with these starts, and those calls."""
+    for place in np.flatnonzero(np.isin(rows[stamp], starts)).tolist() if len(starts) else ():
         row = rows[place]
-        found[int(row["process"]), int(row["thread"]), int(row[stamp])].append(place)
-    return found
+        yield place, (int(row["process"]), int(row["thread"]), int(row[stamp]))
 
 
 def _add(facts: Facts, launch: ProbedLaunch, saved: Launch | None, titles: dict[str, str]) -> None:

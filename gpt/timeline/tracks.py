@@ -7,7 +7,7 @@ draw them in one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.screen.demangle import readable
-from gpt.timeline.counters import Counter, count_copies
-from gpt.timeline.saved import SavedSpans, find_saved
+from gpt.timeline.counters import Copies, Counter, find_callers
+from gpt.timeline.saved import SavedFinder, SavedSpans
 from gpt.trace.calls_store import NO_DEVICE
-from gpt.trace.ranges import name_range
+from gpt.trace.ranges import RANGE as RANGE_ROW
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -32,7 +32,6 @@ LAST = (1 << 63) - 1
 MOST_PID = 1 << 31  # viewers use signed numbers of 32 bits
 # Number of the first call. HTA 0.5 with pandas 3 stores row numbers in as few bits as these numbers take.
 CORRELATION = 1 << 16
-TOGETHER = 4  # threads whose calls may begin in the same nanosecond
 
 # `source` is an index into the calls, GPU times or ranges. An `open` span has no end in the trace, and is drawn
 # until the last one of its process. `fact` is an index into the facts about saved data, 0 for none.
@@ -52,6 +51,7 @@ CATEGORIES = ("call", "ioctl", "kernel", "memcpy", "memset", "range")
 CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE = range(len(CATEGORIES))
 KINDS = ("recording", "range", "thread", "stream")  # kinds of tracks, in drawing order
 RECORDING, RANGES, THREAD, STREAM = range(len(KINDS))
+FIELDS = ("function", "bytes", "stream", "object", "stamp")  # fields of calls
 SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
@@ -117,32 +117,20 @@ class Timeline:
 
 def make_timeline(model: TraceModel) -> Timeline:
     """Arrange everything in the model that has a time as tracks."""
-    calls = model.calls("function", "bytes", "stream", "shared", "object", "stamp", *SHAPE)
-    gpu = model.gpu_times()
-    callers, saved = find_callers(gpu, calls), find_saved(model, calls, gpu)
-    maker = _Maker(model)
+    calls, gpu = model.calls(*FIELDS, "shared", *SHAPE), model.gpu_times()
+    finder, copies, maker = SavedFinder(model), Copies(model), _Maker(model)
+    for found in finder, copies:
+        found.add_calls(calls)
+        found.add_work(gpu)
+    copies.join()
+    saved = finder.find()
     maker.add_calls(calls, saved)
     maker.add_gpu_times(gpu, saved)
     marks = maker.add_ranges()
     maker.add_gaps()
     spans, tracks = maker.lay_out()
-    counters = list(count_copies(model, calls, gpu, callers))
-    return Timeline(model, tracks, maker.names, spans, calls, gpu, callers, counters, marks, saved)
-
-
-def find_callers(gpu: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> Whole:
-    """Return the index of the call of each GPU time, or -1. Calls must be sorted by start."""
-    found = np.full(len(gpu), -1, np.int64)
-    at = np.searchsorted(calls["start"], gpu["call"])
-    for _ in range(TOGETHER):
-        left = np.flatnonzero((found < 0) & (at < len(calls)))
-        call = calls[at[left]]
-        same = call["start"] == gpu["call"][left]
-        for name in ("process", "thread"):
-            same &= call[name] == gpu[name][left]
-        found[left[same]] = at[left[same]]
-        at[left] += 1
-    return found
+    counters = [*copies.count_totals(), *copies.count_rates()]
+    return Timeline(model, tracks, maker.names, spans, calls, gpu, find_callers(gpu, calls), counters, marks, saved)
 
 
 def title(track: Track) -> str:
@@ -208,7 +196,7 @@ class _Maker:
         """Add every call and every ioctl."""
         spans = self._add(calls, "start", THREAD, "thread")
         spans["open"] = calls["duration"] == 0
-        spans["fact"] = saved.calls
+        spans["fact"] = saved.of_calls(calls)
         spans["name"] = self._name(calls, "api", lambda process, id_: process.api(id_).title)
         ioctls = self._model.chosen(calls, type="ioctl")
         spans["category"] = np.where(ioctls, IOCTL, CALL)
@@ -217,7 +205,7 @@ class _Maker:
         """Add the work on the GPU."""
         spans = self._add(gpu, "begin", STREAM, "stream")
         kernels = gpu["function"] != 0
-        spans["fact"] = saved.work
+        spans["fact"] = saved.of_work(gpu)
         spans["name"] = self._name(gpu, "api", lambda process, id_: _work(process.api(id_))[1])
         spans["category"] = self._each(gpu, "api", lambda process, id_: _work(process.api(id_))[0])
         names = self._name(
@@ -228,29 +216,20 @@ class _Maker:
     def add_ranges(self) -> list[Mark]:
         """Add NVTX ranges; pushed ranges go to their thread's track. Returns the marks."""
         marks: list[Mark] = []
-        for number, process in enumerate(self._model.processes):
-            ends = {one["id"]: one["end"] for one in process.ranges if one["kind"] == "range_end"}
-            begun = [one for one in process.ranges if one["kind"] == "range"]
-            starts = self._model.times(process, np.array([one["start"] for one in begun], np.uint64))
-            stops = self._model.times(
-                process, np.array([ends.get(one.get("id"), one["start"]) for one in begun], np.uint64)
-            )
-            spans = np.zeros(len(begun), SPAN)
-            spans["begin"], spans["end"], spans["category"] = starts, stops, RANGE
-            used = np.array([one["type"] != "mark" for one in begun], bool)
-            places = [one.get("domain", "") if one["type"] == "start" else one["thread"] for one in begun]
-            tracks = {
-                place: Track(number, RANGES, 0, 0, place) if isinstance(place, str) else Track(number, THREAD, 0, place)
-                for place in places
-            }
-            numbers = {place: self._track(track) for place, track in tracks.items()}
-            spans["track"] = [numbers[place] for place in places]
-            spans["name"] = [self._number(name_range(one)) for one in begun]
-            spans["open"] = [one.get("id") not in ends for one in begun]
-            spans["source"] = np.arange(len(begun))
-            moments = np.flatnonzero(~used).tolist()
-            marks += [Mark(tracks[places[at]], int(starts[at]), name_range(begun[at])) for at in moments]
-            self._spans.append(spans[used])
+        for number in range(len(self._model.processes)):
+            texts = self._model.ranges(number).texts
+            rows = np.concatenate([np.zeros(0, RANGE_ROW), *self._model.iter_ranges(number, 0)])
+            spans = np.zeros(len(rows), SPAN)
+            spans["begin"], spans["end"] = rows["begin"], rows["end"]
+            spans["category"], spans["open"] = RANGE, rows["open"]
+            spans["end"][rows["open"]] = rows["begin"][rows["open"]]
+            spans["source"] = np.arange(len(rows))
+            spans["track"] = [self._track(track) for track in find_range_tracks(number, rows, texts)]
+            spans["name"] = [self._number(texts[name][1]) for name in rows["name"].tolist()]
+            self._spans.append(spans)
+            marks += iter_marks(self._model, number)
+        for mark in marks:
+            self._track(mark.track)
         return marks
 
     def add_gaps(self) -> None:
@@ -331,6 +310,22 @@ class _Maker:
         return self._tracks.setdefault(track, len(self._tracks))
 
 
+def iter_marks(model: TraceModel, process: int) -> Iterator[Mark]:
+    """Yield the marks of a process, in order."""
+    texts = model.ranges(process).texts
+    for rows in model.ranges(process).iter_marks():
+        times = model.times(model.processes[process], rows["at"])
+        for time, thread, name in zip(times.tolist(), rows["thread"].tolist(), rows["name"].tolist(), strict=True):
+            yield Mark(Track(process, THREAD, 0, thread), time, texts[name][1])
+
+
+def find_range_tracks(process: int, rows: npt.NDArray[np.void], texts: list[tuple[str | None, str]]) -> Iterator[Track]:
+    """Yield the track of each range: its thread's, or for a range that no thread pushed, its domain's."""
+    for pushed, thread, name in rows[["pushed", "thread", "name"]].tolist():
+        domain = texts[name][0] or ""
+        yield Track(process, THREAD, 0, thread) if pushed else Track(process, RANGES, 0, 0, domain)
+
+
 def _work(api: Api) -> tuple[int, str]:
     """Return the category and name of the work that a call started, if it isn't a kernel."""
     match api.type:
@@ -349,21 +344,41 @@ def count_over(begins: Whole, ends: Whole) -> Whole:
     return over
 
 
-def find_lanes(begin: Whole, end: Whole, nested: bool) -> npt.NDArray[np.uint32]:
-    """Assign a lane to each span, so that spans in a lane are separate or, if `nested`, may contain each other."""
-    lanes = np.zeros(len(begin), np.uint32)
-    if (begin[1:] >= np.maximum.accumulate(end)[:-1]).all():
+class Lanes:
+    """Assigns lanes to the spans of a track, which come in order, so that spans in a lane are separate or, if `nested`,
+    may contain each other.
+    """
+
+    def __init__(self, nested: bool) -> None:
+        self._nested = nested
+        self._stacks: list[list[int]] = []  # by lane: ends of unfinished spans, innermost last
+        self._reach = -LAST  # the latest end so far
+
+    def find(self, begin: Whole, end: Whole) -> npt.NDArray[np.uint32]:
+        """Return the lanes of some spans, which begin after all earlier ones."""
+        lanes = np.zeros(len(begin), np.uint32)
+        before = np.maximum.accumulate(np.concatenate(([self._reach], end)))
+        apart = np.append(begin >= before[:-1], True)  # every earlier span is over
+        alone = apart[:-1] & apart[1:]
+        self._reach = int(before[-1])
+        some = np.flatnonzero(~alone)
+        for at, first, last in zip(some.tolist(), begin[some].tolist(), end[some].tolist(), strict=True):
+            lanes[at] = self._place(first, last)
+        if len(begin) and alone[-1]:
+            self._stacks = [[int(end[-1])]]
         return lanes
-    stacks: list[list[int]] = []  # by lane: ends of unfinished spans, innermost last
-    for at, (first, last) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
-        for lane, stack in enumerate(stacks):  # noqa: B007
+
+    def _place(self, first: int, last: int) -> int:
+        for lane, stack in enumerate(self._stacks):
             while stack and stack[-1] <= first:
                 stack.pop()
-            if not stack or (nested and stack[-1] >= last):
-                break
-        else:
-            lane, stack = len(stacks), []
-            stacks.append(stack)
-        stack.append(last)
-        lanes[at] = lane
-    return lanes
+            if not stack or (self._nested and stack[-1] >= last):
+                stack.append(last)
+                return lane
+        self._stacks.append([last])
+        return len(self._stacks) - 1
+
+
+def find_lanes(begin: Whole, end: Whole, nested: bool) -> npt.NDArray[np.uint32]:
+    """Assign a lane to each span, in order."""
+    return Lanes(nested).find(begin, end)

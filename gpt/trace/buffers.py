@@ -78,7 +78,7 @@ class MapLayout:
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
         self.keeps_last = record.get("keeps") == "last"  # when the launch repeats
-        self.repeats = record.get("keeps") in ("last", "sum")  # the lowest bit of its address says whether that does
+        self.repeats = record.get("keeps") in ("last", "sum")  # the buffer's address has a bit for repeated launches
         self.head: int = record.get("head", COUNT)  # bytes before a unit's slots
         if self.head != COUNT and (self.head or self.type not in ("total", "histogram") or self.capacity > 1):
             raise MalformedError(f"map: a head of {self.head} bytes")
@@ -254,7 +254,7 @@ class ProbedLaunch:
     stream: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    params: bytes  # the launch's own bytes, as the kernel got them
+    params: bytes  # the bytes of the kernel's parameters, as the program passed them
     repeats: bool = False  # may stand for several launches; arrays then keep the last records
     exec: int | None = None  # handle of the executable graph that launched it
 
@@ -377,7 +377,7 @@ class Probes:
         self._with_launches = "times" in kinds
         self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since the last `take_told`
         self._selected = selected if selected and selected.selection.chooses else None
-        self._fates: dict[int, int | None] = {}  # functions of launches that have no times yet; None: not chosen
+        self._fates: dict[int, int | None] = {}  # functions of launches without times so far; None: not chosen
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
         self._unwritten = Counter[int]()  # launches with probes that lack a `probed` record, by function
@@ -456,7 +456,9 @@ class Probes:
                 continue
             taken, key = self._taken.setdefault(launch.id, set()), (launch.id, layout.id)
             if layout.id not in kernel.maps or layout.id in taken:
-                raise MalformedError(f"buffer of launch {launch.id}: not one of map '{layout.name}'")
+                raise MalformedError(
+                    f"buffer of launch {launch.id}: no further buffer of map '{layout.name}' can belong to it"
+                )
             parts = self._begun.setdefault(key, Parts(record["size"]))
             if not parts.add(record):
                 continue
@@ -505,7 +507,9 @@ class Probes:
         """Raise MalformedError if a buffer refers to a record that never arrived."""
         if self._buffers:
             record = self._buffers[0]
-            raise MalformedError(f"buffer of launch {record['launch']} and map {record['map']}: no such records")
+            raise MalformedError(
+                f"buffer of launch {record['launch']} and map {record['map']}: one of them has no record"
+            )
 
 
 class _Kernel(NamedTuple):

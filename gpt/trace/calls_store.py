@@ -46,6 +46,7 @@ class _Batch(NamedTuple):
     In the file, the calls' threads precede their rows. `device` is None if GPU times don't name it.
     """
 
+    aside: Aside  # the file
     number: int  # the process's number
     process: Process
     layout: np.dtype[np.void]
@@ -87,6 +88,13 @@ class Kept:
                 self._gpu_times.append(batch)
                 self._firsts.setdefault(number, FirstLaunches()).add(ordered)
 
+    def merge(self, other: Kept, first: int) -> None:
+        """Add the rows of other processes, which are numbered from `first` on from now on."""
+        for mine, theirs in ((self._calls, other._calls), (self._gpu_times, other._gpu_times)):
+            mine += [batch._replace(number=first + batch.number) for batch in theirs]
+        self._firsts |= {first + number: firsts for number, firsts in other._firsts.items()}
+        self._last |= {first + number: last for number, last in other._last.items()}
+
     def _put_aside(
         self, number: int, process: Process, threads: Threads | None, rows: Rows, stamp: str, device: int | None = None
     ) -> tuple[_Batch, Rows]:
@@ -98,13 +106,14 @@ class Kept:
         if threads is not None:
             self._aside.write(threads)
         at, first = self._aside.write(rows), int(rows[stamp][0])
-        return _Batch(number, process, rows.dtype, at, len(rows), first, threads is not None, device), rows
+        has = threads is not None
+        return _Batch(self._aside, number, process, rows.dtype, at, len(rows), first, has, device), rows
 
     def _read(self, batch: _Batch, at: int, count: int) -> tuple[Threads, Rows]:
-        rows = self._aside.read(batch.layout, batch.offset + at * batch.layout.itemsize, count)
+        rows = batch.aside.read(batch.layout, batch.offset + at * batch.layout.itemsize, count)
         if not batch.threads:
             return np.zeros(0, np.uint64), rows
-        return self._aside.read(np.uint64, batch.offset - 8 * (batch.rows - at), count), rows
+        return batch.aside.read(np.uint64, batch.offset - 8 * (batch.rows - at), count), rows
 
     def read(self, batch: _Batch, at: int, count: int, fields: Any, stamps: Collection[str], more: Fill) -> Array:
         """Read some rows of a batch with these fields, and convert the fields named in `stamps` to ns."""

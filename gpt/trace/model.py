@@ -75,6 +75,10 @@ class Launch:
             raise AttributeError(name)
         return getattr(self.launch, name)
 
+    def move(self, model: TraceModel) -> None:
+        """Make it a launch of another model."""
+        self._model = model
+
     @property
     def start(self) -> int:
         """Time of the call, in ns since the first process began."""
@@ -132,6 +136,23 @@ class TraceModel:
     def end(self, process: Process) -> None:
         """End a process. Raises MalformedError if a buffer belongs to no launch."""
         process.probes.check_taken()
+
+    def merge(self, other: TraceModel) -> None:
+        """Add the processes of another model, which may have been read by another process. They share our clock."""
+        first = len(self.processes)
+        self._kept.merge(other._kept, first)
+        self.processes += other.processes
+        for number, process in enumerate(self.processes):
+            self._numbers[process] = number
+            self.processes[0].machines.add(process.header)
+            process.machines = self.processes[0].machines
+        if self._ranges is not None:
+            self._ranges += other._ranges or []
+        self._counted.update({first + number: count for number, count in other._counted.items()})
+        for launch in other.launches:
+            launch.move(self)
+        self.launches += other.launches
+        self._by_id |= {(first + number, id_): launch for (number, id_), launch in other._by_id.items()}
 
     # Asking
 

@@ -22,6 +22,7 @@ MANY = 1 << 13  # records kept as Python objects before they're spilled
 BEGUN = [("id", "<u8"), ("begin", "<u8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
          ("ends", "?")]  # fmt: skip
 END = [("id", "<u8"), ("end", "<u8"), ("place", "<u8")]
+MARK = [("at", "<u8"), ("thread", "<u8"), ("name", "<u4")]
 RANGE = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
          ("open", "?")]  # fmt: skip
 
@@ -45,8 +46,10 @@ class KeptRanges:
         self._numbers: dict[tuple[str | None, str], int] = {}
         aside = Aside()
         self._ranges, self._ends = Sorted(aside, BEGUN, "id"), Sorted(aside, END, "id")
+        self._moments = Sorted(aside, MARK, "at")
         self._begun: list[tuple[Any, ...]] = []
         self._ended: list[tuple[Any, ...]] = []
+        self._marked: list[tuple[Any, ...]] = []
         self._place = 0  # counts records in order of arrival
 
     def add(self, found: Iterable[Mapping[str, Any]]) -> None:
@@ -64,17 +67,24 @@ class KeptRanges:
             if record["type"] == "mark":
                 count, first, last = self.marks.get(name, (0, start, start))
                 self.marks[name] = count + 1, min(first, start), max(last, start)
+                self._marked.append((start, record["thread"], name))
             else:
                 pushed = record["type"] == "push"
                 where = record.get("id", 0), start, record["thread"], self._place
                 self._begun.append((*where, name, pushed, "id" in record))
-        if len(self._begun) + len(self._ended) >= MANY:
+        if len(self._begun) + len(self._ended) + len(self._marked) >= MANY:
             self._put_aside()
 
     def _put_aside(self) -> None:
         self._ranges.add(np.array(self._begun, BEGUN))
         self._ends.add(np.array(self._ended, END))
-        self._begun, self._ended = [], []
+        self._moments.add(np.array(self._marked, MARK))
+        self._begun, self._ended, self._marked = [], [], []
+
+    def iter_marks(self) -> Iterator[Array]:
+        """Yield the marks as MARK, in the order of their time stamps; `name` is an index into `texts`."""
+        self._put_aside()
+        return iter(self._moments)
 
     def iter_ranges(self, process: Process, last: int) -> Iterator[Array]:
         """Yield the ranges sorted by start, outer ranges before inner ones, as RANGE; times are in ns.

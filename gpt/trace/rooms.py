@@ -173,10 +173,10 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
     stored = record["stored"]
     formed = sum(way in FORMED for way in stored)
     if len(stored) != len(fields) or not set(stored) <= set(STORED) or formed > MOST_FORMED:
-        raise MalformedError(f"map: {len(stored)} ways to store {len(fields)} fields, or ways that don't exist")
+        raise MalformedError(f"map: {len(stored)} entries in stored for {len(fields)} fields, or unknown ones")
     sizes = {"clock": (8,), "sm": (4,), "equal": (1, 2, 4)}
     if any(field.size not in sizes.get(way, (1, 2, 4, 8)) for way, field in zip(stored, fields, strict=True)):
-        raise MalformedError("map: a field of a size that isn't stored like that")
+        raise MalformedError("map: stored does not fit the size of a field")
     return lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
 
 
@@ -196,7 +196,7 @@ def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numb
     """Return where each record begins, where the rooms begin, and which room each record is in."""
     used = data[:HEAD].view("<u8").reshape(ARENAS, SECTOR // 8)[:, 0]
     if (used > data.size).any() or int(used.sum()) + HEAD > data.size or (used % np.uint64(SECTOR)).any():
-        raise MalformedError(f"log: arenas of up to {int(used.max())} bytes, in {data.size}")
+        raise MalformedError(f"log: arenas of up to {int(used.max())} bytes do not fit in {data.size}")
     ends = HEAD + np.cumsum(used.astype(np.int64))
     starts = np.concatenate([np.full(1, HEAD), ends[:-1]])
     rooms, limits = _follow(words, starts, ends, 0, 1, SECTOR)
@@ -206,8 +206,8 @@ def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numb
 
 
 def _follow(words: Words, starts: Numbers, ends: Numbers, word: int, unit: int, least: int) -> tuple[Numbers, Numbers]:
-    """Follow sizes, in this `word` and in these units, from `starts` on until the first word is 0. Return where each
-    thing begins and ends, in order.
+    """Follow sizes, given in this `word` in units of `unit`, from `starts` on until the first word is 0. Return where
+    each item begins and ends, in order.
     """
     found: list[Numbers] = [np.zeros(0, np.int64)]
     limits = [found[0]]

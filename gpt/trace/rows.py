@@ -26,6 +26,7 @@ Choose = Callable[[Threads, Rows], npt.NDArray[np.bool_]]
 BATCH = 16 << 20  # bytes of collected rows that make a batch
 OVERHEAD = 64  # bytes that a collected record takes besides its rows
 MAX_LAYOUTS = 1000  # layouts that are cached
+_PACKER = msgpack.Packer(unicode_errors="surrogateescape")
 CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}  # fields of every row of `calls`
 ARGUMENTS = {  # optional fields
     "object": "u64", "stream": "u64", "to": "u64", "from": "u64", "bytes": "u64", "function": "u32", "shared": "u32",
@@ -127,7 +128,7 @@ class Collector:
         if type(stride) is not int or type(rows) is not bytes:
             raise MalformedError(records.check(record) or f"{self._kind}: no rows")
         try:
-            key = stride, msgpack.packb(record.get("fields"), unicode_errors="surrogateescape")
+            key = stride, _PACKER.pack(record.get("fields"))
         except (TypeError, ValueError, OverflowError):
             raise MalformedError(records.check(record) or f"{self._kind}.fields nested too deep") from None
         layout = self._layouts.get(key)

@@ -12,7 +12,8 @@ import numpy.typing as npt
 Times = Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.int64]]
 
 NONE = (1 << 64) - 1
-# `python` and `native` are numbers of stacks in the process's `sites`, 0 for none; `syscall` is NONE if it ran.
+# `python` and `native` are numbers of stacks in the process's `sites`, 0 for none. If the thread ran, `syscall` is
+# NONE.
 SAMPLE = [("at", "<i8"), ("thread", "<u8"), ("python", "<u8"), ("native", "<u8"), ("syscall", "<u8"), ("changed", "?")]
 SYSCALLS = {  # numbers on x86-64; threads wait in these
     0: "read", 1: "write", 3: "close", 7: "poll", 9: "mmap", 11: "munmap", 16: "ioctl", 17: "pread64", 18: "pwrite64",

@@ -164,9 +164,7 @@ class Selected:
         return inside and self._is_in(thread, start)
 
     def of_function(self, function: int | None) -> bool:
-        """Return whether something is chosen by its kernel, if it passed the other filters; None if it didn't pass
-        them.
-        """
+        """Return whether a kernel is chosen by its name. `function` is None if another filter already rejected it."""
         return self._note(function is not None and self.matches(self.names.get(function, "")))
 
     @property

@@ -26,7 +26,7 @@ SYMBOL = np.dtype(
 FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 MOST_SYMBOLS = 256 << 20  # bytes of a symbol table
 MOST_NAME = 4096  # bytes
-# Libraries that pass on other libraries' requests.
+# Libraries that only pass on the requests of their callers.
 BETWEEN = ("libcuda.so", "libcudart.so", "libcudart-", "libffi.so", "_ctypes.")
 
 

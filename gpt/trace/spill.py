@@ -28,6 +28,7 @@ IN_MEMORY = 8 << 20  # bytes kept in memory before a file is created
 BATCH = 1 << 17  # rows per run
 ROOM = 1 << 17  # rows of all blocks in memory
 LEAST = 512  # minimum rows per block
+LEVEL = 1  # zstd's, for files that go to another process
 
 
 class Aside:
@@ -55,6 +56,22 @@ class Aside:
             return np.frombuffer(self._file.read(count * np.dtype(dtype).itemsize), dtype)
         except OSError as error:
             raise OutputError.of(error, tempfile.gettempdir()) from None
+
+    def __getstate__(self) -> list[bytes]:
+        """Return the contents, compressed, for another process."""
+        import zstandard
+
+        packer = zstandard.ZstdCompressor(LEVEL)
+        blocks = (self.read(np.uint8, at, min(IN_MEMORY, self._size - at)) for at in range(0, self._size, IN_MEMORY))
+        return [packer.compress(block.tobytes()) for block in blocks] or [b""]
+
+    def __setstate__(self, state: list[bytes]) -> None:
+        """Write the contents to a new file."""
+        import zstandard
+
+        self.__init__()  # type: ignore[misc]
+        for block in filter(None, state):
+            self.write(np.frombuffer(zstandard.decompress(block), np.uint8))
 
 
 class Tape:

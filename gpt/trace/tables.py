@@ -35,7 +35,7 @@ class TableLayout:
         self._fields = {field.name: field for field in fields}
         known = len(set(keys)) == len(keys) and self._fields.keys() >= set(keys)
         if not keys or not known or not ops.keys().isdisjoint(keys):
-            raise MalformedError("map: the key of a table isn't of its fields")
+            raise MalformedError("map: the key of a table isn't among its fields")
         if "last" in ops.values():
             raise MalformedError("map: a table doesn't keep last values")
         self.keys, self._ops, self._flipped = tuple(keys), ops, flipped
@@ -59,7 +59,7 @@ class TableLayout:
         return hash(str(self._identity))
 
     def read(self, slots: npt.NDArray[np.uint8]) -> tuple[Counts, Rows]:
-        """Return how often each key was saved, and a row for each, ordered by keys; from slots of bytes."""
+        """Read slots from bytes. Return how often each key was saved, and a row for each key, ordered by keys."""
         first = self._fields[self.keys[0]].offset
         slots = slots[_words(slots, first) >> np.uint64(32) != 0]
         rows = np.zeros(len(slots), self.dtype)

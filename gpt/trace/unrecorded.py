@@ -38,6 +38,8 @@ class Unrecorded:
 
     def before(self, times: Whole) -> Whole:
         """Return how many ns weren't recorded before each time."""
+        if not len(self):
+            return np.zeros(len(times), np.int64)
         at = np.searchsorted(self.begins, times, side="right")
         left = np.where(at > 0, np.maximum(np.append(0, self.ends)[at] - times, 0), 0)
         found: Whole = self._sums[at] - left

@@ -2,8 +2,8 @@
 // the simulated device expand this list; tests/runtime/test_abi.py compares it with the headers.
 //
 //   X(name, suffix, since, words)          one symbol
-//   P(name, suffix, since, thread, words)  two: with the suffix `thread` too, whose default stream is the
-//   thread's
+//   P(name, suffix, since, thread, words)  two: also one with the suffix `thread`, which uses the thread's
+//                                          default stream
 //
 // cuGetProcAddress takes a function's name; its symbol is the name plus the suffix. `since` is the version of
 // CUDA that introduced this variant. `words` is the number of arguments beyond the sixth, made even: words on

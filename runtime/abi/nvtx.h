@@ -61,7 +61,7 @@ typedef struct {
 
 typedef const void *nvtx_get_export_table(uint32_t id);
 
-// Extensions, which have separate tables: InitializeInjectionNvtxExtension gets each once, and changes it.
+// An extension has a table of its own. InitializeInjectionNvtxExtension gets each table once and fills it in.
 
 enum { NVTX_VERSION = 3, NVTX_EXT_PAYLOAD_MODULEID = 2, NVTX_EXT_PAYLOAD_COMPATID = 0x0104 };
 // The declarations here are the same in all versions from this one on; NCCL 2.32 uses it.

@@ -2,9 +2,9 @@
 // through a pipeline of our own.
 //
 // The supervisor must be this user's, because its answers are code that will run. A program that has changed
-// its user runs its own pipelines. While a client waits, it checks at intervals that the supervisor is alive,
-// since it may have been stopped; a kernel that takes long proves nothing. A client that gets no answer to
-// that doesn't ask that supervisor again.
+// its user runs its own pipelines. While a client waits, it checks at intervals that the supervisor is alive:
+// a late answer alone may only mean that a kernel takes long. If a check goes unanswered (the supervisor may
+// have been stopped), the client doesn't ask that supervisor again.
 
 #include <errno.h>
 #include <pthread.h>
@@ -26,7 +26,7 @@ enum hope {
     LATE
 }; // APART: one side refused the other; LOST: not found; GONE: ended; LATE: silent
 
-static bool late; // it was, once
+static bool late; // the supervisor was silent once
 
 static enum hope reach(const char *name, int file) {
     // connect blocks if the socket's queue is full

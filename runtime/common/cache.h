@@ -24,9 +24,10 @@ bool gpt_get_from(const char *path, const char *key, off_t limit, struct gpt_byt
 void gpt_keep_in(const char *path, const char *key, const struct gpt_bytes *made, off_t limit, long *room,
                  struct gpt_distrust *why);
 
-// Warn, for gpt-hook, if a cache can't be trusted, so that not every process in a run does.
+// Warn in gpt-hook if a cache can't be trusted. Returns whether it warned; the processes of the run don't
+// repeat the warning.
 bool gpt_complain_of_kept(void);
 
-#define GPT_CACHE_SAID "GPT_CACHE_SAID" // the environment variable that keeps processes quiet then
+#define GPT_CACHE_SAID "GPT_CACHE_SAID" // environment variable: gpt-hook has warned
 
 #endif

@@ -26,7 +26,7 @@ bool gpt_start_apart(void (*work)(pid_t root, int root_file)) {
     int root_file = (int)syscall(SYS_pidfd_open, root, 0);
     if (root_file < 0)
         return false;
-    pid_t middle = vfork(); // so as not to copy the memory twice
+    pid_t middle = vfork(); // avoids a second copy of the address space
     if (!middle) {
         setsid();
         if (!fork())

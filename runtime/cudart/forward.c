@@ -130,7 +130,7 @@ FORWARD(cudaGraphRetainUserObject, cuGraphRetainUserObject, (void *graph, void *
 FORWARD(cudaGraphReleaseUserObject, cuGraphReleaseUserObject, (void *graph, void *object, unsigned count), graph, object, count)
 // clang-format on
 
-// Nearly so
+// Functions that need more than a plain call of the driver
 
 struct channel {
     int x, y, z, w, format;

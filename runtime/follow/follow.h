@@ -1,7 +1,7 @@
 // gpt-hook -o -, -o FIFO, -o '|command': a helper process that follows the traces of a private folder and
 // writes them as one stream while they grow.
 //
-//   follow.c   the helper: which processes there are, whose trace comes next, when all is over
+//   follow.c   the helper: which processes there are, whose trace comes next, when the run is over
 //   segment.c  one trace, read while it is written
 //   rows.c     the rows of its records, which are filled in later
 

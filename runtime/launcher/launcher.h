@@ -1,17 +1,17 @@
 // What the files of gpt-hook, the program, share:
 //
-//   start.c   what calls main
-//   main.c    the environment that brings the libraries into a command; becoming it
+//   start.c   the entry point, which calls main
+//   main.c    sets the environment that loads the libraries into a command, and executes the command
 //   options.c the command line (options.h)
-//   find.c    where the runtime is, and the command
-//   calls.c   what --calls names
-//   output.c  where the trace goes: a file, or a helper that makes a stream of it (../follow)
-//   parent.c  the parent of the command, if another one reads the stream
+//   find.c    finds the runtime and the command
+//   calls.c   the names in --calls
+//   output.c  where the trace goes: to a file, or to a helper that streams it (../follow)
+//   parent.c  the parent of the command, if another command reads the stream
 //   probe.c   probes: -p, --jit and the options that go with them (probe.h)
 //   check.c   gpt-hook check
 //   control.c gpt-hook ctl
-//   state.c   what that prints of a process
-//   register.c  passes it a pipeline (register.h)
+//   state.c   prints a process's state for gpt-hook ctl
+//   register.c  passes a pipeline to the supervisor of that process (register.h)
 //   functions.c gpt-hook functions
 
 #ifndef GPT_LAUNCHER_H

@@ -1,8 +1,9 @@
 // Turns -p and --jit into a pipeline for the broker and variables for the hook.
 //
 // The stage that weaves probes reads them before the command runs, so a faulty probe ends the run here.
-// Cached results are named by a digest of the pipeline's text and of the probes as that stage prints them.
-// What it prints is cached, too: Python takes longer to start and read probes than many a program runs.
+// The key of a cached result is a digest of the pipeline's text and of the probes as that stage prints them.
+// That output is cached too, because starting Python and reading the probes takes longer than many programs
+// run.
 
 #include <ctype.h>
 #include <errno.h>
@@ -150,7 +151,7 @@ static bool digest_file(const char *path, char digest[65]) {
     return data != NULL;
 }
 
-// Anything else is a built-in probe, even if a folder has that name.
+// Return whether `probe` is a file; if not, it's a built-in probe, even if a folder has its name.
 static bool is_file(const char *probe) {
     struct stat status;
     return strchr(probe, '/') || (!stat(probe, &status) && !S_ISDIR(status.st_mode));
@@ -216,7 +217,7 @@ static bool find_source(const char *probe, char path[PATH_MAX]) {
     return false;
 }
 
-// Set the digest of everything that the answer to --show depends on, for probes that name no callback's file.
+// Set the digest of everything that the output of --show depends on, apart from files with callbacks.
 static bool name_shown(const struct probing *probing, const char *reader, char key[65]) {
     struct gpt_bytes inputs = {0};
     bool whole = true;
@@ -232,8 +233,8 @@ static bool name_shown(const struct probing *probing, const char *reader, char k
     return whole;
 }
 
-// Read the probes as `reader`, the words of gpt-ptx-probe, shows them, behind a newline. Fails if one of
-// them is faulty.
+// Append a newline and the probes as `reader`, a command line of gpt-ptx-probe, prints them. Ends the program
+// if a probe is faulty.
 static void read_probes(const struct probing *probing, const char *reader, struct gpt_bytes *shown) {
     char key[65], again[65];
     bool named = name_shown(probing, reader, key);

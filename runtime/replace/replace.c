@@ -8,13 +8,13 @@
 //
 // The linker asks in two ways:
 //
-//   - for a name without slash, each path that the search tries is shown first. The answer is opened, but the
-//     object keeps the path that was tried: $ORIGIN, dladdr and debuggers see nothing.
-//   - for a name with a slash, the answer becomes the object's path, and $ORIGIN with it. The library must
-//   still
-//     find its neighbours, so $ORIGIN in its dynamic section is written out before the linker reads it, and
-//     the object gets back the name that was asked for. The linker frees the name that it made itself, so
-//     that one is put back when the object is closed.
+//   - For a name without a slash, it passes each path of its search to us before it tries it. It opens the
+//     file that we return, but the object keeps the path that was tried. So $ORIGIN, dladdr and debuggers
+//     don't notice the replacement.
+//   - For a name with a slash, the path that we return becomes the object's path and sets $ORIGIN. The
+//     library must still find its neighbours, so we write out $ORIGIN in its dynamic section before the
+//     linker reads it, and restore the requested name in the object. The linker frees the name that it made
+//     itself, so we put that one back when the object is closed.
 //
 // One file replaces one library: if it were loaded for two, they'd share their variables. A library that's
 // already loaded unreplaced stays that way.

@@ -1,6 +1,5 @@
-// Makes host code for PTX kernels at their first launch, in whichever thread comes first. It looks in the
-// cache
-// (../common/cache.c) before it asks stages (../common/broker.h).
+// Makes host code for PTX kernels at their first launch, in the thread that comes first. The cache
+// (../common/cache.c) is searched before stages are asked (../common/broker.h).
 
 #include <stdio.h>
 #include <stdlib.h>

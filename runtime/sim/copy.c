@@ -63,7 +63,7 @@ void sim_run_copy(const CUDA_MEMCPY3D *c) {
                     c->WidthInBytes);
 }
 
-// The place of one end of a copy.
+// Where the source or destination of a copy is.
 enum place { ON_DEVICE, IN_PINNED, IN_PAGEABLE };
 
 static enum place place_of(uint32_t type, const void *host, uint64_t device) {

@@ -6,7 +6,7 @@
 
 #include "sim.h"
 
-// Tell gpt-hook what it's watching, and which code that needs; after cuInit().
+// Tell gpt-hook that it watches the simulated device, and which kind of code that runs. Valid after cuInit().
 __attribute__((visibility("default"))) const char *gpt_sim_runs(void) { return sim_twins ? "sass" : "ptx"; }
 
 API cuInit(unsigned flags) {

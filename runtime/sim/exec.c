@@ -292,8 +292,6 @@ static void flatten(const struct graph *graph, struct operations *list) {
     }
 }
 
-// An executable graph runs once at a time. If work in a graph waits for an event, the whole graph waits
-// before it begins; events in it are reached when it ends. Takes over the list.
 // Return whether a copy or memset needs memory that isn't there.
 static bool lacks_memory(const struct operation *operation) {
     return operation->type == CU_GRAPH_NODE_TYPE_MEMCPY   ? sim_check_copy(&operation->copy, false)
@@ -301,6 +299,9 @@ static bool lacks_memory(const struct operation *operation) {
                                                           : CUDA_SUCCESS;
 }
 
+// Launch a graph; takes over the list. Launches of the same executable graph run one after another. If work
+// in a graph waits for an event, the whole graph waits before it begins; events in it are reached when it
+// ends.
 static CUresult launch(struct exec *exec, struct stream *stream, const struct operations *list) {
     CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (!status && !(is_there(exec->where) && exec->where.object == stream))

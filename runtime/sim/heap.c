@@ -11,8 +11,8 @@
 
 enum {
     PAGE = 64 << 10,
-    LEAST = 4,                // logarithms: of the smallest block,
-    MOST = 15,                // and of the largest block that shares a page
+    LEAST = 4,                // log2 of the smallest block
+    MOST = 15,                // log2 of the largest block that shares a page
     SIZES = MOST - LEAST + 2, // the last is for blocks that fill a page
     WAITING = 64 << 20,
 };

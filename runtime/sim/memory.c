@@ -108,10 +108,10 @@ API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
 
 enum { DEVICE_MAPPED = 2 }; // a flag of pinned memory: all of it is mapped
 
-// All flags.
+// The flags that programs may pass.
 enum {
     MEMHOSTALLOC_ALL = 7,     // portable, mapped to the device, write-combined
-    MEMHOSTREGISTER_ALL = 11, // those and read-only; not I/O memory, which belongs to other devices
+    MEMHOSTREGISTER_ALL = 11, // the same and read-only, but not I/O memory, since no other device has any
 };
 
 API cuMemHostAlloc(void **memory, size_t size, unsigned flags) {

@@ -38,9 +38,8 @@ API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uin
     return cuGetProcAddress_v2(name, function, version, flags, status);
 }
 
-// NVIDIA's CUDA runtime asks for tables of functions that no header describes. It uses some of them to make
-// sure that the driver is NVIDIA's own (cudaErrorSoftwareValidityNotEstablished), so there are no such tables
-// here.
+// NVIDIA's CUDA runtime asks for tables of functions that no header describes. It uses some of them to check
+// that the driver is NVIDIA's (cudaErrorSoftwareValidityNotEstablished), so this driver has none.
 API cuGetExportTable(const void **table, const CUuuid *id) {
     static const unsigned char runtime[] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a};
     static bool said;

@@ -8,8 +8,8 @@
 //   range.c    the allocated memory; memory.c: device memory, pinned memory; pool.c, virtual.c: other ways to
 //              allocate; pointer.c: pointer attributes
 //   copy.c     copies and memsets
-//   image.c    images, and objects of gpt-asm; their kinds: fatbin.c, cubin.c, outline.c (what gpt-asm says
-//              of PTX); code.c: the kernels and variables read from them
+//   image.c    images, and objects of gpt-asm; their kinds: fatbin.c, cubin.c, outline.c (gpt-asm's
+//              outline of PTX); code.c: the kernels and variables read from them
 //   build.c    host code of PTX; cache.c keeps it, host.c loads it
 //   module.c   modules, libraries, kernels and functions; function.c: their attributes
 //   heap.c     malloc of device code

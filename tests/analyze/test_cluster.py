@@ -19,6 +19,7 @@ from gpt.base.errors import GptError
 from gpt.stages.analyze import ANALYSES, _load
 from gpt.stream import records, wire
 from gpt.trace.process import iter_processes
+from gpt.trace.select import Selection
 from tests import loaded
 from tests.trace import forge
 
@@ -78,6 +79,35 @@ def rank(number, seed, launches=3, extra=(), **header):
     return forge.trace(*found, pid=100 + number, rank=number, **header)
 
 
+def sender(number):
+    """Return the trace of a rank with ranges, a graph, collectives and memory; each has a host and a clock."""
+    zero, us, random = 10**9 * (3 - number), 1000, np.random.default_rng(number)
+    names = "cuLaunchKernel", "cuGraphLaunch", "cuMemAlloc", "cuMemFree", "cuStreamSynchronize", "cuMemcpyHtoD"
+    found = [forge.api(at, name) for at, name in enumerate(names, 1)]
+    kernels = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "gemm")
+    found += [records.make("function", id=at, name=name) for at, name in enumerate(kernels, 1)]
+    found.append(records.make("device", index=0, name="H200", arch="sm_90", uuid=f"GPU-{number}", runs="sass"))
+    found.append(records.make("graph", exec=0x70, at=zero, nodes=3, functions=[2], launches=[2 + number]))
+    launches, graphs, waits, gpu = [], [], [], []
+    for step in range(6):
+        at = zero + 1000 * us * (step + 1)
+        late = int(random.integers(0, 50 * us))
+        launches += [forge.launch(at + late, 5 * us, 1, kernel, 7) for kernel in (1, 2)]
+        graphs.append((at + 100 * us, 9 * us, 2, 0, 0x70, 7))
+        waits.append((at + 200 * us, 90 * us, 5, 0, 0x7, 7))
+        gpu.append((at + 10 * us + late, 60 * us - late, at + late, 7, 1, 1, 1, 0))
+        gpu.append((at + 110 * us, 80 * us, at + 100 * us, 7, 2, 0, 1, 0))
+        found += [records.make("range", id=step, type="push", thread=1, name=f"decode {step}", start=at - us),
+                  records.make("range_end", id=step, thread=1, end=at + 400 * us)]  # fmt: skip
+    sizes = [(zero + us, us, 3, 0, 4096 * number, 0, 1000 * number, 7), (zero + 9 * us, us, 6, 0, 1, 2, 99, 7),
+             (zero + 8000 * us, us, 4, 0, 0, 4096, 0, 7)]  # fmt: skip
+    found += [forge.calls(launches, forge.LAUNCH), forge.calls(graphs, forge.OBJECT)]
+    found += [forge.calls(waits, forge.OBJECT), forge.calls(sizes, forge.MEMORY)]
+    found.append(records.make("gpu_times", **forge.rows(gpu, forge.GPU_TIMES)))
+    header = {"host": f"h{number}", "boot_id": f"b{number}", "monotonic": zero, "realtime": 10**18 + number * us}
+    return forge.trace(*found, pid=100, rank=number, **header)
+
+
 SCHEDULER = """
 import asyncio, distributed
 async def main():
@@ -87,6 +117,11 @@ async def main():
 asyncio.run(main())
 """
 SEGMENTS = [rank(number, number) for number in range(1, 4)]
+SENDERS = [sender(number) for number in (2, 1, 3)]
+
+
+def segments_for(name):
+    return SENDERS if _load(name).sends else SEGMENTS
 
 
 def run(*args):
@@ -98,7 +133,7 @@ def run(*args):
 def fold(name, *segments):
     made = _load(name).make()
     data = forge.pack(*segments)
-    for process in iter_processes(wire.read_records(io.BytesIO(data), "in"), made.kinds):
+    for process in iter_processes(wire.read_records(io.BytesIO(data), "in"), made.kinds, None, Selection()):
         made.take(process)
         made.end(process)
     return made
@@ -106,13 +141,14 @@ def fold(name, *segments):
 
 @pytest.mark.parametrize("name", MERGED)
 def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
-    whole = list(fold(name, *SEGMENTS).answer([]))
-    parts = [pickle.loads(pickle.dumps(fold(name, segment))) for segment in SEGMENTS]
+    segments = segments_for(name)
+    whole = list(fold(name, *segments).answer([]))
+    parts = [pickle.loads(pickle.dumps(fold(name, segment))) for segment in segments]
     merged = parts[0]
     for part in parts[1:]:
         merged.merge(part)
     assert whole and list(merged.answer([])) == whole
-    assert merged.find_lack(set()) == fold(name, *SEGMENTS).find_lack(set())
+    assert merged.find_lack(set()) == fold(name, *segments).find_lack(set())
     empty = _load(name).make()
     empty.merge(merged)
     assert list(empty.answer([])) == whole
@@ -133,7 +169,7 @@ def test_analyses_that_run_on_a_cluster_are_found():
 @pytest.mark.parametrize(
     ("name", "args", "status", "said"),
     [
-        ("gaps", ["--engine", "dask", "x"], 2, "takes all of the traces at once"),
+        ("ioctl", ["--engine", "dask", "x"], 2, "takes all of the traces at once"),
         ("summary", ["--engine", "dask"], 2, "name them"),
         ("summary", ["--engine", "dask", "-"], 2, "name them"),
         ("summary", ["--engine", "dask", "--json", "x"], 2, "not with --json"),
@@ -168,7 +204,7 @@ def both(name, cluster, *args):
 @pytest.mark.parametrize("name", MERGED)
 def test_a_cluster_says_the_same(name, cluster, tmp_path):
     paths = [tmp_path / f"{at}.mp" for at in range(3)]
-    for path, segment in zip(paths, SEGMENTS, strict=True):
+    for path, segment in zip(paths, segments_for(name), strict=True):
         path.write_bytes(forge.pack(segment))
     for args in ([], ["--time", "0,1", "--format", "csv"]):
         plain, done = both(name, cluster, *paths, *args)

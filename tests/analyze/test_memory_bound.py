@@ -14,7 +14,7 @@ GROWTH = {  # MB for data that each analysis keeps according to its man page
     "memusage": 125_000 * 500 / 1e6,  # an allocation in eight calls
 }
 NAMES = (
-    "gaps", "idle", "startup", "launches", "stages", "nvtx", "summary", "gmem_bytes", "roofline", "maps",
+    "gaps", "idle", "timeline", "startup", "launches", "stages", "nvtx", "summary", "gmem_bytes", "roofline", "maps",
     "overhead", "exposed_latency", "memusage", "tensorop_count", "export --format sqlite -o out.sqlite",
     "export --format parquet -o out.tables",
 )  # fmt: skip

@@ -31,9 +31,7 @@ THREADS, KERNELS, BATCH, HZ = 8, 200, 512, 2_500_000_000
 RUNS = 3
 SECONDS, MEMORY = 2.0, 256e6  # bounds, for CALLS calls
 PART = 10  # jq and pandas get one in PART calls, because all of them would be 1.5 GB of JSON
-READ = (
-    "import sys; from gpt.stream import wire; print(sum(1 for _ in stream.read_records(open(sys.argv[1], 'rb'), '')))"
-)
+READ = "import sys; from gpt.stream import wire; print(sum(1 for _ in wire.read_records(open(sys.argv[1], 'rb'), '')))"
 JQ = """reduce inputs as $c ({}; .[$c.name].calls += 1 | .[$c.name].time += ($c.duration_us // 0))"""
 PANDAS = """import sys, pandas
 parts = pandas.read_json(sys.argv[1], lines=True, chunksize=200_000)

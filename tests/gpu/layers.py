@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+HOOK = ROOT / "bin" / "gpt-hook"
 PROGRAM = Path(__file__).with_name("layers_llama.py")
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 MOST_UNKNOWN, NEAR, NEAR_NODES, MOST_US = 2.0, 2.0, 3.0, 1.0  # %, %, %, us per launch
@@ -30,19 +31,24 @@ def expect(good: bool, what: str) -> None:
     failed |= not good
 
 
+def run(*command: str | Path, **more: str) -> list[str]:
+    """Run a command, with more variables in its environment, and return the lines of its output."""
+    env = os.environ | more
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=env)
+    return done.stdout.splitlines()
+
+
 def hooked(trace: Path, mode: str, *options: str) -> dict[str, Any]:
     """Run the program under gpt-hook and return what it measured."""
-    command = [ROOT / "bin" / "gpt-hook", "run", "-qf", "-o", trace, *options, "--", sys.executable, PROGRAM, mode]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    command = [HOOK, "run", "-qf", "--disabled", "-o", trace, *options, "--", sys.executable, PROGRAM, mode]
+    found: dict[str, Any] = json.loads(run(*command, LAYERS_HOOK=str(HOOK))[-1])
     return found
 
 
 def sums(trace: Path, by: str) -> dict[str, dict[str, Any]]:
     """Return the rows of 'summary --by', by name."""
-    command = [str(ROOT / "bin" / "gpt-analyze"), "summary", "--json", "--by", by, str(trace)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    rows = [row for row in map(json.loads, lines) if row.get("answer") == f"by_{by}" and "name" in row]
+    command = [ROOT / "bin" / "gpt-analyze", "summary", "--json", "--by", by, trace]
+    rows = [row for row in map(json.loads, run(*command)) if row.get("answer") == f"by_{by}" and "name" in row]
     (OUT / f"layers-{trace.stem}-{by}.json").write_text(json.dumps(rows, indent=1))
     return {row["name"]: row for row in rows}
 
@@ -83,7 +89,7 @@ def main() -> int:
             rows = sums(trace, "layer")
             unknown = share(rows, "(unknown)", "(graphs, not split)")
             expect(unknown <= MOST_UNKNOWN, f"{mode}: {100 - unknown:.2f} % of the GPU time attributed to a module")
-        subprocess.run([sys.executable, PROGRAM, "eager", work / "profile.json"], check=True, capture_output=True)
+        run(sys.executable, PROGRAM, "eager", work / "profile.json")
         theirs = per_layer(json.loads((work / "profile.json").read_text()))
         ours = per_layer({name: row["gpu_total"] or 0 for name, row in sums(work / "eager.mp", "layer").items()})
         compare("eager and PyTorch's profiler", ours, theirs, NEAR)

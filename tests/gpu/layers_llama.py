@@ -1,18 +1,24 @@
 """Run a Llama with 8 layers in one of several ways, for layers.py: `layers_llama.py MODE [PROFILE]`.
 
-The last line of its output is a JSON object: a digest of the results, and what the mode measures. With PROFILE, the
+It sets up and warms up, then starts recording, under `gpt-hook run --disabled`, and runs the steps. The last line of
+its output is a JSON object: a digest of the results, and what the mode measures. With PROFILE, the
 steps run under PyTorch's profiler, with a range per module, and the GPU time of each module goes to that file.
 """
 
 from __future__ import annotations
 
 import bisect
+import ctypes
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +26,7 @@ from probe_workload import digest
 from toggle_llama import Llama, make_inputs
 from torch import nn
 
-STEPS, PAIRS, TOKENS = 10, 60, 512
+STEPS, PAIRS, TOKENS = 30, 60, 512
 
 
 def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -28,10 +34,27 @@ def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Llama().cuda().bfloat16(), make_inputs(4, TOKENS)
 
 
+def enable_hook() -> None:
+    if hook := os.environ.get("LAYERS_HOOK"):
+        subprocess.run([hook, "ctl", str(os.getpid()), "enable"], check=True)
+
+
+starts: list[Callable[[], None]] = [enable_hook]
+
+
+def start_recording() -> None:
+    """Start to record what follows."""
+    torch.cuda.synchronize()
+    for start in starts:
+        start()
+
+
 def eager() -> dict[str, Any]:
     """Run forward passes."""
     model, given = make()
     with torch.inference_mode():
+        model(*given)
+        start_recording()
         for _ in range(STEPS):
             found = model(*given)
     return {"digest": digest(found)}
@@ -40,8 +63,10 @@ def eager() -> dict[str, Any]:
 def train() -> dict[str, Any]:
     """Run forward and backward passes; the loss is the mean, of one kernel."""
     model, given = make()
-    for _ in range(STEPS):
+    for number in range(STEPS):
         model.zero_grad()
+        if number == 1:
+            start_recording()
         model(*given).float().mean().backward()
     gradients = [parameter.grad.float().sum() for parameter in model.parameters() if parameter.grad is not None]
     return {"digest": digest(torch.stack(gradients))}
@@ -54,7 +79,9 @@ def compiled() -> dict[str, Any]:
     model, given = make()
     step = torch.compile(model, dynamic=False)
     with torch.inference_mode():
-        for _ in range(STEPS):
+        for number in range(STEPS):
+            if number == 2:
+                start_recording()
             found = step(*given)
     counters = torch._dynamo.utils.counters
     counts = {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
@@ -70,7 +97,7 @@ def graphed() -> dict[str, Any]:
         with torch.cuda.stream(side):
             for _ in range(STEPS):
                 model(*given)
-        torch.cuda.synchronize()
+        start_recording()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = model(*given)
@@ -80,14 +107,23 @@ def graphed() -> dict[str, Any]:
     return {"digest": digest(found)}
 
 
+def find_vectorcall() -> ctypes.c_void_p:
+    """Return where torch.nn.Module.__call__ has the address by which Python calls it, which --layers has replaced."""
+    words = object.__basicsize__ + 5 * ctypes.sizeof(ctypes.c_void_p)
+    place = ctypes.c_ssize_t.from_address(id(FunctionType) + words).value
+    return ctypes.c_void_p.from_address(id(nn.Module.__call__) + place)
+
+
 def overhead() -> dict[str, Any]:
-    """Time steps with torch.nn.Module's own function and with ours in turn; return us per module call and launch."""
-    ours = nn.Module.__call__
-    cells = dict(zip(ours.__code__.co_freevars, ours.__closure__ or (), strict=True))
-    original = cells["original"].cell_contents
+    """Time steps with Python's own calls of modules and with ours in turn; return us per module call and launch."""
+    slot, other = find_vectorcall(), ctypes.pythonapi.PyVectorcall_Function
+    other.argtypes, other.restype = [ctypes.py_object], ctypes.c_void_p
+    ours, original = slot.value, other(find_vectorcall)
+    assert ours != original, "torch.nn.Module.__call__ is as always"
     model, _ = make()
     given = make_inputs(1, 1)
     modules = sum(1 for one in model.modules() if not isinstance(one, nn.ModuleList))
+    start_recording()
     result: dict[str, Any] = {"modules": modules}
 
     def forward() -> None:
@@ -101,13 +137,13 @@ def overhead() -> dict[str, Any]:
         times: dict[Any, list[float]] = {ours: [], original: []}
         for _ in range(PAIRS):
             for function in (ours, original):
-                nn.Module.__call__ = function
+                slot.value = function
                 torch.cuda.synchronize()
                 start = time.perf_counter()
                 run()
                 times[function].append(time.perf_counter() - start)
                 torch.cuda.synchronize()
-        nn.Module.__call__ = ours
+        slot.value = ours
         more = 1e6 * (statistics.median(times[ours]) - statistics.median(times[original]))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             run()
@@ -134,9 +170,11 @@ def profile(run: Any, path: Path) -> dict[str, Any]:
 
     hooks = before(enter), after(leave)
     kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profiler:
-        result: dict[str, Any] = run()
-        torch.cuda.synchronize()
+    profiler = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA])
+    starts.append(profiler.start)
+    result: dict[str, Any] = run()
+    torch.cuda.synchronize()
+    profiler.stop()
     for hook in hooks:
         hook.remove()
     trace = path.with_suffix(".trace.json")

@@ -40,7 +40,10 @@ def test_analysis_is_listed_everywhere(name):
 
 
 def test_analyses_that_run_on_a_cluster_are_listed():
-    (line,) = re.findall(r"^\.It (.*) Ta yes$", section("MANY RANKS"), re.M)
-    listed = set(re.findall(r"Cm (\w+)", line))
-    merged = {name for name in ANALYSES if _load(name).merges}
-    assert listed == merged, "MANY RANKS in gpt-analyze(1) must list the analyses that have a method 'merge'"
+    lines = re.findall(r"^\.It (.*) Ta yes; workers send (sums|the rows)", section("MANY RANKS"), re.M)
+    listed = {how: set(re.findall(r"Cm (\w+)", names)) for names, how in lines}
+    loaded = {name: _load(name) for name in ANALYSES}
+    merged = {name for name, one in loaded.items() if one.merges and not one.sends}
+    assert listed["sums"] == merged, "MANY RANKS in gpt-analyze(1) must list the analyses that have a method 'merge'"
+    sent = {name for name, one in loaded.items() if one.sends}
+    assert listed["the rows"] == sent, "MANY RANKS in gpt-analyze(1) must list the analyses made with 'sends'"

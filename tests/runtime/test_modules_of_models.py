@@ -108,6 +108,106 @@ def test_a_program_without_pytorch_is_as_before(tmp_path):
     assert subprocess.run([sys.executable, FOLDER / "sitecustomize.py"], check=False).returncode == 0
 
 
+MODULE = """
+import torch
+
+class Module:
+    __name__ = "fake"
+
+    def named_modules(self):
+        yield "", self
+        yield from (("layers.0", one) for one in vars(self).values())
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+"""
+TORCH = """
+class Tensor:
+    pass
+
+class _C:
+    @staticmethod
+    def is_grad_enabled():
+        return True
+
+import torch.nn.modules.module
+import torch.autograd
+"""
+AUTOGRAD = """
+def _engine_run_backward(nodes):
+    for node in nodes:
+        for hook in node.hooks:
+            assert hook(()) is None
+"""
+PROGRAM_OF_FAKE = """
+import ctypes, sys, torch
+from torch.nn.modules.module import Module
+
+driver = ctypes.CDLL("libcuda.so.1")
+assert not driver.cuInit(0)
+
+class Node:
+    made = []
+
+    def __init__(self):
+        self.hooks, self.number = [], len(self.made)
+        self.made.append(self)
+
+    def _sequence_nr(self):
+        return self.number
+
+    def register_prehook(self, hook):
+        self.hooks.append(hook)
+
+class Made(torch.Tensor):
+    def __init__(self):
+        self.grad_fn = Node()
+
+class Inner(Module):
+    def forward(self, x, more=None):
+        if x is None:
+            raise ValueError("no input")
+        return (Made(), {"b": [Made()]}, 1, None)
+
+class Outer(Module):
+    def forward(self, x, **more):
+        return self.inner(x, **more)
+
+model = Outer()
+model.inner = Inner()
+model(Made(), more=[Made()])
+try:
+    model(None)
+except ValueError as error:
+    print(error)
+print([len(node.hooks) for node in Node.made])
+torch.autograd._engine_run_backward(Node.made[::-1])
+before = sys.getrefcount(None), sys.getrefcount(model.inner)
+for _ in range(1000):
+    model.inner(1)
+    Node.made.clear()
+print(sys.getrefcount(model.inner) == before[1], abs(sys.getrefcount(None) - before[0]) < 100)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path) -> Path:
+    """Write a package with the parts of PyTorch that gpt.layers uses, and a program that uses it."""
+    for name in ("", "nn", "nn/modules"):
+        (tmp_path / "torch" / name).mkdir()
+        (tmp_path / "torch" / name / "__init__.py").write_text("")
+    for name, text in {"__init__": TORCH, "nn/modules/module": MODULE, "autograd": AUTOGRAD}.items():
+        (tmp_path / "torch" / f"{name}.py").write_text(text)
+    (tmp_path / "program.py").write_text(PROGRAM_OF_FAKE)
+    return tmp_path
+
+
+def count_ranges(tmp_path) -> dict[str, int]:
+    done = run("nvtx", "--json", tmp_path / "t.mp")
+    assert done.returncode == 0, done.stderr
+    return {row["name"]: row["count"] for row in Answers(done.stdout).rows["ranges"]}
+
+
 @pytest.mark.parametrize("python", list(find_pythons()), ids=lambda path: Path(path).name)
 def test_it_loads_in_other_versions_of_python(tmp_path, python):
     if not shutil.which(python):
@@ -115,3 +215,12 @@ def test_it_loads_in_other_versions_of_python(tmp_path, python):
     code = "import sys; print(type(sys.meta_path[0]).__name__)"
     done = hooked.run(tmp_path / "t.mp", python, "-c", code, options=("--layers",))
     assert (done.stdout, done.stderr) == ("Patcher\n", "")
+
+
+@pytest.mark.parametrize("python", list(find_pythons()), ids=lambda path: Path(path).name)
+def test_calls_pass_through_the_library_in_each_version_of_python(fake, python):
+    if not shutil.which(python):
+        pytest.skip(f"no {Path(python).name}")
+    done = hooked.run(fake / "t.mp", python, "program.py", options=("--layers",), cwd=fake)
+    assert (done.stdout, done.stderr) == ("no input\n[1, 1, 1, 1]\nTrue True\n", "")
+    assert count_ranges(fake) == {"Outer": 2, "layers.0": 1002, "layers.0 (backward)": 2}

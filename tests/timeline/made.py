@@ -16,10 +16,14 @@ KERNELS = ["_Z3addPfi", 'odd"name\n\x1b[31m', "graphed"]
 
 def draw(form, *segments):
     """Draw the timeline of complete traces, as bytes, in this process."""
+    return draw_data(form, forge.pack(*segments))
+
+
+def draw_data(form, data):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "t")
         drawing = ANALYSIS.make(None, json=False, shape=TimelineFormat(form), output=path)
-        for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(*segments)), "in"), drawing.kinds):
+        for process in iter_processes(wire.read_records(io.BytesIO(data), "in"), drawing.kinds):
             drawing.take(process)
             drawing.end(process)
         assert not list(drawing.answer([]))

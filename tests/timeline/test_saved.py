@@ -7,7 +7,7 @@ import numpy as np
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
 from gpt.stream import records
-from gpt.timeline.counters import spread
+from gpt.timeline.counters import CALLED, Spread
 from tests.analyze import blocks
 from tests.analyze.asked import run
 from tests.timeline.made import US, ZERO, call, draw, launch, pushed, ran, segment
@@ -127,7 +127,10 @@ def test_bytes_a_second():
         (2, 2 * 10**9), (7, 0),
     ]  # fmt: skip
     begins = np.sort(np.random.default_rng(1).integers(0, 10**14, 5000))
-    times, rates = spread(begins, begins + 10**9, np.full(5000, 1e6))
+    spread = Spread(CALLED, int(begins[0]), int(begins[-1]) + 10**9, 5e9)
+    for part in np.array_split(begins, 3):
+        spread.add(part, part + 10**9, np.full(len(part), 1e6))
+    times, rates = spread.rates()
     assert len(times) <= 1001
     assert abs(float((np.diff(times) * rates[:-1]).sum()) / 5e18 - 1) < 1e-4
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.intervals import unite
+from gpt.trace.calls_store import call_fields
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -79,6 +80,7 @@ FREE = {
 IN_GRAPHS = {("memory", "alloc"): 0xFFFF_FFFE, ("memory", "free"): 0xFFFF_FFFF}  # stand for functions
 _NAMES = {IN_GRAPHS["memory", "alloc"]: "graph allocates", IN_GRAPHS["memory", "free"]: "graph frees"}
 MAPS = ("cuMemMap", "cuMemUnmap")
+FIELDS = ("bytes", "to", "from", "object", "stack", "stamp")
 MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # operations on contexts
 
 
@@ -177,16 +179,30 @@ def _sum_up(begins: Whole, ends: Whole, sizes: npt.NDArray[np.float64]) -> Line:
     return moments, np.maximum(np.cumsum(changes), 0)
 
 
-def make_pieces(trace: TraceModel) -> list[Pieces]:
-    """Return the pieces of each process that allocates anything, or tries to."""
-    calls = trace.calls("bytes", "to", "from", "object", "stack", "stamp")
-    calls = calls[calls["duration"] > 0]
-    launches = calls[trace.chosen(calls, type="graph", op="launch") & (calls["result"] == 0)]
-    calls = calls[trace.chosen(calls, type="memory") | trace.chosen(calls, type="context")]
-    calls = np.concatenate([calls, *_iter_inside(trace, launches)])
-    calls = calls[np.argsort(calls["start"], kind="stable")]
+def make_pieces(trace: TraceModel, calls: npt.NDArray[np.void] | None = None) -> list[Pieces]:
+    """Return the pieces of each process that allocates anything, or tries to; `calls` are from read_memory_calls."""
+    if calls is None:
+        calls = read_memory_calls(trace)
+        assert calls is not None
     made = (_make(process, calls[calls["process"] == n]) for n, process in enumerate(trace.processes))
     return [pieces for pieces in made if len(pieces.begins) or any(pieces.failed)]
+
+
+def read_memory_calls(trace: TraceModel, most: int | None = None) -> npt.NDArray[np.void] | None:
+    """Return the calls that allocate and free memory, or None if there are more than `most`."""
+    parts, launches, count = [np.zeros(0, call_fields(FIELDS))], [np.zeros(0, call_fields(FIELDS))], 0
+    replays = any((one.type, one.op) in IN_GRAPHS for process in trace.processes
+                  for _, graph in process.graphs.iter_all() for one in graph.operations or ())  # fmt: skip
+    for rows in trace.iter_calls(*FIELDS):
+        done = rows["duration"] > 0
+        if replays:
+            launches.append(rows[done & trace.chosen(rows, type="graph", op="launch") & (rows["result"] == 0)])
+        parts.append(rows[done & (trace.chosen(rows, type="memory") | trace.chosen(rows, type="context"))])
+        count += len(parts[-1])
+        if most is not None and count > most:
+            return None
+    calls = np.concatenate([*parts, *_iter_inside(trace, np.concatenate(launches))])
+    return calls[np.argsort(calls["start"], kind="stable")]
 
 
 def _iter_inside(trace: TraceModel, launches: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:

@@ -46,7 +46,7 @@ NUMBER = re.compile(r"\d+")
 
 Label = Callable[["_Part", int, int], str]  # path, and function or minus the api of a copy
 Key = tuple[int, int]  # path, function
-Replay = tuple[int, int, int]  # path, handle, since when the graph has it
+Replay = tuple[int, int, int]  # path, handle, time stamp from which the graph has it
 
 
 def fold(name: str) -> str:
@@ -63,7 +63,9 @@ def find_layer(module: str) -> str:
 
 
 class Sums(NamedTuple):
-    """Launches, of which some are by graphs, pieces of work with a GPU time, and that in ns, of which some is split."""
+    """Sums: launches, how many of them graphs made, pieces of work with a GPU time, their ns, and the estimated part of
+    it.
+    """
 
     launches: float = 0
     in_graphs: float = 0
@@ -119,7 +121,7 @@ def _by_layer(part: _Part, path: int, function: int) -> str:
 
 
 def _by_stack(part: _Part, path: int, function: int) -> str:
-    """Name the functions of a stack, whose number is the path, innermost first, without the libraries in between."""
+    """Name the functions of stack number `path`, innermost first, without the libraries in between."""
     if not path:
         return COPIES if function < 0 else UNKNOWN
     found: list[str] = []
@@ -250,7 +252,7 @@ def _pack(paths: Array, functions: Array) -> Array:
 
 
 def _count(part: _Part, launches: Array, paths: Array) -> Array:
-    """Count launches by path, and by kernel or graph. Return since when each launch's graph has its handle."""
+    """Count launches by path, and by kernel or graph. Return the time stamp from which each graph has its handle."""
     kernels = launches["object"] == 0
     for key, count in _iter_sums(_pack(paths[kernels], launches["function"][kernels])):
         part.direct[key >> 32, key & 0xFFFFFFFF] += Sums(launches=count)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -71,6 +72,7 @@ class Analysis:
     options: Mapping[str, Any] = field(default_factory=dict)
     lines: bool = False
     two: bool = False  # it compares two traces
+    sends: bool = False  # its folds keep rows, and merge them
     picture: bool = False  # --plot replaces the tables
     instead: Callable[[Mapping[str, Any]], Analysis | None] | None = None  # returns another one to run, or None
     choices: Mapping[str, Any] = field(default_factory=dict)  # the options that decide this
@@ -78,7 +80,7 @@ class Analysis:
     @property
     def merges(self) -> bool:
         """Return True if parts of the traces can be folded separately and merged (base.Fold)."""
-        return hasattr(self.make, "merge")
+        return self.sends or hasattr(self.make, "merge")
 
 
 def of_model(
@@ -90,15 +92,17 @@ def of_model(
     need: Callable[[TraceModel], str | None] | None = None,
     types: frozenset[str] | None = None,
     drains: bool = False,
+    sends: bool = False,
 ) -> Analysis:
     """Return the analysis that calls a function with a model of the traces, which holds these `kinds`.
 
     None stands for all kinds of records. `lack` returns the options that would record the missing kinds. `need` does
     the same if the kinds are there but have nothing for this analysis. Only calls of functions of these `types` are
     kept, by default all. If the analysis `drains`, NVTX ranges are spilled to disk too, instead of being kept with
-    their processes.
+    their processes. If it `sends`, it can run on a cluster, whose workers send the rows that they read.
     """
-    return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need, types, drains), options or {})
+    make = partial(_Whole, function, kinds, lack, need, types, drains)
+    return Analysis(about, lambda **given: make(options=given), options or {}, sends=sends)
 
 
 class _Whole:
@@ -111,10 +115,10 @@ class _Whole:
         function: Callable[..., Answers],
         kinds: frozenset[str] | None,
         lack: Callable[[set[str]], str | None] | None,
-        options: dict[str, Any],
         need: Callable[[TraceModel], str | None] | None,
         types: frozenset[str] | None,
         drains: bool,
+        options: dict[str, Any],
     ) -> None:
         from gpt.trace.model import EVERYTHING, TraceModel
 
@@ -135,6 +139,10 @@ class _Whole:
         """Return the option that would record the missing input, or None."""
         lack = self._lack(kinds) if self._lack else base.find_lack(kinds, self.kinds)
         return lack or (self._need(self._model) if self._need else None)
+
+    def merge(self, other: _Whole) -> None:
+        """Add later traces."""
+        self._model.merge(other._model)
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Yield the answers of the function."""

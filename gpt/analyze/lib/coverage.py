@@ -50,7 +50,8 @@ class Coverage:
             self.times[key] += time
 
     def add_times(self, gpu_time: list[float], kernels: Mapping[str, float]) -> None:
-        """Add GPU time in ns: all of it without and with probes, and the former by kernel.
+        """Add the GPU time of kernels in ns: `gpu_time` without and with probes, `kernels` without probes by kernel.
+
 
         A kernel's time is divided among its reasons in proportion to their launches, as it isn't known which launch
         took how long.

@@ -23,7 +23,7 @@ def describe_loading(kernels: int, time: float) -> str:
 
 
 class GapLengths(Numbers):
-    """Lengths in ns; only whole gaps make up count, most and percentiles."""
+    """Lengths of gaps in ns. Cut gaps don't count in the number, the maximum and the percentiles."""
 
     def __init__(self) -> None:
         super().__init__()

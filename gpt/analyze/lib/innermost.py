@@ -27,7 +27,7 @@ def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
     found = Sorted(Aside(), LAYER, "begin")
     parts: list[tuple[int, int, int, int, float]] = []
     stacks: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # by thread: ends and names, the innermost last
-    since: dict[int, int] = {}  # by thread: time from which on no part was added yet
+    since: dict[int, int] = {}  # by thread: the end of the parts added so far
 
     def leave(thread: int, until: int | None) -> None:
         """Add the parts of ranges that ended by then, or of all ranges."""

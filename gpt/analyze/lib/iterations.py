@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
     from gpt.trace.unrecorded import Unrecorded
 
-MOST = 1 << 22  # launches examined per process
+MOST = 1 << 21  # launches examined per process
 WHOLE, INSIDE, OTHER = (
     "iteration",
     "part of it",
@@ -95,7 +95,7 @@ class LaunchSequence:
         return sum(count for key, count in self._totals.items() if self._launches(key))
 
     def _launches(self, key: int) -> bool:
-        """Return True if calls launched something; functions may get their names after they're added."""
+        """Return True if calls launched something. A function may get its name after its calls were added."""
         api = self._process.apis.get(abs(key))
         return key == 0 or (api is not None and api[:2] == GRAPH_LAUNCH if key > 0 else not api or api.type != CAPTURED)
 
@@ -148,7 +148,7 @@ class LaunchSequence:
             ((rows["stream"] * HASH) >> np.uint64(48)).astype(np.uint16) if has else np.zeros(len(rows), np.uint16)
         )
         columns = rows["start"], codes, self._number(threads), streams, rows["duration"].astype(np.float32)
-        self._parts.append((api, tuple(np.ascontiguousarray(column[:room]) for column in columns)))
+        self._parts.append((api, tuple(np.array(column[:room]) for column in columns)))  # no views: they keep all rows
 
     def _number(self, threads: Threads) -> npt.NDArray[np.uint16]:
         """Return the index of each thread; threads come in runs. All threads after the first 65535 share one index."""
@@ -241,7 +241,7 @@ class CallTimes:
     def add(self, rows: Rows) -> None:
         """Add calls."""
         some = rows[:: self.step]
-        self._parts.append((np.ascontiguousarray(some["start"]), np.ascontiguousarray(some["api"])))
+        self._parts.append((np.array(some["start"]), np.array(some["api"])))
         self._kept += len(some)
         while self._kept > self.KEPT:
             starts, apis = self._columns()
@@ -260,7 +260,9 @@ class CallTimes:
 
 
 class BusyTimes:
-    """The times when the GPU was busy, if recorded, for the first MOST kernels and copies."""
+    """The times when the GPU was busy, if recorded, for the first KEPT kernels and copies."""
+
+    KEPT = 1 << 20
 
     def __init__(self) -> None:
         self.total = 0
@@ -270,10 +272,10 @@ class BusyTimes:
     def add(self, rows: Rows) -> None:
         """Add `gpu_times`."""
         self.total += len(rows)
-        rows = rows[: max(0, MOST - self._kept)]
+        rows = rows[: max(0, self.KEPT - self._kept)]
         self._kept += len(rows)
         columns = rows["begin"], rows["duration"], rows["function"], rows["api"]
-        self._parts.append([np.ascontiguousarray(column) for column in columns])
+        self._parts.append([np.array(column) for column in columns])  # no views: they would keep all rows
 
     def find_idle(self, clock: Clock, loaded: Rows, unrecorded: Unrecorded) -> IdleShare | None:
         """Return the idle time between the first and the last work, without `unrecorded` time, or None if nothing is
@@ -301,7 +303,7 @@ class BusyTimes:
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
-        whole = np.where(unknown > 0, 0, gaps)  # How long an idle time lasted isn't known if recording was off in it.
+        whole = np.where(unknown > 0, 0, gaps)  # if recording was off in an idle time, its length isn't known
         at = int(whole.argmax())
         number = int((whole > 0).sum())
         last = int(ends[: at + 1].argmax())  # the last work to end may have begun before other work

@@ -17,7 +17,7 @@ WAITS = "waits"  # the group of gaps after waits; other groups are threads
 
 
 class Meanwhile(NamedTuple):
-    """A thread's calls between two launches: ns of all and of the longest one, and its api, or None."""
+    """A thread's calls between two launches: their total ns, and the ns and api (or None) of the longest one."""
 
     time: float
     longest: float
@@ -25,7 +25,7 @@ class Meanwhile(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The `time` in ns from a launch to the next one in its thread, both functions, and the calls in between."""
+    """A gap of `time` ns between a launch and the next one in its thread: both functions, and the calls in between."""
 
     after: int
     before: int

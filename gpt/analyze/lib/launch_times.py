@@ -40,7 +40,9 @@ GRAPH = "(a graph)"
 
 @dataclass
 class Sums:
-    """Sums over launches, in ns if they are timed: the calls, the work, and the delay from call to work."""
+    """Sums over launches. For timed launches: the ns of calls, of their work, and from the start of a call to the start
+    of its work.
+    """
 
     launches: int = 0
     timed: int = 0

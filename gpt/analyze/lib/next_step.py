@@ -1,15 +1,15 @@
-"""Choose the analysis that says most about a program, for the last line of gpt-analyze summary.
+"""Choose the analysis to run next on a program, for the last line of gpt-analyze summary.
 
 The first rule that applies decides:
 
-- collectives: several ranks, and collectives take MUCH of the GPU time.
+- collectives: there are several ranks, and collectives take MUCH of the GPU time.
 - memory: once the program repeats a unit, it allocates more than it frees.
 - graphs: graphs take most of the GPU time, and their kernels were probed.
-- startup: until the program steadily repeats a unit it takes longer than all units, and at least LONG; or the time from
-  the first launch to there does, and at least WARM.
+- startup: the program takes at least LONG, and longer than all its units, until it repeats a unit steadily; or it takes
+  that much longer, and at least WARM, from its first launch until then.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
-- idle: it's known when kernels ran.
-- gaps: it isn't.
+- idle: GPU times are recorded.
+- gaps: they aren't.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from gpt.timeline.tracks import gpu
 from gpt.trace.calls_store import NO_DEVICE
 
 if TYPE_CHECKING:
-    from gpt.timeline.tracks import Timeline
+    from gpt.timeline.saved import Ran
     from gpt.trace.model import Launch, TraceModel
 
 Whole = npt.NDArray[np.int64]
@@ -34,23 +34,22 @@ WARP = 32  # threads
 MOST = 1 << 62
 
 
-def count_memory(timeline: Timeline) -> Iterator[Counter]:
-    """Yield the memory that each process has allocated, by GPU."""
-    model = timeline.model
+def count_memory(model: TraceModel, calls: npt.NDArray[np.void]) -> Iterator[Counter]:
+    """Yield the memory that each process has allocated, by GPU; `calls` are from read_memory_calls."""
     numbers = {process: number for number, process in enumerate(model.processes)}
-    contexts, devices = _Contexts(model), dict[tuple[int, int], int]()
-    made = timeline.callers >= 0
-    calls, ran = timeline.calls[timeline.callers[made]], timeline.gpu_times["device"][made]
     several = [number for process, number in numbers.items() if len(process.cards) > 1]
-    for number in several:
-        own = (calls["process"] == number) & (ran != NO_DEVICE)
-        found = contexts.find(number, calls["thread"][own], calls["start"][own])
-        devices |= {(number, context): device for context, device in zip(found, ran[own].tolist(), strict=True)}
-    for pieces in make_pieces(model):
+    contexts, devices = _Contexts(model), dict[tuple[int, int], int]()
+    for rows in model.iter_gpu_times([place for place in model.gpus() if place[0] in several]) if several else ():
+        for number in several:
+            own = rows[(rows["process"] == number) & (rows["device"] != NO_DEVICE) & (rows["call"] != 0)]
+            found = contexts.find(number, own["thread"], own["call"])
+            pairs = np.unique(np.stack([found, own["device"].astype(np.uint64)], axis=1), axis=0)
+            devices |= {(number, context): device for context, device in pairs.tolist()}
+    for pieces in make_pieces(model, calls):
         number = numbers[pieces.process]
         on = np.full(len(pieces.begins), min(pieces.process.cards, default=0))
         if number in several:
-            found = contexts.find(number, pieces.threads, pieces.begins)
+            found = contexts.find(number, pieces.threads, pieces.begins).tolist()
             on = np.array([devices.get((number, context), NO_DEVICE) for context in found], np.int64)
         for device in np.unique(on[pieces.on_gpu]).tolist():
             times, values = pieces.line(pieces.on_gpu & (on == device))
@@ -66,33 +65,32 @@ class _Contexts:
             for thread, start, _, context in iter_contexts(model, process):
                 self._known[process, thread].append((start, context))
 
-    def find(self, process: int, threads: npt.NDArray[np.uint64], times: Whole) -> list[int]:
+    def find(self, process: int, threads: npt.NDArray[np.uint64], times: Whole) -> npt.NDArray[np.uint64]:
         """Return the contexts that a process's threads had at these times."""
         found = np.zeros(len(times), np.uint64)
         for thread in np.unique(threads).tolist():
             starts, contexts = zip(*self._known[process, thread], strict=True)
             own = threads == thread
             found[own] = np.array(contexts, np.uint64)[np.searchsorted(starts, times[own], side="right") - 1]
-        return list(found.tolist())
+        return found
 
 
-def count_warps(timeline: Timeline) -> Iterator[Counter]:
+def count_warps(found: list[Ran]) -> Iterator[Counter]:
     """Yield how many warps of launches were resident, by GPU, as seen by the probes block_sched and warp_sched.
 
     Their clocks aren't the trace's clock: the first warp is assumed to begin when its kernel does.
     """
-    ran = [(launch, row, warps) for launch, row in timeline.saved.ran if (warps := find_warps(launch))]
+    ran = [(one, warps) for one in found if (warps := find_warps(one.launch))]
     parts = max(1, min(PARTS, POINTS // max(1, len(ran))))
     changes = defaultdict[tuple[int, int], list[tuple[Whole, Whole]]](list)
-    for launch, row, (begins, ends, weight) in ran:
-        work = timeline.gpu_times[row]
+    for one, (begins, ends, weight) in ran:
         edges = np.linspace(0, max(float(ends.max()), 1.0), parts + 1)
         mean = np.round(weight * mean_between(begins, ends, edges)).astype(np.int64)
-        times = edges.astype(np.int64) + int(work["begin"])
-        changes[int(work["process"]), launch.launch.device].append((times, np.diff(mean, prepend=0, append=0)))
-    for (process, device), found in changes.items():
-        times, which = np.unique(np.concatenate([times for times, _ in found]), return_inverse=True)
-        steps = np.bincount(which, np.concatenate([steps for _, steps in found]))
+        times = edges.astype(np.int64) + one.begin
+        changes[one.process, one.launch.launch.device].append((times, np.diff(mean, prepend=0, append=0)))
+    for (process, device), parts_of in changes.items():
+        times, which = np.unique(np.concatenate([times for times, _ in parts_of]), return_inverse=True)
+        steps = np.bincount(which, np.concatenate([steps for _, steps in parts_of]))
         values, new = np.cumsum(steps).astype(np.int64), np.append(True, steps[1:] != 0)
         yield Counter(process, f"{gpu(device)} resident warps", times[new], values[new], "warps")
 

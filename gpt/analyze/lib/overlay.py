@@ -24,9 +24,10 @@ Whole = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 
 NOTHING = -1  # a part that lies in no row of the layer
-# `number` says to what a piece belongs; `first` is the piece with which that begins. `call` is for the reader. `what`
-# and `since` are what the piece lies in and when that began; `before` and `before_since` are the same for the last row
-# that began before a `first` piece, if it reaches the beginning of the piece or ended at most NEAR earlier.
+# A piece begins at the first row with its `number` (`first` is True there). `call` isn't used here, only passed on.
+# `what` and `since` are the layer's row that the piece lies in, and when that row began. For a `first` piece, `before`
+# and `before_since` are the same for the last row that began earlier, if it extends to the piece or ended at most NEAR
+# before it.
 PIECE = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("number", "<i8"), ("call", "<i8"), ("first", "?"),
          ("what", "<i8"), ("since", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8"),
          ("range", "<i8")]  # fmt: skip

@@ -1,7 +1,7 @@
 """Fold traces to answer one question, and merge the results of several such folds.
 
-A subclass's result is small enough to send from a worker of a cluster (cluster.py), and says nothing about other
-processes: names of processes and their start times depend on all headers, so they're only computed for the answer.
+A subclass's result is small enough to be sent from a worker of a cluster (cluster.py), and contains nothing about other
+processes. Names and start times of processes depend on all headers, so only the answer computes them.
 """
 
 from __future__ import annotations

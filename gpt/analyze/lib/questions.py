@@ -135,7 +135,7 @@ def make_facts(totals: ProcessTotals) -> InferenceFacts:
         totals.call_times.step,
         idle,
         around,
-        totals.busy.total <= MOST,
+        totals.busy.total <= totals.busy.KEPT,
         process.controls.copy(),
     )
 

@@ -28,7 +28,7 @@ ALL = None  # threads
 
 
 class Within(NamedTuple):
-    """Some ranges, with the running sums at their begins and ends.
+    """Some ranges, with the running sums at the beginning and end of each.
 
     The rows are launches, ns on the GPU, bytes copied, and calls. For a pushed range they count only its thread; for
     other ranges they count all threads.

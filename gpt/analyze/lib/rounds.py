@@ -37,6 +37,7 @@ from gpt.analyze.lib.periods import (
 from gpt.trace.rows import iter_groups
 
 ALL = 0.98  # minimum coverage of a unit that occurs only twice
+LITTLE = 1000  # a warm-up that's shorter than a part of 1 / LITTLE hides nothing
 SAMPLE = 1000  # rounds to search for pauses
 MOST = 1 << 22  # launches to search for pauses
 INTERLEAVED = "{} if the launches of each thread are counted alone, as threads interleave"
@@ -80,6 +81,8 @@ def find_after(codes: Codes | Sliced, count_warm: Callable[[], int]) -> Rounds:
     if found.unit or found.others:
         return found
     warm = count_warm()
+    if warm * LITTLE < len(codes):
+        return found
     late = find_rounds(Rest(codes, warm))
     move = [[one.shift(warm) for one in some] for some in (late.others, late.inside)]
     return Rounds(late.unit and late.unit.shift(warm), *move)

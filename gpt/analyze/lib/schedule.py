@@ -8,10 +8,10 @@ the scheduling cost.
 This needs no loop over blocks. If E(k) blocks of an SM have ended when its block k begins, and c(k) slots have been
 reused by then, c(k + 1) = min(c(k) + 1, E(k)). So c(k + 1) = k + min(1, E(0) - 0, ..., E(k) - k): a running minimum.
 
-Across SMs there's only the time in ns, `end`, which may be coarse. A line through all points (clock, ns) of warps, with
-the same slope on all SMs, assigns each clock a time. In a short launch the timer's steps (32 ns on an H200) leave the
-slope uncertain, by a factor of ten if its warps end together. Then the slope is taken from the device's highest clock
-rate.
+Across SMs, only the time in ns (`end`) is common, and it may be coarse. A line through all points (clock, ns) of warps,
+with the same slope on all SMs, assigns a time to each clock. In a short launch, the timer's steps (32 ns on an H200)
+leave the slope uncertain, by a factor of ten if its warps end together. Then the slope is computed from the device's
+highest clock rate.
 """
 
 from __future__ import annotations

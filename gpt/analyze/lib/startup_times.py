@@ -80,8 +80,8 @@ class Call(NamedTuple):
 
 @dataclass
 class Startup:
-    """The start-up of a process, in ns from its beginning; `steady` is False if the process never got steady and this
-    ends with the last call.
+    """The start-up of a process, in ns from its beginning. If `steady` is False, the process never became steady, and
+    the start-up ends with the last call.
     """
 
     header: dict[str, Any]

@@ -119,7 +119,7 @@ def _said(shape: str) -> str:
 
 
 def _shape(use: InstructionUse, actual: tree.Operand) -> str:
-    """Return the shape of an argument; "" if any is right: an integer, `_`, or what's refused elsewhere."""
+    """Return the shape of an argument, or "" if it fits any parameter (integers, `_`) or is rejected elsewhere."""
     if isinstance(actual, tree.Name) and not actual.parts and (place := use.body.find_place(actual.name)):
         return place.shape if place.space == "param" else ""
     if isinstance(actual, tree.Name) and (register := use.body.find_register(actual.name, actual.parts)):

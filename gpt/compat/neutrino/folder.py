@@ -253,7 +253,7 @@ class TraceFolder:
         entry = self._open.setdefault(launch.id, _Launch(probed))
         entry.lines = list(self._iter_launch(probed))
         found: list[tuple[ResultSection, SavedBuffer]] = []
-        grown = 0  # bytes that logs hold beyond what their maps say
+        grown = 0  # bytes by which logs exceed the sizes in their maps
         order = self._kernels.get(probed["kernel"], {}).get("maps", [])
         for buffer in sorted(_iter_buffers(launch), key=lambda buffer: order.index(buffer.map.id)):
             if buffer.map.copies:

@@ -120,7 +120,7 @@ class Emitter:
         return Condition(self.make("pred", "and.pred", self.positive(one), self.positive(other)))
 
     def skip(self, label: str, condition: Condition) -> None:
-        """Branch forward to a label if the condition holds, which is the same in all lanes that come here."""
+        """Branch forward to a label if the condition holds. It must be the same in all lanes that get here."""
         if not self.meets:
             self.put(f"bra.uni {label}", condition)
             return
@@ -130,8 +130,8 @@ class Emitter:
     def share(
         self, name: str, given: list[Value], changed: list[Value], body: Callable[[Emitter, list[str], list[str]], None]
     ) -> None:
-        """Run `body`, which writes code that reads the `given` registers and changes others: in a function that all
-        places with this name share, or right here. `body` gets an Emitter and the registers to use.
+        """Run `body`, which writes code that reads the `given` registers and changes others. The code goes into a
+        function that all places with this name share, or right here. `body` gets an Emitter and the registers to use.
         """
         if self.functions is None:
             known = self.known_values()

@@ -1,7 +1,7 @@
-"""Lower SAVE to a histogram: each lane adds 1 to the bin of its value, with an atomic.
+"""Lowers SAVE to a histogram: each lane adds 1 atomically to the bin of its value.
 
-There are several copies, by the number of the SM, so that SMs rarely wait for each other. A reader adds them up.
-A kernel in PTX can also count in shared memory, if a launch has room there: gpt/probe/ptx/room.py.
+A histogram has several copies, selected by the number of the SM, so that SMs rarely wait for each other. A reader adds
+up the copies. A PTX kernel can also count in shared memory if the launch has room for the bins (gpt/probe/ptx/room.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import NamedTuple
 from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.plan.maps import PlacedMap, Room
 
-PERIOD = 1 << 20  # in which a lane empties the bins in shared memory: 1,024 lanes add less than 2^32 in between
+# After this many additions, a lane empties the bins in shared memory. 1,024 lanes add less than 2^32 in that time.
+PERIOD = 1 << 20
 
 
 def count_value(
@@ -24,8 +25,9 @@ def count_value(
     condition: Condition | None,
     label: Callable[[], str],
 ) -> None:
-    """Count a value of `width` bytes, which may be less than the field has, if the condition holds. `label` makes a
-    label.
+    """Count a value of `width` bytes if the condition holds. `width` may be less than the field's size.
+
+    `label` makes a new label.
     """
     number = None if placed.counted else _find_bin(code, placed, value, width)
     if not placed.room:
@@ -47,14 +49,15 @@ def count_value(
 
 
 def find_start(code: Emitter, room: Room) -> str:
-    """Return a register of 32 bits with the address of a room."""
+    """Return a 32-bit register with the address of a room in shared memory."""
     end = code.once("b32", "add.u32", code.once("b32", "mov.u32", room.symbol), code.special("%dynamic_smem_size"))
     return code.once("b32", "sub.u32", end, room.size)
 
 
 def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, group: str, here: str, label: str) -> None:
-    """Move a histogram's counts from shared memory to its SM's copy in global memory. The lanes of a group, for which
-    the condition holds, share the work; `here` has all lanes that come here.
+    """Move a histogram's counts from shared memory to this SM's copy in global memory.
+
+    The lanes in `group`, for which `condition` holds, share the work. `here` has all lanes that execute this code.
     """
     assert placed.room
     start = find_start(code, placed.room)
@@ -77,8 +80,10 @@ def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, grou
 def _count_inside(
     code: Emitter, placed: PlacedMap, base: str, number: str, condition: Condition | None, label: str, done: str
 ) -> None:
-    """Add 1 to a bin of 32 bits in shared memory. Nothing waits for the addition: so that no bin can overflow, each
-    lane counts its own ones in a register, and empties all bins once in PERIOD.
+    """Add 1 to a 32-bit bin in shared memory.
+
+    Nothing waits for the addition. To prevent an overflow, each lane counts its own additions in a register, and
+    empties all bins after every PERIOD of them.
     """
     assert placed.room
     start = code.once("b32", "add.u32", find_start(code, placed.room), placed.room.offset)
@@ -93,7 +98,7 @@ def _count_inside(
 
 
 def find_counter(placed: PlacedMap) -> str:
-    """Return the kernel's register in which a lane counts what it added in shared memory."""
+    """Return the register in which a lane counts its additions in shared memory."""
     return f"%{placed.param}_counted"
 
 
@@ -107,7 +112,7 @@ def _count_outside(
 
 
 def _find_copy(code: Emitter, placed: PlacedMap, base: str) -> str:
-    """Return the address of this SM's copy."""
+    """Return the address of this SM's copy of the histogram."""
     copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
     return code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
 

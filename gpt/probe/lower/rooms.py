@@ -4,8 +4,8 @@ gpt/stream/rooms.py explains rooms. Two registers per thread belong to a log. `c
 record, or 0 if the arena was full when this lane claimed its last room. `left` has the bytes left in the room, a
 multiple of 16, and in its lowest four bits the number of the lane's next room. Both are 0 at first.
 
-Claiming a room takes a branch, and so does writing what differs between lanes: most saves need neither. Both branches
-are uniform: all lanes that come here vote, and go the same way.
+Two rare cases need a branch: claiming a room, and writing values that differ between lanes. Both branches are uniform:
+all lanes that get here vote, and take the same path.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _Lanes(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """A field: the register with its form if that isn't fixed, what the leader stores, and the 32-bit words that each
-    lane stores, each with its condition. `is_lane`: forms are kept for such a field.
+    """A field of the record: the register with its form (if that isn't fixed), the values that the leader stores, and
+    the 32-bit words that each lane stores, each with its condition. `is_lane` says that the field has a form.
     """
 
     form: str
@@ -218,7 +218,9 @@ def _all(code: Emitter, lanes: _Lanes, holds: str) -> str:
 def _measure(
     code: Emitter, placed: PlacedMap, compared: list[_Compared], count: str
 ) -> tuple[int | str, str, str | None]:
-    """Return a record's bytes, its word with forms and size, and how many columns it has, if it may have any."""
+    """Return a record's size in bytes, the word with its forms and size, and its number of columns if it can have
+    any.
+    """
     least = placed.layout.size
     fixed = sum(len(found.columns) for found in compared if not found.form)
     forms, number = "", str(fixed) if fixed else ""
@@ -240,7 +242,7 @@ def _measure(
 def _make_room(
     code: Emitter, placed: PlacedMap, base: str, count: str, here: str, leader: Condition, room: Room, go_on: str
 ) -> None:
-    """Claim a room if the leader's may be too small for a record. Count the entries if there's none to be had."""
+    """Claim a room if the leader's may be too small for a record. If none is free, count the entries as dropped."""
     known = code.known_values()
     short = code.make("pred", "setp.lt.u32", room.left, placed.layout.most)
     stuck = code.make("pred", "setp.eq.or.u64", room.cursor, 0, short)
@@ -261,7 +263,7 @@ def _make_room(
 
 
 def _claim(code: Emitter, placed: PlacedMap, base: str, count: str, leads: str, room: Room) -> None:
-    """Claim a room for a leader whose room may be too small, and count the entries if there's none to be had."""
+    """Claim a room for a leader whose room may be too small. If none is free, count the entries as dropped."""
     leader = code.make("pred", "setp.ne.u32", leads, 0)
     claims = Condition(code.make("pred", "setp.lt.and.u32", room.left, placed.layout.most, leader))
     base, arena, size = _find_arena(code, placed, base)
@@ -289,7 +291,7 @@ def _claim(code: Emitter, placed: PlacedMap, base: str, count: str, leads: str, 
 
 
 def _write_head(code: Emitter, placed: PlacedMap, place: str, size: str, fits: Condition) -> None:
-    """Write a room's head. In pairs, which takes fewer registers: this is rarely done."""
+    """Write a room's head, in pairs of words: that takes fewer registers, and speed doesn't matter here."""
     unit = code.unit(placed.map.level)
     if placed.map.level == "thread":
         unit = code.make("b64", "sub.u64", unit, code.make("b64", "cvt.u64.u32", code.special("%laneid")))
@@ -314,7 +316,7 @@ def _find_arena(code: Emitter, placed: PlacedMap, base: str) -> tuple[str, str, 
 
 
 def _filled(code: Emitter, record: list[Stored]) -> list[Stored]:
-    """Fill up the last 8 bytes with a zero, so that a vector can store them."""
+    """Fill the last 8 bytes with a zero, so that one vector store can write them."""
     end = record[-1].at + record[-1].size
     return [*record, Stored(end, WORD, code.once("b32", "mov.b32", 0))] if end % 8 else record
 
@@ -322,7 +324,7 @@ def _filled(code: Emitter, record: list[Stored]) -> list[Stored]:
 def _write(
     code: Emitter, placed: PlacedMap, size: int | str, record: list[Stored], leader: Condition, room: Room
 ) -> str:
-    """Write what the lanes share, go on to the next record, and return the register with the record's address."""
+    """Write the values that the lanes share, advance to the next record, and return a register with the old address."""
     at = code.make("b64", "mov.b64", room.cursor)
     there = Condition(code.make("pred", "setp.ne.and.u64", at, 0, code.positive(leader)))
     if not placed.counted:

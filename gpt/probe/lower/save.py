@@ -69,7 +69,7 @@ def save(
         code.put(f"red.global.add.u64 [{address}], {code.one()}", leader)
     if placed.counted:
         return
-    if overwrite:  # an atomic is slower than the stores, and would do no more than count the record
+    if overwrite:  # the stores are faster than an atomic, which would only keep a count of 1
         count = None if placed.may_fill else code.make("b64", "mov.u64", 1)
         store_record(code, placed, address, 8, placed.unit_size, values, leader, count)
         return
@@ -89,9 +89,9 @@ def save(
 
 
 def find_addresses(code: Emitter, maps: Iterable[PlacedMap], base: Callable[[PlacedMap], str]) -> dict[str, str]:
-    """Compute the address of this thread's, warp's or block's element for each map to which one lane saves for others,
-    and for totals of the same level. Return the registers by the map's parameter. An element's number fits in 32 bits,
-    as a larger buffer would have 64 GB, unless records are only counted, which takes half that.
+    """Compute the addresses of the elements of this thread, warp or block, for each map to which one lane saves for
+    others, and for totals of the same level. Return the registers by the map's parameter. An element's number fits in
+    32 bits, since a larger buffer would have 64 GB, or half of that if records are only counted.
     """
     maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas truncates more
     levels = {placed.map.level for placed in maps if placed.map.leader != "all"}

@@ -174,7 +174,7 @@ class Lowering:
         self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
 
     def _find_leaders(self, snippet: Snippet) -> None:
-        """Find the saving lane before a kernel's exit reads its clocks, where other instructions hide the latency."""
+        """Choose the saving lane before a kernel's exit reads its clocks, where other instructions hide the latency."""
         for node in (line.node for line in snippet.lines if isinstance(line.node, Save)):
             placed = self.maps.get(node.map)
             if placed and not node.guard and placed.type == "array" and placed.map.level != "thread":

@@ -82,7 +82,7 @@ def _halves(code: Emitter, value: str, width: int, size: int) -> list[str]:
 
 
 def _hash(code: Emitter, parts: list[str]) -> str:
-    """Hash the parts of a key to 32 bits, the upper of which depend on the whole key."""
+    """Hash the parts of a key to 32 bits; the upper bits depend on the whole key."""
     mixed = ""
     for part, factor in zip(parts, FACTORS, strict=False):
         value = code.make("b32", "xor.b32", part, code.make("b32", "shr.u32", mixed, 15)) if mixed else part

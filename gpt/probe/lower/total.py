@@ -97,7 +97,9 @@ def ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field,
 
 
 def _others(code: Emitter, placed: PlacedMap, group: str, count: str) -> Condition | None:
-    """Return the condition that lanes outside this group save to the unit; assume so where that isn't known."""
+    """Return the condition that lanes outside this group also save to the unit; where it isn't known, assume it
+    holds.
+    """
     level = placed.map.level
     if not placed.once:
         return Condition("")
@@ -118,8 +120,8 @@ def _merge(
     condition: Condition | None,
     others: Condition | None,
 ) -> None:
-    """Write values to a unit if the condition holds. If others write to the unit too, use atomics, else stores.
-    `others` tells when they do: a Condition without a register means always, None never.
+    """Write values to a unit if the condition holds: with atomics if others write to the unit too, otherwise with
+    stores. `others` is the condition that they do; a Condition without a register means always, None means never.
     """
     stored = None
     if placed.keeps:  # a repeated launch finds a record from earlier runs

@@ -1,7 +1,7 @@
 """Plan the weaving of probes into a kernel, for any instruction set.
 
     function.Function                          a function of the program, which a back end derives its own from
-    plan.Plan(kernel, functions, files, ..)    the probes' snippets at their sites, the maps in use, what to report
+    plan.Plan(kernel, functions, files, ..)    the probes' snippets at their sites, the maps in use, messages
     plan.settle(lower)                         has all of it lowered, until what doesn't fit is dropped
     maps.PlacedMap                             a map, and the parameter that passes its buffer's address
     woven.Woven                                the result, and its `map` and `kernel` records

@@ -35,7 +35,7 @@ class PlacedMap:
     may_fill: bool = False  # the array may be full when a record is saved
     once: bool = False  # no thread saves twice
     idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds nothing but zeros
-    room: Room | None = None  # a histogram's; a launch may have none nevertheless
+    room: Room | None = None  # for a histogram; a launch may still lack one
     stored: tuple[str, ...] = ()  # how a log stores each field (gpt/stream/rooms.py)
 
     @property
@@ -50,7 +50,7 @@ class PlacedMap:
 
     @property
     def keeps(self) -> str | None:
-        """The value for a `map` record: which records a buffer keeps if the lowest bits of its address say so."""
+        """The value of `keeps` in a `map` record: the records that a buffer keeps if its address has low bits set."""
         if self.type == "log":
             return "all" if self.capacity else None
         if self.type == "total":
@@ -59,7 +59,7 @@ class PlacedMap:
 
     @property
     def wanted(self) -> int:
-        """The capacity that the map asks for, even if records are only counted; of a log, in sectors."""
+        """The capacity that the map asks for, even if records are only counted; for a log, in sectors."""
         if self.map.capacity is None:
             return max(0, ((self.map.budget or BUDGET) - HEAD) // SECTOR)
         return self.map.capacity

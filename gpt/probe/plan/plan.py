@@ -24,7 +24,7 @@ from gpt.probe.plan.woven import Matched
 from gpt.probe.stored import find_stored
 from gpt.probe.verify import find_misfit
 
-_SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # snippet that a kernel's start or end doesn't run
+_SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # the snippet that a kernel's start or end doesn't run
 T = TypeVar("T")
 
 
@@ -123,7 +123,7 @@ class Plan:
                 snippets = probe.snippets
                 keys: dict[Position, Key] = {}
                 seen: set[tuple[str, int, int]] = set()
-                # If another position matches the same site, the probe has a result even at a kernel's.
+                # If another position matches the same site, the probe saves something even at a kernel's exit
                 for site in function.find_sites(sorted(probe.positions, key=lambda one: one.kind == "kernel")):
                     if site[1:] in seen:
                         continue

@@ -49,12 +49,12 @@ class Weaving(ABC, Generic[M]):
         self._stage = stage
         self.files = files
         self._keep, self._drop = keep, drop
-        self._idle = dict.fromkeys(keep)  # parts of -k that match no name so far
+        self._idle = dict.fromkeys(keep)  # parts of -k that haven't matched any name
         self._verified = verified
         self._modules = self._maps = 0  # last ids
         self._seen = self._kernels = 0  # modules and kernels in the segment
         self._names: list[str] = []  # some of the excluded kernels
-        self._wanted = self._woven = False  # True once a kernel was wanted, or woven
+        self._wanted = self._woven = False  # True once a kernel was requested, or woven
         self._refused = False  # a kernel that may contain something that matches was left alone
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
@@ -182,12 +182,12 @@ class Weaving(ABC, Generic[M]):
             yield from self._tell(f"left alone, {reason}", ", ".join(kernels[:NAMED]) + more)
 
     def _numbered(self, record: dict[str, Any], **values: Any) -> dict[str, Any]:
-        """Give a module the next id, since one module may become several."""
+        """Return a module with the next id, since one module may become several."""
         number, self._modules = self._modules, self._modules + 1
         return _with(record, id=number, **values)
 
     def _tell(self, fact: str, where: str) -> Records:
-        """Yield a warning, unless it was given before."""
+        """Yield a warning, unless it was yielded before."""
         if f"{where}: {fact}" not in self._told:
             self._told.add(f"{where}: {fact}")
             yield self._stage.warn(where, fact)

@@ -9,7 +9,7 @@ from gpt.ptx.scan import Module
 
 
 def fuse(module: Module, function: PtxFunction, insertions: Insertions, prefix: str) -> None:
-    """Write such pairs as fma where something is inserted into their stretch of code (gpt/ptx/contract.py)."""
+    """Rewrite such pairs as fma where something is inserted into their stretch of code (gpt/ptx/contract.py)."""
     item = function.item
     for start, end, text in list(find_edits(module, item, function.statements, prefix, insertions.are_within)):
         if end > start:

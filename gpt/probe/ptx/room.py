@@ -4,9 +4,9 @@ The hook decides at each launch: it adds dynamic shared memory behind the kernel
 the maps' addresses. Otherwise they count in global memory. Both forms are in the code, behind predicates that are
 the same in all threads.
 
-The room begins with the number of threads that have left, followed by 32 bits for each bin. All threads clear it at the
-kernel's entry and synchronize there once, before any of the program's own code has run. Where threads leave, one lane
-adds their number. The last threads of a block see that all others have left, and add the bins to their SM's copy in
+The room begins with the number of threads that have exited, followed by 32 bits for each bin. At the kernel's entry,
+all threads clear it and synchronize once, before any of the program's own code has run. Where threads exit, one lane
+adds their number. The last threads of a block see that all others have exited, and add the bins to their SM's copy in
 global memory.
 
 A kernel has no room
@@ -32,7 +32,7 @@ from gpt.probe.ptx.edits import DECLARE, KERNEL_EXIT, STATE_IN, Insertions, mark
 from gpt.probe.ptx.function import PtxFunction
 from gpt.ptx.scan import Module
 
-HEAD = 8  # bytes before the bins: the number of threads that have left
+HEAD = 8  # bytes before the bins: the number of threads that have exited
 BIN = 4
 MOST = 16 << 10
 SIZES = ("%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size")  # special registers
@@ -110,7 +110,7 @@ def _leave(code: Emitter, maps: Sequence[PlacedMap], guard: Condition | None, la
     start = find_start(code, room)
     here, group = code.group(guard)
     count = code.make("b32", "popc.b32", group)
-    code.put("membar.cta")  # their counts must be visible before they're counted as left
+    code.put("membar.cta")  # their counts must be visible before they count as exited
     left = code.make("b32", "mov.u32", 0)
     code.put(f"atom.shared.add.u32 {left}, [{start}], {count}", code.both(code.first(group), guard))
     first = code.make("b32", "clz.b32", code.make("b32", "brev.b32", group))

@@ -82,7 +82,7 @@ class Variables:
         shared = [name for name, declared in found.items() if declared[0].space == "global"]
         self._offsets = {name: 8 * number for number, name in enumerate(shared)}
         first = "".join(sorted({re.escape(name[0]) for name in shared}))
-        word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # any word that may name one of them
+        word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # any word that may name a variable
         self._word = compiled(word, re.ASCII | re.DOTALL) if shared else None
         self._constants = {name: declared for name, declared in found.items() if name not in self._offsets}
         self._shared = {declared.item for name in shared for declared in found[name]}

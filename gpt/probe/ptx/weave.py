@@ -57,9 +57,9 @@ from gpt.stream.records import MAX_RECORD
 
 __all__ = ["MARK", "LeftAlone", "Woven", "unweave", "weave"]
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links into every module
-OLDEST = (6, 2)  # activemask
+OLDEST = (6, 2)  # the version that introduced activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters per kernel; the rest is for names and parameters
-FEW = 8  # snippets that may be in place; with more, they share functions, which ptxas compiles once
+FEW = 8  # number of snippets that may be inlined; beyond that, they share functions, which ptxas compiles once
 ORDER = {"entry": ENTRY, "before": BEFORE, "after": AFTER, "label": LABEL, "exit": KERNEL_EXIT, "leave": LEAVE}
 
 
@@ -88,7 +88,10 @@ Sampled = dict[tuple[str, int] | None, Condition]  # by `sample`, the condition 
 
 
 class _Insertion(NamedTuple):
-    """The code before an instruction and at its probes' place, and why each snippet can't run there, or None."""
+    """The code of some snippets: `before` goes before the instruction, `text` to the probes' place.
+
+    `misfits` has for each snippet the reason why it can't run there, or None.
+    """
 
     before: Template
     text: Template
@@ -216,7 +219,7 @@ class _Weaver:
             is_labelled |= bool(lowering.labels)
             before += self.marked(kept, use)
             text += self.marked(lines, use)
-        if (declared := code.declarations()) or is_labelled:  # these names occur at several places
+        if (declared := code.declarations()) or is_labelled:  # these names occur in several places
             text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
         return _Insertion(Template(before), Template(text), misfits)
 

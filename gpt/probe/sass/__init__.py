@@ -3,6 +3,6 @@
     weave(cubin, name, arch, files, compiler)       one kernel with probes, proven (weave.py)
 
 From a probe to machine words: function.py presents the kernel's instructions as PTX; body.py lowers a snippet to a PTX
-function, which snippets.py compiles; values.py finds out what snippets keep; registers.py, trampoline.py and draft.py
-write the words into the kernel, with instructions from glue.py around them.
+function, which snippets.py compiles; values.py determines which values snippets keep; registers.py, trampoline.py and
+draft.py write the words into the kernel, surrounded by instructions from glue.py.
 """

@@ -1,7 +1,7 @@
 """A probe's code at a place, lowered to a PTX function that ptxas compiles on its own.
 
-A function gives access to machine code: by ptxas's calling convention it takes a structure of up to 48 bytes in R4 to
-R15 and returns one from R4 on, and at its RET it has waited for everything that it started. So the body of a probe
+A function is a way into machine code: by ptxas's calling convention, it takes a structure of up to 48 bytes in R4 to
+R15 and returns one from R4 on, and by its RET, it has waited for everything that it started. So the body of a probe
 becomes
 
     .func (.param .b8 out[4]) body (.param .b8 in[12])      values that outlive it, then inputs
@@ -10,7 +10,7 @@ whose words do the probe's work once their registers are renamed. Values that pr
 another (`kept`) come first and are all returned, so that each is in the same register on entry and on return. After
 them come addresses of maps and values of the site, which are only inputs.
 
-A body computes everything that its place needs; nothing is computed at the kernel's entry on its behalf.
+A body computes everything that its place needs; the kernel's entry computes nothing for it.
 """
 
 from __future__ import annotations

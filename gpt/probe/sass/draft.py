@@ -1,4 +1,6 @@
-"""A trampoline under construction: its words and parts, and what's in flight and pending at its end (trampoline.py)."""
+"""A trampoline under construction: its words and parts, and the results that are in flight or pending at its end
+(trampoline.py).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ _CONTROL = ((1 << 21) - 1) << 105
 
 @dataclass
 class Draft:
-    """The words so far. `pending` are results of fixed latency: registers, cycles left, and whether they're ours."""
+    """The words so far. `pending` has results of fixed latency: registers, cycles left, and whether they're ours."""
 
     table: Table
     start: int
@@ -141,7 +143,7 @@ class Draft:
                 self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=2))
 
     def _settle(self, named: list[int], stalls: list[int], is_moved: bool = False) -> None:
-        """Wait until a part's words can read results of fixed latency, as ptxas has done between the kernel's own."""
+        """Wait until a part's words can read results of fixed latency, as ptxas makes the kernel's own words wait."""
         need = passed = 0
         for mask, stall in zip(named, stalls, strict=True):
             for pending, left, is_ours in self.pending:

@@ -1,5 +1,5 @@
 """Explain a cubin: for each kernel, its sites, what a probe would see there, which registers are free and live, and
-what would be left alone and why.
+which places would be left alone, and why.
 
 The result is an answer (gpt-stream(5)). Each kernel has its own row, without an instruction, followed by one per site.
 The kernel's row has the smallest number of free registers of any site, and the reason if the whole kernel would be left
@@ -31,7 +31,7 @@ from gpt.stream.reasons import TABLE, Reason
 
 EXIT = "exit"
 PLACES = {  # why a place is left alone; codes for whole kernels are in gpt/stream/reasons.py
-    "no_face": "no PTX instruction is known as which a probe could see it",
+    "no_face": "no PTX instruction is known to stand for it",
     "never_runs": "nothing leads to it",
     "few_registers": "fewer registers are free than --registers asks for",
 }
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The request: explain the sites of these probes, or all sites without any. A probe needs `registers`."""
+    """The request: explain the sites of these probes, or all sites if no probe is given. A probe needs `registers`."""
 
     files: Sequence[ProbeFile] = ()
     registers: int = 0

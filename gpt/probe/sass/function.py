@@ -1,7 +1,7 @@
 """A cubin's kernel as a function of the program: what a probe sees at each instruction.
 
-gpt/sass/faces.py says which PTX instruction a machine instruction is presented as. This module gives that its operands,
-with names that say what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and
+gpt/sass/faces.py says which PTX instruction a machine instruction is presented as. This module gives it operands whose
+names say what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and
 offsets share a face, and a probe's code is compiled once for all of them. `find_source` says which of the site's
 registers a name stands for. Operands that aren't in registers have names, but no source, and a probe that reads them is
 left out there.
@@ -152,7 +152,7 @@ def _together(names: list[str]) -> str:
 
 
 def _shape(head: str) -> tuple[list[str], list[str], bool]:
-    """Return the names of results and of values, and whether there's an address."""
+    """Return the names of results and values, and whether there's an address."""
     opcode, *modifiers = head.split(".")
     vector = _VECTOR.search(head + ".")
     count = int(vector[1]) if vector else 1

@@ -33,11 +33,11 @@ NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
 
 
 class NothingToSpareError(CannotProbe):
-    """The kernel names too many registers of a file; waiting or another place wouldn't help."""
+    """The kernel names too many registers of a file; neither waiting nor another place would help."""
 
 
 def usable(kernel: Kernel) -> int:
-    """Return how many registers a kernel may name at no cost: no extra ones if some of its warps give any back."""
+    """Return how many registers a kernel may use at no cost: no additional ones if some of its warps give any back."""
     if kernel.code.find({"USETMAXREG"}):
         return kernel.kept
     return min(HIGHEST, max(FULL, -(-(kernel.registers + RESERVED) // STEP) * STEP) - RESERVED)
@@ -66,12 +66,12 @@ class Choice:
     copies: dict[int, int] = field(default_factory=dict)  # the snippet's register -> the chosen one
     predicates: int = 0  # live ones, kept in `scratch` in the meantime
     scratch: int = 0
-    uniform: dict[int, int] = field(default_factory=dict)  # the kernel's, and the registers that keep them meanwhile
+    uniform: dict[int, int] = field(default_factory=dict)  # register -> where its value is meanwhile
 
 
 def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: set[int], room: Room) -> Choice:
     """Choose registers. Each of `pairs` must stay next to the following register. `fixed` maps some of the snippet's
-    registers to the kernel's, of which the snippet may write those in `kept`. Raises CannotProbe.
+    registers to the kernel's; the snippet may write only those in `kept`. Raises CannotProbe.
     """
     choice = Choice({"R": {}})
     free = {number for number in range(HIGHEST) if room.free >> number & 1}
@@ -117,7 +117,7 @@ def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int,
 
 
 def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
-    """Return the offset to registers that can be used, and which of them must be saved: as few as possible."""
+    """Return the offset to usable registers, and which of them must be saved: as few as possible."""
     best: tuple[int, list[int]] | None = None
     first, last = unit.members[0], unit.members[-1]
     for delta in range(-(first // unit.align) * unit.align, HIGHEST - last, unit.align):
@@ -171,7 +171,7 @@ def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[i
 
 
 def _take_scratch(choice: Choice, room: Room, free: set[int]) -> int:
-    """Take a register that keeps something while the snippet runs."""
+    """Take a register to hold something while the snippet runs."""
     if free:
         found = min(free)
         free.discard(found)

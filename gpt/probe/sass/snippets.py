@@ -4,14 +4,14 @@ All bodies of a kernel that aren't cached are compiled in one run, each as its o
 RET are the snippet. The RET itself is left out, so the next word takes over its waits. waits.py adds the waits that a
 function leaves to its caller.
 
-Where no lane of a warp may save, ptxas jumps over the predicated save with `@!P0 BRA.U`, and then has `@!P0 BRA`
-between BSSY and BSYNC for warps in which some lanes do. check.py refuses BRA.U: its exact meaning isn't measured.
-The second branch alone is enough, so the first one becomes a NOP.
+Where no lane of a warp may save, ptxas jumps over the predicated save with `@!P0 BRA.U`. A second branch, `@!P0 BRA`
+between BSSY and BSYNC, is for warps in which some lanes save. check.py refuses BRA.U, whose exact meaning nobody has
+measured. The second branch alone is enough, so the first one becomes a NOP.
 
 Compiled words are cached in memory and in the user's cache, under a digest of their text. They aren't shipped with the
-package. The text depends on the face, on what the probe keeps and in which order, on which fields the kernel leaves
-idle, and on everything that lowering writes. A shipped set would miss whenever one of these changed, and nobody would
-notice except by the time it takes: one run of ptxas for all of a kernel's bodies, once per new face.
+package. The text depends on the face, on the values that the probe keeps and their order, on the fields that the kernel
+leaves idle, and on everything that lowering writes. A shipped set would miss whenever one of these changed, and nobody
+would notice except by the time it takes: one run of ptxas for all of a kernel's bodies, once per new face.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
 RET, UMOV, URZ = "RET", 0x882, 63
-CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: size of the program's constants in bytes
+CONSTANTS_SIZE = b".nv.ptx.const0.size"  # the symbol that isspacep refers to: size of the program's constants in bytes
 _GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
 _GUARDABLE = {"IADD3", "VIADD", "IMAD", "MOV", "LOP3", "SHF", "SEL", "CS2R", "LEA", "IABS", "NOP"}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """General registers that keep their distances, and are moved by multiples of `align`."""
+    """General registers that must keep their distances, and can be moved by multiples of `align`."""
 
     members: tuple[int, ...]
     align: int
@@ -222,7 +222,7 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
 
 
 def _find_shortcuts(code: Code) -> Iterator[int]:
-    """Yield each BRA.U that only saves time: a branch with its guard follows, from a BSSY to the BSYNC before its end.
+    """Yield each BRA.U that only saves time: a BRA with its guard follows, between a BSSY and the BSYNC before its end.
 
     In between, nothing may touch memory or the guard. Then it does no harm if lanes whose guard is true reach the
     second branch, as they do anyway when the guard is false in another lane.

@@ -1,21 +1,21 @@
 """Write trampolines: the words that run a probe's code at a place of a kernel.
 
-    k   BRA t                        t   save what the snippet overwrites and the kernel needs     (if it must)
-    k+1 (as it was)                      give it its values: addresses of maps, copies             (if it must)
-                                         the snippet, its registers renamed
-                                         restore the saved registers                               (if it must)
-                                         the instruction of k
-                                         BRA k+1
+    k    BRA t               t    save what the snippet overwrites and the kernel needs     (if necessary)
+    k+1  (unchanged)              pass values to it: addresses of maps, copies              (if necessary)
+                                  the snippet, its registers renamed
+                                  restore the saved registers                               (if necessary)
+                                  the instruction of k
+                                  BRA k+1
 
 The hardware checks nothing, so the transitions between these parts obey four rules (docs/sass-rules.md):
 
-- The first word awaits the same barriers as the moved instruction, and at an exit all of them. Then operands are
-  there, and the registers in `Room.free` are free.
-- What a part leaves in flight is awaited by the word behind it, and a part that reads what the kernel still has in
-  flight (a load's result, behind the load) waits for that.
-- Results of fixed latency get as many cycles as the most careful reader needs (gpt/sass/stalls.py). The branch back has
-  10 already, so that's rarely a stall more.
-- YIELD becomes a NOP, and a RET a branch behind the snippet.
+- The first word waits for the same barriers as the moved instruction, and at an exit for all of them. By then, operands
+  are there, and the registers in `Room.free` are free.
+- The word after a part waits for everything that the part leaves in flight. A part that reads something that the kernel
+  still has in flight, such as a load's result, waits for that.
+- Results of fixed latency get as many cycles as the most careful reader needs (gpt/sass/stalls.py). The branch back
+  takes 10 of them, so longer stalls are rarely needed.
+- YIELD becomes a NOP, and RET a branch to the end of the snippet.
 """
 
 from __future__ import annotations

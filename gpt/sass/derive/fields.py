@@ -99,7 +99,7 @@ def _moved(
         (file, old), (other, new) = changed.pop()
         if file != other:
             return
-    else:  # an operand that isn't printed unless it's a register
+    else:  # an operand that's printed only if it's a register
         more, fewer = sorted((before, after), key=len, reverse=True)
         if len(more) != len(fewer) + 1:
             return

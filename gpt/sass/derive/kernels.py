@@ -1,12 +1,12 @@
 """Generate test kernels that make ptxas use as many instruction forms as possible: PTX, made from `kernels/`.
 
 `lines.txt` has one PTX instruction per line, with letters for operands. A kernel contains a few of them: each source is
-loaded from memory, so that it's in its own register, and each result is stored, so that nothing is optimized away.
-ptxas chooses another form if a source is uniform across the warp, or a constant; the line says which of these forms to
+loaded from memory, so that it has its own register, and each result is stored, so that nothing is optimized away. ptxas
+chooses another form if a source is a constant, or uniform across the warp; the line says which of these forms to
 generate as well. Files `*.ptx` contain kernels that don't fit on a line (calls, loops, warp groups), each with its
 architectures on the first line.
 
-Lines that ptxas rejects are left out, so the table may lack what only they would show; `compile_kernels` returns them.
+ptxas rejects some lines, so the table may lack forms that occur only in them; `compile_kernels` returns them.
 """
 
 from __future__ import annotations

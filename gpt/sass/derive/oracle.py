@@ -1,11 +1,11 @@
 """Ask nvdisasm what an instruction word reads and writes.
 
 `nvdisasm -plr` prints a column per register beside every instruction: `^` written, `v` read, `x` both, `:` live. It
-does so only for cubins, so this builds one with a section per word, which contains the word and an EXIT, so that no
-word is unreachable or affects another. A driver wouldn't load that cubin, but nvdisasm needs no more than its code.
+does so only for cubins, so this module builds one with a section per word, which contains the word and an EXIT, so that
+no word is unreachable or affects another. A driver wouldn't load that cubin, but nvdisasm needs only its code.
 
-`nvdisasm -b` takes bare words, and prints text only. It reports the address of each word that it can't decode, and
-costs 20 microseconds per word where `-plr` costs 500. So every word goes through `-b` first, and of words whose text
+`nvdisasm -b` takes bare words and prints only text. It reports the address of each word that it can't decode, and takes
+20 microseconds per word where `-plr` takes 500. So every word goes through `-b` first, and of the words whose text
 differs only in constants, one goes through `-plr`; `test_derive.py` checks on random words that this changes nothing.
 nvdisasm takes half a second to start, so ask for thousands of words at once.
 """

@@ -1,6 +1,7 @@
 """Make the table of an architecture: compile the test kernels, and ask nvdisasm about every opcode in them.
 
-An opcode for which nvdisasm lists a register that no operand names is left out: better rejected than wrong.
+An opcode for which nvdisasm lists a register that no operand names is left out: rejecting it is better than a wrong
+entry.
 
 Opcodes that differ only in the kind of an operand (a register, a constant, a uniform register: bits 9 to 11) are forms
 of one instruction. ptxas uses only some of them, so the others are tried as well, in words made from a known form.

@@ -92,7 +92,7 @@ class Samples:
             there = one in self.hidden or (one.file, number) in named
             writes, reads = (_run(listed.get(one.file, 0), number, one) if there else 0 for listed in effect[1:])
             shape.append((writes, reads))
-        if self.call:  # anything else that's listed is a guess about the called function
+        if self.call:  # anything else in the list is a guess about the called function
             return tuple((0, reads) for _, reads in shape)
         left = _left(effect, word, self.fields, shape)
         ours = {(one.file, one.number(word)) for one in self.fields}

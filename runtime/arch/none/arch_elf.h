@@ -1,5 +1,4 @@
-// How ELF files name their processor. With this relocation type, which doesn't exist, no library's references
-// are looked at.
+// ELF constants of the processor. No relocation has type ~0, so no library's references match.
 
 #ifndef GPT_ARCH_ELF_H
 #define GPT_ARCH_ELF_H
@@ -13,7 +12,7 @@
 #define ARCH_NAME "aarch64"
 #define ARCH_ELF_MACHINE EM_AARCH64
 #else
-#error "what is this processor called, and which e_machine do its ELF files have?"
+#error "define ARCH_NAME and ARCH_ELF_MACHINE for this processor"
 #endif
 #define ARCH_JUMP_SLOT ~0u
 #define ARCH_GLOB_DAT ~0u

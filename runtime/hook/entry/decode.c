@@ -27,7 +27,7 @@ static const struct {
 };
 
 static handler *after_init;
-static _Atomic unsigned changes;         // counted; flags computed before the last one are stale
+static _Atomic unsigned changes;         // number of changes: flags computed before the last one are stale
 static const char *calls = "all,-query"; // calls to record, as words separated by commas
 
 void hook_decode_setup(handler *at_init) {
@@ -40,9 +40,9 @@ void hook_decode_setup(handler *at_init) {
     hook_probe_setup();
 }
 
-// If two threads get here, one describes the slot and the other waits. The first may never finish: a forked
-// process has only one thread, and a signal handler may call the function that it interrupted. So the other
-// thread waits only for a while, and then writes the same values.
+// If two threads get here, one describes the slot and the other one waits. The first may never finish: a
+// forked process has only one thread, and a signal handler may call the function that it interrupted. So
+// after a while, the waiting thread writes the same values itself.
 void hook_describe_named(struct slot *slot) {
     if (__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))
         return;

@@ -33,7 +33,7 @@ struct driver_function {
     handler *probe_before, *probe_after; // after any call
     bool first;     // run probe_after before on_return, and before everything else that looks at the call
     bool late;      // both run only once something has been probed
-    bool signals;   // both let signal handlers run, but where they must not
+    bool signals;   // both run with signal handlers enabled, and block them only where necessary
     bool allocates; // if it runs out of memory while we hold some, it's called again
     bool v2;        // without the suffix, the name is an older function with other arguments
 };

@@ -1,9 +1,10 @@
-// How a program gets stubs instead of driver functions. There are three ways to the driver's functions:
+// How a program gets stubs instead of driver functions. A program can get the driver's functions in three
+// ways:
 //
-// - it is linked to libcuda.so.1: the stubs' symbols are found before the driver's, and the real function is
-//   looked up at the first call;
-//   - dlsym: defined here. if it finds a function of the driver, it returns the stub instead;
-//   - cuGetProcAddress, itself found in one of these ways: its stub has a handler that replaces its results.
+//   - It's linked to libcuda.so.1. The linker finds the stubs' symbols before the driver's, and the real
+//     function is looked up at the first call.
+//   - dlsym: this library defines it, and returns the stub instead of a function of the driver.
+//   - cuGetProcAddress, itself found in one of these ways: its stub has a handler that replaces the results.
 //
 // One name can stand for several functions (versions, stream variants), so each pair of a name and a real
 // function has a separate stub. cuGetExportTable, which leads to private tables, is left alone.

@@ -100,10 +100,10 @@ void hook_after_attribute(struct frame *frame) {
 
 // -- Occupancy -------------------------------------------------------------
 //
-// Programs ask how many blocks fit at once, launch that many, and let them wait for each other. So no kernel
-// may run of which fewer blocks fit than we told the program: we answer with the lower number of the
-// program's kernel and the one with probes, since either may run. We keep each answer. A kernel with probes
-// that arrives later and fits fewer isn't used, and is assembled again with fewer registers.
+// Programs ask how many blocks fit at once, launch that many, and let them wait for each other. If fewer
+// blocks of the kernel that runs fit than we told the program, it hangs. Either the program's kernel or the
+// one with probes may run, so we answer with the lower of their numbers. We keep each answer: a kernel with
+// probes that arrives later and fits fewer blocks isn't used, and is assembled again with fewer registers.
 //
 // A program can also compute the number from its kernel's registers (cuFuncGetAttribute), which we report
 // unchanged. We don't detect that: most programs that ask have other reasons.

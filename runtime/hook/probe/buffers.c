@@ -165,8 +165,8 @@ static void stop_waiting(struct pool *pool, struct waiting *waiting) {
     pthread_cond_broadcast(&hook_pools_changed);
 }
 
-// Launches take places in slabs and finish without the lock. So a slab that couldn't be drained because of
-// one may have no unfinished launch a moment later, when nothing seems to come back. Its places differ then.
+// Launches take places in slabs and finish without the lock. So if a launch kept a slab from being drained,
+// the slab may be ready a moment later without any event that wakes us. Its `places` tell: they've changed.
 static uint64_t sum_places(const struct pool *pool) {
     uint64_t sum = 0;
     EACH_SLAB (slab, &pool->in_use)

@@ -47,7 +47,7 @@ static void write_times(const struct slab *slab, const struct save *save, uint64
 }
 
 // How long the writer has been busy without a pause. If that's long and more slabs are waiting, it can't keep
-// up.
+// up with the program.
 static uint64_t busy_since;
 static bool more_wait;
 

@@ -1,6 +1,7 @@
-// Locks for graphs that we've changed for the duration of a call that reads them. In CUDA, the program must
-// make sure that only one thread at a time uses a graph. But several threads that only read one, to make
-// executable graphs, get away with it. With probes they take turns. Calls for other graphs don't wait.
+// Locks for graphs that we've changed for the duration of a call that reads them. CUDA requires that only one
+// thread at a time uses a graph. Still, several threads can read one at the same time without trouble, to
+// make executable graphs. With probes, each of these calls waits for the one before. Calls for other graphs
+// don't.
 
 #include "graphs.h"
 #include "hook/write/write.h"

@@ -1,8 +1,8 @@
 // Implements --benchmark. The kernel without probes is in a separate module, loaded when the function is
 // looked up. Its variables are copies of the program's, refreshed before each launch, so its writes to them
-// are lost. Its writes through pointers aren't: the kernel with probes makes them a second time. The launch's
-// stream gets: flush, event, the kernel without probes, event, flush, event, the kernel with them, event. The
-// flush takes longer than the calls after it, so the times don't include the host's.
+// are lost. Its writes through pointers aren't: the kernel with probes repeats them. The following is put
+// into the launch's stream: flush, event, the kernel without probes, event, flush, event, the kernel with
+// probes, event. A flush takes longer than the calls after it, so the times don't include time on the host.
 
 #include <pthread.h>
 #include <stdlib.h>

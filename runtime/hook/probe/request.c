@@ -98,8 +98,8 @@ void hook_after_kernels(struct frame *frame) {
 // -- Known functions -------------------------------------------------------
 //
 // Functions that were looked up while nothing was probed, or before there was a context for a library's
-// kernel, are kept here, as are functions of an earlier order. As soon as they're wanted, we request them: in
-// the program's next look-up, load or wait for the GPU, which doesn't wait for the answers.
+// kernel, are kept here, and so are functions of an earlier order. Once they're wanted, we request them in
+// the program's next look-up, load or wait for the GPU, without waiting for the answers.
 
 enum { BUCKETS = 1 << 12 };
 

@@ -60,8 +60,9 @@ bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, co
     return true;
 }
 
-// Count the entries of records in a part of the log. Records and heads of rooms don't cross its ends, which
-// are multiples of ROOM_SECTOR. The program may have overwritten anything, so no size is believed.
+// Count the entries of records in a part of the log. The part's ends are multiples of ROOM_SECTOR, and
+// neither records nor heads of rooms cross them. The program may have overwritten anything, so no size is
+// trusted.
 static void count_entries(struct rooms *log, const char *data, uint64_t at, uint64_t end) {
     unsigned arena = 0;
     while (log->next < end) {

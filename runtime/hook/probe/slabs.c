@@ -11,11 +11,11 @@
 //
 // clang-format off
 //
-//     BARE      no device memory, only the structure and its two events. These are never freed: an old pointer
-//               or event still leads to a slab, though perhaps to another use of it
-//     TAKEN     one thread has it to itself and calls the driver for it: allocates, frees, makes a stream wait
+//     BARE      no device memory, only the structure and its two events. These are never freed, so an
+//               old pointer or event still leads to a slab, though perhaps to another use of it
+//     TAKEN     one thread owns it and calls the driver for it: to allocate, free, or make a stream wait
 //     READY     free; its bytes are zero once `cleared` has completed (`known_ready`: it has)
-//     CLAIMED   a stream's launches take places in it while it's open, which it is unless it's `full`
+//     CLAIMED   a stream's launches take places in it while it's open, that is, until it's `full`
 //     HANDED    the marking thread (marks.c) is to put an event into its stream
 //     MARKING   a thread is doing that
 //     ISSUED    its event is in the stream, or its launches are known to have ended
@@ -57,8 +57,8 @@
 // At the end of the process, sealing doesn't fail. A launch that arrives when its slab has left CLAIMED finds
 // the list closed and is lost. A slab that's claimed again is opened again. A thread that waits until a place
 // is given back counts itself in hook_waits before it looks at places, and the launch looks at hook_waits
-// after giving the place back: one of them sees the other, so a wake-up costs a launch only where it's
-// needed.
+// after giving the place back. So one of them sees the other, and a launch only pays for a wake-up if a
+// thread waits.
 //
 // Lock order: the lock of a graph (struct prepared), then hook_pools_lock. saves.c has its own lock, and no
 // thread holds both.
@@ -69,8 +69,8 @@
 //
 //   - hook_hold_drains, in a call that may begin a capture: until the marking thread has left this stream and
 //     the legacy one, into which it puts one event. hook_drain_stream does so, too, before a stream ends.
-//   - --complete: until a slab comes back, in line: if a later launch could take it, the first one might wait
-//     for ever.
+//   - --complete: until a slab comes back, first come, first served. If later launches could take that
+//     slab, the first one might wait forever.
 //   - Counts of logs: without --complete a second at most, and only while a slab is left whose event has
 //     completed. Reading that depends on nobody.
 //   - The program's allocation failed: until slabs in flight are back.
@@ -79,26 +79,27 @@
 //     that, in a stream of ours.
 //
 // A kernel may depend on the program's next call, so the middle four are given up after a minute in which
-// only the driver could make progress (marks.c counts the seconds). The work of our own threads isn't cut
-// short: on a busy machine it takes as long as it takes. A launch that gave up marks the pool `stuck`: no
-// other launch waits before a slab comes back, and after that only half as long.
+// only the driver could make progress (marks.c counts the seconds). Time in which our own threads have work
+// doesn't count, since a busy machine may take long. A launch that gave up marks the pool `stuck`: no other
+// launch waits before a slab comes back, and after that only half as long.
 //
 // On an H200, cuEventRecord and cuStreamQuery block while the stream's queue is full (1,021 launches behind a
 // kernel that waits for the host), and so would a thread that the kernel waits for. So a call of the program
 // only puts events into the stream that it's about. A call that waited for a stream needs none, as the
-// launches before it have ended. For other streams the marking thread does it, and nobody waits for that
-// thread without a time limit except as said above. cuStreamIsCapturing and cuEventQuery don't block.
+// launches before it have ended. For other streams, the marking thread puts the event there, and nobody waits
+// for that thread without a time limit except as described above. cuStreamIsCapturing and cuEventQuery don't
+// block.
 //
-// In the common case, a launch makes no call of the driver but one for the current context, which the driver
-// keeps for each thread, and itself. A slab costs one event in its stream, and one wait of that stream, if it
-// isn't known to be clear yet.
+// Usually, a launch makes only two driver calls: one for the current context, which the driver keeps for each
+// thread, and the launch itself. A slab costs one event in its stream, and one wait of that stream if the
+// slab isn't known to be clear yet.
 //
 // Two limits remain. A call that begins a capture waits while the marking thread is blocked in its stream or
 // in the legacy one, for as long as a launch into that stream would take at that point. That wait isn't cut
-// short, because an event that enters the legacy stream later invalidates the capture. And a thread of ours
-// that's ready to run but isn't scheduled during a driver call looks like a slow driver. It takes 60 such
-// seconds without any CPU time until the launch is counted as running without probes, so nothing is lost
-// silently.
+// short, because an event that enters the legacy stream later invalidates the capture. And if one of our
+// threads is ready to run during a driver call but isn't scheduled, that looks like a slow driver. After 60
+// seconds without any CPU time for the thread, the launch is counted as running without probes, so nothing is
+// lost silently.
 //
 // Slabs made ahead
 //
@@ -110,24 +111,24 @@
 //
 //   - Capture: a stream that is captured takes no event of ours (the slab stays claimed), and launches take
 //     no place. No capture may begin between that check and our event.
-//   - Replay: nodes write to a slab that the graph holds. The replay is followed by a copy to a slab of its
-//     stream, which needn't be clear; that one counts as full when it's half full, as the next replay most
-//     likely needs as much, and it's read while that runs.
-//   - A stream is destroyed: an event goes into it before. If it takes none, a later stream with this handle
-//     would be confused with it: its launches are reported as lost, and the slab is retired.
-//   - A context is destroyed: its slabs are drained before. What's left fails in the writer or is reported as
-//     lost at the end; the pool isn't found again.
-//   - Another thread's default stream can't be named. The legacy stream waits for it, but also makes all
-//     other blocking streams wait for each other, so that is done at an end only. With --complete the thread
-//     itself puts an event behind each of its launches there, since it may launch no more.
+//   - Replay: nodes write to a slab that the graph holds. After the replay, the data is copied to a slab
+//     for the stream, which needn't be clear. That slab counts as full when it's half full: the next replay
+//     probably needs as much, and the slab is read while that replay runs.
+//   - A stream is destroyed: we put an event into it first. If the stream takes no event, its launches are
+//     reported as lost and the slab is retired, because a later stream may get the same handle.
+//   - A context is destroyed: its slabs are drained first. What's left fails in the writer or is reported as
+//     lost at the end, since nothing refers to the pool any more.
+//   - Another thread's default stream can't be named. The legacy stream waits for it, but it also makes all
+//     other blocking streams wait for each other, so we use it only at an end. With --complete, the thread
+//     itself puts an event behind each of its launches there, because it may not launch anything again.
 //   - No device memory: ready slabs are freed, then claims fail with a reason. If a call of the program finds
 //     none, it is repeated without our memory.
 //   - Fork: the child probes nothing (hook_probing), so it uses none of this.
-//   - Exit: no more claims. Slabs are sent even if launches into them are being made. Those are reported as
-//     lost (hook_lose), as their slab's event may come first, and so is what isn't read in time.
-//   - SIGKILL: the thread that writes buffers also writes the records of their launches. What it hadn't
-//   reached
-//     is only known from the counts of launches with probes (hook_count_probed).
+//   - Exit: no more claims. Slabs are sent even while launches into them are being made. Such launches are
+//     reported as lost (hook_lose), because their slab's event may come first. So are launches whose slab
+//     isn't read in time.
+//   - SIGKILL: the thread that writes buffers also writes the records of their launches. Launches that it
+//     hadn't reached show only in the counts of launches with probes (hook_count_probed).
 
 #include <assert.h>
 #include <pthread.h>

@@ -4,8 +4,8 @@
 // unchanged.
 //
 // The hook never looks into an image: the pipeline decides. Most images in a stock PyTorch program contain
-// nothing for probes. The first answer about one says so for all of its kernels: it's remembered here, and in
-// the cache, so that looking up the next kernel asks nobody.
+// nothing for probes. The pipeline's first answer about such an image says so for all of its kernels. The
+// hook keeps that answer here and in the cache, so the next look-up needs no request.
 
 #include <elf.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-// The modules of a model that a thread is in, as NVTX ranges of a domain of our own. gpt/layers/__init__.py
-// calls these functions.
+// The modules of a model that a thread is in, as NVTX ranges in our own domain. gpt/layers/__init__.py calls
+// these functions.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -19,11 +19,15 @@ static const char *domain(void) {
     return found;
 }
 
-int gpt_hook_layer(const char *name) {
+bool hook_records_layers(void) {
     // without a driver, a module alone doesn't begin a trace
     bool begun = hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed);
     bool recording = atomic_load_explicit(&hook_recording, memory_order_relaxed);
-    if (!recording || !(begun || (hook_live && hook_has_driver())) || !domain())
+    return recording && (begun || (hook_live && hook_has_driver())) && domain();
+}
+
+int gpt_hook_layer(const char *name) {
+    if (!hook_records_layers())
         return 0;
     int error = errno;
     struct nvtx_name text;

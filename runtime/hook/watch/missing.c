@@ -3,7 +3,7 @@
 // trace keeps the kernel next time. A driver that finds no code at all for its device rejects the whole
 // fatbin, and no call names a kernel: in that case we list the names that gpt-patch left in the fatbin.
 //
-// Libraries also try kernels that they only have for other devices, and cope with their absence. So we only
+// Libraries also try kernels that they only have for other devices, and cope if those are missing. So we only
 // report an image from which something was cut: a region that lost an element or part of one is empty or has
 // an element of kind 0, and code that was zeroed in place consists of zeros.
 

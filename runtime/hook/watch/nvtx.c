@@ -1,15 +1,14 @@
-// What a program calls to set ranges and marks with NVTX. NVTX loads the library
-// that NVTX_INJECTION64_PATH names, calls InitializeInjectionNvtx2 in it, and lets that exchange its
-// functions.
+// The functions that a program calls to set ranges and marks with NVTX. NVTX loads the library that
+// NVTX_INJECTION64_PATH names and calls its InitializeInjectionNvtx2, which replaces NVTX's functions.
 //
-// If another tool wants the ranges too, it gets them after they're recorded, and its results go to the
-// program.
+// If another tool wants the ranges too, it gets them after they're recorded, and the program gets the tool's
+// results.
 
 #include "abi/nvtx.h"
 #include "hook/write/write.h"
 #include "watch.h"
 
-// The program gets the other tool's handle for a domain or a string, if there is one.
+// If there's another tool, the program gets the tool's handle for a domain or a string.
 #define KEPT(next, mine, ...)                                                                                \
     do {                                                                                                     \
         const char *result = mine;                                                                           \

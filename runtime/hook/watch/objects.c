@@ -1,6 +1,6 @@
-// The table of objects: a hash of handles under one lock. It's held for a few hundred nanoseconds, no
-// function is called meanwhile, and launches don't take it. An object's memory is reused only for objects, so
-// a reference can be checked at any time.
+// The table of objects: handles, hashed, under one lock. The lock is held for a few hundred nanoseconds
+// during which no function is called, and launches don't take it. The memory of an object is reused only for
+// objects, so a reference can be checked at any time.
 
 #include <pthread.h>
 #include <stdatomic.h>

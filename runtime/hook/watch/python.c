@@ -3,12 +3,12 @@
 // structures have what we need (_Py_DebugOffsets, at the start of _PyRuntime); for 3.11 and 3.12, which are
 // frozen, the offsets are in a table here.
 //
-// The thread isn't stopped, so a frame may end while we read it, and its memory may hold another one. The
-// kernel reads the memory, so a wrong pointer only makes a read fail. We walk the list until AGREE walks in a
-// row agree. Reading the frames of one walk again isn't enough: the memory of a frame that has ended stays as
-// it was. Two walks aren't enough, either: in a loop of short functions, some pairs agreed on a stack that
-// never was. If the walks never agree, the outer frames that were the same in the last two are used. A code
-// object is believed only if its type is PyCode_Type.
+// The thread isn't stopped, so a frame may end while we read it, and another frame may reuse its memory. The
+// kernel reads the memory for us, so a wrong pointer only makes a read fail. We walk the list until AGREE
+// walks in a row agree. It wouldn't be enough to read the frames of one walk again, because the memory of a
+// frame that has ended stays as it was. Two walks aren't enough, either: in a loop of short functions, some
+// pairs agreed on a stack that never existed. If the walks never agree, we use the outer frames that were the
+// same in the last two. We accept a code object only if its type is PyCode_Type.
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,8 +46,8 @@ enum { LENGTH = 16, STATE = 32, UTF8 = 16 }; // in a str; bytes that a compact o
 enum { BYTES_SIZE = 16, BYTES = 32, TYPE = 8 }; // in a bytes object; in any object
 enum { POINTER = ~7 };                          // 3.14 has tags in the lowest bits of references
 
-// A code object that we've read. The object may be gone, and another one at its address: all of its key is
-// compared.
+// A code object that we've read. It may be gone, and another one may have its address, so we compare all of
+// its key.
 struct code {
     struct {
         uint64_t at, file, name, lines;

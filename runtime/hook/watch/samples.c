@@ -1,10 +1,9 @@
 // What the host does between calls (gpt-hook --sample-host): `sample` records of the threads that call the
 // driver, at random moments HZ times per second.
 //
-// How to find out where a thread is? ptrace stops it, and a thread has only one tracer. A signal handler
-// would see all of its native stack, but isn't harmless: epoll_wait, poll, nanosleep and others end with
-// EINTR even with SA_RESTART, and a program that doesn't expect that fails. So a thread of ours looks from
-// outside:
+// How to find out where a thread is? ptrace stops it, and a thread can have only one tracer. A signal handler
+// would see the whole native stack, but does harm: epoll_wait, poll, nanosleep and others fail with EINTR
+// even with SA_RESTART, and some programs don't expect that. So a thread of ours looks from outside:
 //
 //   - the Python frames, in memory (python.c)
 //   - /proc/self/task/TID/syscall: the system call and the instruction where a thread waits, or that it runs

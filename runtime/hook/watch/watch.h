@@ -281,6 +281,50 @@ int hook_record_ioctl(int (*real)(int, unsigned long, ...), int file, unsigned l
 // Then gpt_hook_layer_end says that the thread leaves it.
 EXPORT int gpt_hook_layer(const char *name);
 EXPORT void gpt_hook_layer_end(void);
+bool hook_records_layers(void); // now
+
+// -- layers_python.c -------------------------------------------------------
+
+// Python's functions and objects. gpt/layers fills this in, and has the same list.
+typedef struct gpt_python_object gpt_object;
+typedef gpt_object *gpt_vectorcall(gpt_object *, gpt_object *const *, size_t, gpt_object *);
+struct gpt_python {
+    gpt_vectorcall *vectorcall;                                      // Python's own
+    void (*set_vectorcall)(gpt_object *, gpt_vectorcall *);          // PyFunction_SetVectorcall, or NULL
+    void (*take)(gpt_object *);                                      // Py_IncRef
+    void (*drop)(gpt_object *);                                      // Py_DecRef
+    gpt_object *(*get_attribute)(gpt_object *, gpt_object *);        // PyObject_GetAttr
+    gpt_object *(*call)(gpt_object *, ...);                          // PyObject_CallFunctionObjArgs
+    gpt_object *(*call_method)(gpt_object *, gpt_object *, ...);     // PyObject_CallMethodObjArgs
+    gpt_object *(*new_function)(void *, gpt_object *, gpt_object *); // PyCFunction_NewEx
+    gpt_object *(*new_number)(void *);                               // PyLong_FromVoidPtr
+    long long (*number_of)(gpt_object *);                            // PyLong_AsLongLong
+    const char *(*text_of)(gpt_object *);                            // PyBytes_AsString
+    gpt_object *(*dict_item)(gpt_object *, gpt_object *);            // PyDict_GetItem
+    int (*dict_next)(gpt_object *, ssize_t *, gpt_object **, gpt_object **); // PyDict_Next
+    ssize_t (*tuple_size)(gpt_object *);                                     // PyTuple_Size
+    gpt_object *(*tuple_item)(gpt_object *, ssize_t);                        // PyTuple_GetItem
+    ssize_t (*list_size)(gpt_object *);                                      // PyList_Size
+    gpt_object *(*list_item)(gpt_object *, ssize_t);                         // PyList_GetItem
+    int (*is_subtype)(gpt_object *, gpt_object *);                           // PyType_IsSubtype
+    unsigned long (*flags_of)(gpt_object *);                                 // PyType_GetFlags
+    int (*matches_error)(gpt_object *);                                      // PyErr_ExceptionMatches
+    void (*clear_error)(void);                                               // PyErr_Clear
+    // objects
+    gpt_object *none, *truth, *exception, *tensor;        // None, True, Exception, torch.Tensor
+    gpt_object *grad_fn, *sequence_nr, *register_prehook; // names of attributes
+    gpt_object *is_grad_enabled, *find;                   // functions; `find` returns the name of a module
+    gpt_object *names, *backward_names;                   // dicts: by id(), and by name
+    uint64_t type_at;                                     // where an object has its type
+};
+
+// Let calls of a Python function pass through us; `place` is where it has its vectorcall. Returns 0 if that
+// isn't what `given` says.
+EXPORT int gpt_hook_wrap_calls(gpt_object *function, size_t place, const struct gpt_python *given);
+
+// Let the autograd nodes that made these tensors belong to the module with this name, or to none.
+EXPORT int gpt_hook_tag(gpt_object *value, gpt_object *name);
+EXPORT void gpt_hook_end_backward(void);
 
 // -- libraries.c -----------------------------------------------------------
 

@@ -21,9 +21,9 @@ static struct met {
 
 static uint64_t times[2]; // without probes, and with them
 
-// Kernels by number, a hash table: their time and launches without probes; a number of 0 is free. And their
-// launches by reason. A time doesn't say which launch it belongs to, so a kernel's time goes to its reasons
-// by how many launches each has.
+// A hash table of kernels by number (0: a free entry): the time and the launches without probes of each, and
+// these launches by reason. A time doesn't say which launch it belongs to, so a kernel's time is divided
+// among its reasons in proportion to their launches.
 static struct kernel {
     uint64_t number, time, launches;
 } *kernels;

@@ -1,6 +1,6 @@
 // Traces of other processes, and of the programs that this process ran before an exec. Processes that share a
-// NAME announce themselves to each other: each signs the tail of its file's first chunk, and others append
-// records in chunks of their own.
+// NAME announce themselves to each other: each writes its identity to the tail of its file's first chunk, and
+// others append records in their own chunks.
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,13 +1,13 @@
 // --max-disk: the total number of bytes that the processes in a run may write, to traces and files of
 // buffers.
 //
-// They count in a small file that all of them map, and that the root process removes when it ends. Processes
-// that start later begin to count again, in a file that stays. Where there can be no such file, each process
-// counts for itself.
+// They count in a small file that all of them map. The root process removes it when it ends. Processes that
+// start later count from zero in a new file, which nobody removes. If there can be no such file, each process
+// counts only its own bytes.
 //
-// Before the last eighth is used, recording is turned off as by gpt-hook ctl. The rest is for records that
-// must not be missing: loads, look-ups, and the ends of traces. When it's used up, traces end as on a full
-// disk.
+// Before the last eighth is used, recording is turned off as gpt-hook ctl would do it. The rest is for
+// records that must not be missing: loads, look-ups, and the ends of traces. When it's used up, traces end as
+// they do on a full disk.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,12 +35,13 @@ struct written {
     _Atomic uint32_t said[2]; // somebody has announced that the limit is reached, and that it's used up
 };
 
-static uint64_t most, enough; // 0: no limit; where recording is turned off
-static const char *path;      // the file's path
+static uint64_t most;    // the limit; 0 for none
+static uint64_t enough;  // the number of bytes at which recording is turned off
+static const char *path; // the file's path
 static pid_t root;
 static struct written *_Atomic written;
 _Atomic bool hook_limit_is_reached;
-static _Atomic bool untold; // untold: it isn't in the trace yet
+static _Atomic bool untold; // the trace doesn't say yet that the limit was reached
 static void (*stop)(void);
 
 void hook_limit_setup(void (*stop_recording)(void)) {

@@ -1,6 +1,6 @@
-// Sections in which a thread must not be interrupted, because it holds a lock or has half written a record or
-// a table. A signal handler of the program may leave by siglongjmp, and nobody would ever finish the work.
-// Faults still get through: our own code causes them, and file.c handles some.
+// Sections in which a thread must not be interrupted, because it holds a lock or has written only half of a
+// record or table. A signal handler of the program may leave by siglongjmp, and then nobody would finish the
+// work. Faults still get through: our own code causes them, and file.c handles some.
 
 #include <pthread.h>
 #include <signal.h>

@@ -21,7 +21,7 @@ PROBES = "probe.toml", "probe.py"
 U64, U32 = "u64", "u32"
 TOOLS: dict[
     str, tuple[bool, dict[tuple[str, ...], tuple[str, ...]]]
-] = {  # Neutrino's probes: whether each access has a record; fields as our probes name them, by types
+] = {  # Neutrino's probes: True if each access has a record, and our names of the fields, by their types
     "block_sched": (False, {(U64, U32, U32): ("start", "elapsed", "sm")}),
     "gmem_bytes": (False, {(U64, U64): ("sync", "async"), (U32, U32): ("sync", "async")}),
     "tensorop_count": (False, {(U64,): ("operations",), (U32,): ("operations",)}),

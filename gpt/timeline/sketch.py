@@ -1,0 +1,278 @@
+"""Turn traces of any length into a picture: for each track, how long each kind of activity took in each slice of time.
+
+Calls and GPU times are read twice, in chunks: first to find the tracks, and when everything begins and ends, and then
+to add up. So memory doesn't grow with the trace, while a Timeline keeps every span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.timeline.counters import Copies, Counter
+from gpt.timeline.saved import SavedFinder, SavedSpans
+from gpt.timeline.tracks import (
+    FIELDS,
+    LAST,
+    RECORDING,
+    STREAM,
+    THREAD,
+    Lanes,
+    Mark,
+    Track,
+    Whole,
+    find_range_tracks,
+    iter_marks,
+)
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+
+Cells = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.void]
+# The kind of an activity (an index) for a process, the id of a function, and whether it's GPU work, a kernel (then the
+# id doesn't matter), or a kernel with probes.
+TellKind = Callable[[int, int, "Work"], int]
+SPAN = [("begin", "<i8"), ("end", "<i8"), ("kind", "u1"), ("open", "?")]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The properties of an activity, besides its function."""
+
+    on_gpu: bool
+    kernel: bool = False
+    probed: bool = False
+
+
+@dataclass(frozen=True)
+class NamedRange:
+    """A range of a track."""
+
+    begin: int
+    end: int
+    name: str
+    open: bool
+
+
+class Scene:
+    """The results of the first pass: the tracks, without lanes, and when everything begins and ends."""
+
+    def __init__(self, model: TraceModel, saved: SavedSpans | None = None) -> None:
+        """Look. Facts about `saved` data can be found once for each model, so pass them if they're known."""
+        self.model = model
+        self.tracks: set[Track] = set()
+        self.bounds = LAST, -LAST
+        self.ends: dict[int, int] = {}  # the end of each process's last span
+        self.open = self.marked = False
+        finder, copies = SavedFinder(model), Copies(model)
+        for calls in model.iter_calls(*FIELDS):
+            finder.add_calls(calls)
+            copies.add_calls(calls)
+            self.open |= bool((calls["duration"] == 0).any())
+            self._add(calls, "start", THREAD)
+        for work in model.iter_gpu_times(model.gpus()):
+            finder.add_work(work)
+            copies.add_work(work)
+            self._add(work, "begin", STREAM)
+        copies.join()
+        self.rates: list[Counter] = list(copies.count_rates())
+        self.saved = saved or finder.find()
+        for number, process in enumerate(model.processes):
+            self._add_ranges(number)
+            off = model.unrecorded(process)
+            if len(off):
+                self.tracks.add(Track(number, RECORDING, 0, 0))
+                self.open |= off.ongoing
+                ends = off.ends[:-1] if off.ongoing else off.ends
+                self._extend(number, int(off.begins.min()), int(max([off.begins.max(), *ends])))
+        self.bounds = (0, 0) if self.bounds[0] == LAST else self.bounds
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing has a time."""
+        return not self.tracks
+
+    def _add(self, rows: Rows, begin: str, kind: int) -> None:
+        ends = rows[begin] + rows["duration"].astype(np.int64)
+        for process in np.unique(rows["process"]).tolist():
+            own = rows["process"] == process
+            self._extend(process, int(rows[begin][own].min()), int(max(ends[own].max(), rows[begin][own].max())))
+        self.tracks.update(track for track, _ in iter_tracks(rows, kind))
+
+    def _extend(self, process: int, begin: int, end: int) -> None:
+        self.bounds = min(self.bounds[0], begin), max(self.bounds[1], end)
+        self.ends[process] = max(self.ends.get(process, -LAST), end)
+
+    def _add_ranges(self, number: int) -> None:
+        texts = self.model.ranges(number).texts
+        for rows in self.model.iter_ranges(number, 0):
+            self.tracks.update(find_range_tracks(number, rows, texts))
+            self.open |= bool(rows["open"].any())
+            ends = np.where(rows["open"], rows["begin"], rows["end"])
+            self._extend(number, int(rows["begin"].min()), int(ends.max()))
+        for mark in iter_marks(self.model, number):
+            self.tracks.add(mark.track)
+            self.bounds = min(self.bounds[0], mark.time), max(self.bounds[1], mark.time)
+            self.marked = True
+
+    def iter_ranges(self, number: int) -> Iterator[tuple[Track, NamedRange]]:
+        """Yield the ranges of a process in order, outer ones first, with their tracks without lanes."""
+        process, texts = self.model.processes[number], self.model.ranges(number).texts
+        off, last = self.model.unrecorded(process), self.ends.get(number, 0)
+        for begin, end in zip(off.begins.tolist(), off.ends.tolist(), strict=True):
+            ongoing = off.ongoing and begin == off.begins[-1]
+            yield Track(number, RECORDING, 0, 0), NamedRange(begin, last if ongoing else end, "not recorded", ongoing)
+        for rows in self.model.iter_ranges(number, 0):
+            ends = np.where(rows["open"], np.maximum(last, rows["begin"]), rows["end"])
+            columns = rows["begin"].tolist(), ends.tolist(), rows["name"].tolist(), rows["open"].tolist()
+            for track, begin, end, name, open_ in zip(find_range_tracks(number, rows, texts), *columns, strict=True):
+                yield track, NamedRange(begin, end, texts[name][1], open_)
+
+
+def iter_tracks(rows: Rows, kind: int) -> Iterator[tuple[Track, Whole]]:
+    """Yield the tracks of calls or GPU times, without lanes, and the indices of the rows of each."""
+    devices = rows["device"] if kind == STREAM else np.zeros(len(rows), np.uint32)
+    places = rows["process"].astype(np.uint64) << np.uint64(32) | devices
+    for place in np.unique(places).tolist():
+        own = np.flatnonzero(places == place)
+        numbers, which = np.unique(rows["stream" if kind == STREAM else "thread"][own], return_inverse=True)
+        for at, number in enumerate(numbers.tolist()):
+            yield Track(place >> 32, kind, place & 0xFFFFFFFF, number), own[which == at]
+
+
+@dataclass
+class Row:
+    """A row of the picture: in each slice of time, the ns that each kind of activity took, and where open spans end.
+
+    Time that several spans of a kind cover counts once.
+    """
+
+    took: Cells
+    ends: set[int] = field(default_factory=set)
+    ranges: list[NamedRange] = field(default_factory=list)  # those with room for a name
+    has_ranges: bool = False
+    marks: dict[int, Mark] = field(default_factory=dict)  # the first in each slice
+
+    def __post_init__(self) -> None:
+        self._reach = np.full(len(self.took), -LAST)  # by kind: the end of the last span
+
+    @property
+    def used(self) -> bool:
+        """True if it has more than ranges."""
+        return bool((self._reach > -LAST).any())
+
+    def add(self, spans: Rows, edges: Cells) -> None:
+        """Add spans, which come in order."""
+        for kind in np.unique(spans["kind"]).tolist():
+            own = spans[spans["kind"] == kind]
+            reach = np.maximum.accumulate(np.concatenate(([self._reach[kind]], own["end"])))
+            begin = np.maximum(own["begin"], reach[:-1])
+            end = np.maximum(own["end"], begin)
+            self.took[kind] += np.diff(_since(begin, edges) - _since(end, edges))
+            self._reach[kind] = reach[-1]
+        self.ends.update(np.unique(spans["end"][spans["open"]]).tolist())
+
+
+class Sketch:
+    """The rows of a scene's tracks, with lanes, for slices of time between `edges`.
+
+    `noted` has, for each name of an activity with facts, its number and the first one's facts.
+    """
+
+    def __init__(self, scene: Scene, edges: Cells, kinds: int, tell_kind: TellKind) -> None:
+        self.rows: dict[Track, Row] = {}
+        self.noted: dict[str, tuple[int, int]] = {}
+        self._scene, self._edges, self._kinds, self._tell_kind = scene, edges, kinds, tell_kind
+        self._lanes: dict[Track, Lanes] = {}
+        self._known: dict[tuple[int, int, Work], int] = {}
+        facts = scene.saved.facts
+        self._probed = np.array([bool(one) and "unprobed" not in one for one in facts])
+        model, first = scene.model, 0
+        for track in scene.tracks:
+            self._row(track)
+        for calls in model.iter_calls(*FIELDS):
+            self._add(calls, "start", THREAD, scene.saved.of_calls(calls, first))
+            first += len(calls)
+        first = 0
+        for work in model.iter_gpu_times(model.gpus()):
+            self._add(work, "begin", STREAM, scene.saved.of_work(work, first))
+            first += len(work)
+        self._lanes.clear()  # ranges are drawn above the other spans of their track
+        for number in range(len(model.processes)):
+            self._add_ranges(number)
+
+    def _row(self, track: Track) -> Row:
+        if track not in self.rows:
+            self.rows[track] = Row(np.zeros((self._kinds, len(self._edges) - 1)))
+        return self.rows[track]
+
+    def _find_lanes(self, track: Track, begin: Whole, end: Whole) -> npt.NDArray[np.uint32]:
+        if track not in self._lanes:
+            self._lanes[track] = Lanes(nested=track.kind != STREAM)
+        return self._lanes[track].find(begin, end)
+
+    def _add(self, rows: Rows, begin: str, kind: int, facts: npt.NDArray[np.uint32]) -> None:
+        spans = np.zeros(len(rows), SPAN)
+        spans["begin"] = rows[begin]
+        spans["end"] = rows[begin] + rows["duration"].astype(np.int64)
+        spans["open"] = rows["duration"] == 0 if kind == THREAD else False
+        for process in np.unique(rows["process"][spans["open"]]).tolist():
+            spans["end"][spans["open"] & (rows["process"] == process)] = self._scene.ends[process]
+        spans["end"] = np.maximum(spans["begin"], spans["end"])
+        spans["kind"] = self._find_kinds(rows, kind == STREAM, facts)
+        self._note(rows, kind == STREAM, facts)
+        for track, mine in iter_tracks(rows, kind):
+            own = spans[mine]
+            own = own[np.lexsort((-own["end"], own["begin"]))]
+            lanes = self._find_lanes(track, own["begin"], own["end"])
+            for lane in np.unique(lanes).tolist():
+                self._row(replace(track, lane=lane)).add(own[lanes == lane], self._edges)
+
+    def _find_kinds(self, rows: Rows, on_gpu: bool, facts: npt.NDArray[np.uint32]) -> Whole:
+        kernels = rows["function"] != 0 if on_gpu else np.zeros(len(rows), bool)
+        keys = rows["process"].astype(np.uint64) << np.uint64(34) | rows["api"].astype(np.uint64) << np.uint64(2)
+        keys |= kernels.astype(np.uint64) << np.uint64(1) | self._probed[facts]
+        known, which = np.unique(keys, return_inverse=True)
+        kinds = []
+        for key in known.tolist():
+            what = key >> 34, key >> 2 & 0xFFFFFFFF, Work(on_gpu, bool(key & 2), bool(key & 1))
+            if what not in self._known:
+                self._known[what] = self._tell_kind(*what)
+            kinds.append(self._known[what])
+        return np.array(kinds, np.int64)[which]
+
+    def _note(self, rows: Rows, on_gpu: bool, facts: npt.NDArray[np.uint32]) -> None:
+        some = np.flatnonzero(facts)
+        for at in some.tolist():
+            process, row = self._scene.model.processes[int(rows["process"][at])], rows[at]
+            name = process.api(int(row["api"])).title
+            if on_gpu and row["function"]:
+                name = process.kernels().get(int(row["function"]), f"#{row['function']}")
+            count, fact = self.noted.get(name, (0, int(facts[at])))
+            self.noted[name] = count + 1, fact
+
+    def _add_ranges(self, number: int) -> None:
+        edges = self._edges
+        least = edges[1] - edges[0]  # shorter ranges have no room for a name
+        for track, one in self._scene.iter_ranges(number):
+            lane = int(self._find_lanes(track, np.array([one.begin]), np.array([one.end]))[0])
+            row = self._row(replace(track, lane=lane))
+            row.has_ranges = True
+            if one.end - one.begin > least:
+                row.ranges.append(one)
+        for mark in iter_marks(self._scene.model, number):
+            cell = int(np.clip(np.searchsorted(edges, mark.time) - 1, 0, len(edges) - 2))
+            self._row(mark.track).marks.setdefault(cell, mark)
+
+
+def _since(times: Whole, moments: Cells) -> Cells:
+    """Return for each moment the sum of the time since each of the earlier `times`, which must be sorted."""
+    sums = np.append(0.0, np.cumsum(times - times[0], dtype=np.float64))
+    count = np.searchsorted(times, moments)
+    found: Cells = count * (moments - times[0]) - sums[count]
+    return found

@@ -1,0 +1,212 @@
+// Calls of torch.nn.Module, and the nodes of PyTorch's autograd graph, for gpt/layers/__init__.py.
+//
+// Every call of a module calls the Python function torch.nn.Module.__call__, through the pointer that such an
+// object has for that: its `vectorcall`. We put our own there. So no Python code is added: for torch.compile,
+// which looks at functions and their bytecode, nothing has changed, and a call costs little.
+//
+// We aren't linked to Python, so gpt/layers passes the addresses of its functions. All of this runs with the
+// GIL.
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hook/write/write.h"
+#include "watch.h"
+
+enum { MOST_DEPTH = 3, MOST_ITEMS = 64 };                      // nested containers; items of each
+enum { MOST_INSIDE = 64, TAGGED = 1 << 16, NUMBER_BITS = 40 }; // a node's number has fewer bits in practice
+enum { LIST = 1 << 25, TUPLE = 1 << 26, DICT = 1 << 29 };      // in PyType_GetFlags
+enum { METH_O = 8 };
+
+typedef gpt_object object;
+
+struct method { // PyMethodDef
+    const char *name;
+    object *(*function)(object *, object *);
+    int flags;
+    const char *doc;
+};
+
+static const struct gpt_python *python;
+
+// Of a thread: the names of the modules that it is in, whether a module of its backward pass is open, and a
+// number for the thread.
+static TLS object *inside[MOST_INSIDE];
+static TLS unsigned depth; // may exceed MOST_INSIDE
+static TLS bool backward;
+static TLS uint64_t thread_number;
+
+static object *type_of(object *one) { return *(object **)((char *)one + python->type_at); }
+
+static object *outer(void) { return depth && depth <= MOST_INSIDE ? inside[depth - 1] : python->none; }
+
+// An error in what we do isn't the program's, but a signal handler's exception is. Return false for such a
+// one.
+static bool drop_error(void) {
+    if (!python->matches_error(python->exception))
+        return false;
+    python->clear_error();
+    return true;
+}
+
+// -- Backward passes -------------------------------------------------------
+
+void gpt_hook_end_backward(void) {
+    if (backward)
+        gpt_hook_layer_end();
+    backward = false;
+}
+
+static object *on_backward(object *name, object *gradients) {
+    (void)gradients;
+    gpt_hook_end_backward();
+    if (name != python->none)
+        backward = gpt_hook_layer(python->text_of(name));
+    python->take(python->none);
+    return python->none;
+}
+
+static struct method method = {"gpt_layers", on_backward, METH_O, NULL};
+
+// Return whether a node has no hook yet, and remember that it has. PyTorch numbers the nodes of a thread in
+// the order of their creation. If two have the same place in the table, the first is forgotten.
+static bool is_new(uint64_t number) {
+    static _Atomic uint64_t threads, tagged[TAGGED];
+    if (!thread_number)
+        thread_number = atomic_fetch_add(&threads, 1) + 1;
+    uint64_t key = number | thread_number << NUMBER_BITS;
+    return atomic_exchange_explicit(&tagged[(number + thread_number) % TAGGED], key, memory_order_relaxed) !=
+           key;
+}
+
+// Let the node that made a tensor belong to a module unless it belongs to one already.
+static bool tag_tensor(object *tensor, object *name) {
+    object *node = python->get_attribute(tensor, python->grad_fn), *number = NULL, *hook = NULL, *done = NULL;
+    if (node == python->none) {
+        python->drop(node);
+        return true;
+    }
+    bool good = node && (number = python->call_method(node, python->sequence_nr, NULL));
+    if (good && is_new((uint64_t)python->number_of(number)))
+        good = (hook = python->new_function(&method, name, NULL)) &&
+               (done = python->call_method(node, python->register_prehook, hook, NULL));
+    object *ours[] = {done, hook, number, node};
+    for (size_t i = 0; i < sizeof(ours) / sizeof(*ours); i++)
+        if (ours[i])
+            python->drop(ours[i]);
+    return good || drop_error();
+}
+
+// Take references to the items of a container.
+static int list_items(object *value, unsigned long flags, object *items[MOST_ITEMS]) {
+    ssize_t size = flags & DICT    ? MOST_ITEMS
+                   : flags & TUPLE ? python->tuple_size(value)
+                                   : python->list_size(value);
+    ssize_t place = 0;
+    int count = 0;
+    object *key;
+    for (; count < size && count < MOST_ITEMS; count++) {
+        if (flags & DICT) {
+            if (!python->dict_next(value, &place, &key, &items[count]))
+                break;
+        } else
+            items[count] = flags & TUPLE ? python->tuple_item(value, count) : python->list_item(value, count);
+        python->take(items[count]);
+    }
+    return count;
+}
+
+static bool tag(object *value, object *name, int levels) {
+    object *type = type_of(value), *items[MOST_ITEMS];
+    if (type == python->tensor || python->is_subtype(type, python->tensor))
+        return tag_tensor(value, name);
+    unsigned long flags = python->flags_of(type);
+    if (!(flags & (LIST | TUPLE | DICT)) || !levels)
+        return true;
+    bool good = true;
+    int count = list_items(value, flags, items);
+    for (int i = 0; i < count; i++) {
+        good = good && tag(items[i], name, levels - 1);
+        python->drop(items[i]);
+    }
+    return good;
+}
+
+static object *backward_name(object *name) {
+    object *found = name == python->none ? NULL : python->dict_item(python->backward_names, name);
+    return found ? found : python->none;
+}
+
+int gpt_hook_tag(object *value, object *name) { return tag(value, backward_name(name), MOST_DEPTH); }
+
+// -- Calls -----------------------------------------------------------------
+
+// Return the name of a module; none if it can't be named, NULL after a signal handler's exception.
+static object *name_of(object *module) {
+    object *key = python->new_number(module);
+    object *name = key ? python->dict_item(python->names, key) : NULL;
+    if (key)
+        python->drop(key);
+    if (name)
+        return name; // nothing frees it, as gpt/layers keeps all names
+    name = python->call(python->find, module, outer(), NULL);
+    if (!name)
+        return drop_error() ? python->none : NULL;
+    python->drop(name);
+    return name;
+}
+
+static bool has_grad(void) {
+    object *found = python->call(python->is_grad_enabled, NULL);
+    if (!found)
+        python->clear_error();
+    else
+        python->drop(found);
+    return found == python->truth;
+}
+
+static bool tag_arguments(object *const *args, size_t count, object *keywords) {
+    object *name = backward_name(outer());
+    count += keywords ? (size_t)python->tuple_size(keywords) : 0;
+    for (size_t i = 1; i < count; i++)
+        if (!tag(args[i], name, MOST_DEPTH))
+            return false;
+    return true;
+}
+
+static object *call_module(object *function, object *const *args, size_t flags, object *keywords) {
+    size_t count = flags << 1 >> 1; // the highest bit is another flag
+    if (!count || !hook_records_layers())
+        return python->vectorcall(function, args, flags, keywords);
+    object *name = name_of(args[0]);
+    if (!name)
+        return NULL;
+    if (has_grad() && !tag_arguments(args, count, keywords))
+        return NULL;
+    bool entered = name != python->none && gpt_hook_layer(python->text_of(name));
+    if (depth++ < MOST_INSIDE)
+        inside[depth - 1] = name;
+    object *result = python->vectorcall(function, args, flags, keywords);
+    depth--;
+    if (entered)
+        gpt_hook_layer_end();
+    if (result && has_grad() && !tag(result, backward_name(name), MOST_DEPTH)) {
+        python->drop(result);
+        return NULL;
+    }
+    return result;
+}
+
+int gpt_hook_wrap_calls(object *function, size_t place, const struct gpt_python *given) {
+    gpt_vectorcall **pointer = (void *)((char *)function + place);
+    if (*pointer != given->vectorcall)
+        return 0;
+    python = given;
+    if (given->set_vectorcall) // it also tells the interpreter
+        given->set_vectorcall(function, call_module);
+    else
+        *pointer = call_module;
+    return *pointer == call_module;
+}
