@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+import subprocess
 
 import pytest
 
@@ -171,6 +172,35 @@ def test_closed_libraries_are_never_woven(image):
     done = weave("-p", "block_sched", data=segment(element(image, "lib/libcublas.so.13")))
     assert {record["code"] for record in done.kind("kernel")} == {"closed_library"}
     assert done.kind("cubin")[0]["data"] == image
+
+
+LIBRARY = """namespace cublas { __global__ void gemv(float *x) { x[threadIdx.x] += 1; } }
+__global__ void helper(float *x) { x[threadIdx.x] += 2; }
+void multiply(float *x) { cublas::gemv<<<1, 32>>>(x); helper<<<1, 32>>>(x); }
+"""
+PROGRAM = """void multiply(float *x);
+__global__ void mine(float *x) { x[threadIdx.x] += 3; }
+int main() { float *x = nullptr; mine<<<1, 32>>>(x); multiply(x); }
+"""
+
+
+@pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs a host compiler")
+def test_a_program_with_a_static_closed_library(tmp_path):
+    """The library's code is an element of its own, in a program of any name; `helper` was compiled with closed code.
+    (NVIDIA's own static library is in no wheel; tests/formats/test_closed.py reads the elements of the shared one.)
+    """
+    (tmp_path / "blas.cu").write_text(LIBRARY)
+    (tmp_path / "mine.cu").write_text(PROGRAM)
+    cuda.nvcc("-arch=sm_90", "-c", "blas.cu", cwd=tmp_path)
+    subprocess.run(["ar", "rcs", "libcublas_static.a", "blas.o"], cwd=tmp_path, check=True)
+    cuda.nvcc("-arch=sm_90", "-o", "mine", "mine.cu", "-L.", "-lcublas_static", cwd=tmp_path)
+    data = run("gpt-extract", "--payload", "--type", "cubin", tmp_path / "mine").out
+    done = weave("-p", "block_sched", data=data)
+    assert {record["name"]: record.get("code") for record in done.kind("kernel")} == {
+        "_Z4minePf": None,
+        "_Z6helperPf": "closed_library",
+        "_ZN6cublas4gemvEPf": "closed_library",
+    }
 
 
 def test_kernels_and_their_sites(image):
