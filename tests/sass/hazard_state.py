@@ -18,8 +18,8 @@ Readers = Mapping[tuple[int, int], int]
 class State(NamedTuple):
     """Values in flight: the results and operands of each barrier. `loose` and `unread` have no barrier.
 
-    `guarded` are the results of guarded instructions, by guard. `guarded_reads` are operands, by guard and barrier:
-    those that nothing else with that barrier reads. `units` are results by execution unit.
+    `guarded` are the results of guarded instructions, by guard. `guarded_reads` are operands, by guard and barrier, if
+    nothing else with that barrier reads them. `units` are results by execution unit.
 
     `covered`: for each barrier, the operands that have been read once it's cleared, because the queue is in order;
     `arrived` is the same for results.
@@ -60,7 +60,7 @@ def forget_guards(state: State, written: int) -> State:
 
 
 def reads_of(state: State, barrier: int) -> int:
-    """Return the operands that a barrier announces, or those that none does (UNREAD)."""
+    """Return the operands that a barrier announces; for UNREAD, the operands without one."""
     return state.unread if barrier == UNREAD else state.reads[barrier]
 
 

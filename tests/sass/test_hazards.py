@@ -52,7 +52,7 @@ def test_rules(lines, expected):
     ],
 )
 def test_two_instructions_under_opposite_guards_read_a_register(lines, expected):
-    """Each has its own lanes and its own barrier; what may be overwritten depends on which one was awaited."""
+    """Each has its own lanes and its own barrier; a lane may overwrite the register once its own was awaited."""
     assert find(*lines) == expected
 
 
