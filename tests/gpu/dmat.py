@@ -67,7 +67,7 @@ CASES = [
     Case("softmax", by_row, (256, 1, 1), lambda n: 4 * n * by_row(n)[0], lambda n: n * by_row(n)[0], (1000, 300)),
     Case("strided", by_row, (256, 1, 1), lambda n: 3 * n * by_row(n)[0], lambda n: 2 * n * by_row(n)[0], (1000, 300)),
     Case("transpose", by_tile(32), (32, 8, 1), lambda n: 2 * n * n, lambda n: n * n, (4096, 64)),
-    Case("matmul", by_tile(16), (16, 16, 1), lambda n: n * n * (2 * n // 16 + 1), lambda n: n * n, (1024, 32)),
+    Case("matmul", by_tile(16), (16, 16, 1), lambda n: n * n * (2 * n // 16 + 1), lambda n: n * n, (512, 32)),
 ]  # fmt: skip
 
 
