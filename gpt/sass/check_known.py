@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpt.sass.check_saves import Copy
 from gpt.sass.code import Code
-from gpt.sass.flow import Flights, InFlight, merge
+from gpt.sass.flow import Flights, InFlight
 from gpt.sass.kernels import RESERVED, Kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS
 from gpt.sass.woven import Declaration
@@ -44,11 +44,24 @@ def join(one: State | None, other: State) -> State | None:
         one.own & other.own,
         one.defined & other.defined,
         one.copies & other.copies,
-        merge(one.kernel, other.kernel),
-        merge(one.ours, other.ours),
+        _merge(one.kernel, other.kernel),
+        _merge(one.ours, other.ours),
         one.pending | other.pending,
         one.meetings,
         one.part if one.part == other.part else KERNEL,
+    )
+
+
+def _merge(one: InFlight | None, other: InFlight) -> InFlight:
+    """Return the union of two states, for a place where two paths meet."""
+    if one is None or one is other or one == other:
+        return other
+    return InFlight(
+        tuple([a | b for a, b in zip(one.writes, other.writes, strict=True)]),
+        tuple([a | b for a, b in zip(one.reads, other.reads, strict=True)]),
+        one.queued | other.queued,
+        one.loose | other.loose,
+        one.late | other.late,
     )
 
 

@@ -30,7 +30,6 @@ from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_saving, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
-from gpt.sass.code import Code
 from gpt.sass.flow import NOTHING, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
@@ -141,18 +140,17 @@ class TrampolineCheck:
             self.faults.append((index, "reach", "a jump leads into a snippet"))
         inputs = pack(part.snippet.inputs)
         given = rename(inputs, part)
-        kept = given & state.own & ~(state.defined | STACK_POINTER)
-        self.reads |= kept if not _is_saving(self.code, part) else 0
+        kept = given & state.own & ~state.defined
+        words = range(part.start, part.start + part.length)
+        self.reads |= 0 if all(is_saving(self.code[k]) for k in words) else kept
         self._fault(index, "undefined", given & ~state.own & ~state.defined, "is read, but nobody has written it")
         guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
         self._fault(index, "undefined", guard & ~state.own, "is the guard, but no longer what it was")
         read = written = 0
-        for masks in self.code.masks[part.start : part.start + part.length]:
+        for masks in self.code.masks[words.start : words.stop]:
             read, written = read | masks.reads, written | masks.writes
         self._fault(index, "undefined", written & guard, "is the guard, and overwritten")
-        self._fault(
-            index, "undefined", read & ~(written | given | guard | STACK_POINTER), "is read, but isn't an input"
-        )
+        self._fault(index, "undefined", read & ~(written | given | guard), "is read, but isn't an input")
         if given.bit_count() != inputs.bit_count():
             self.faults.append((index, "undefined", "an input without a name"))
 
@@ -296,8 +294,3 @@ class TrampolineCheck:
 def _can_split(word: int) -> bool:
     """Return whether a branch depends on each lane's values. BRA.DIV doesn't: all active lanes take it."""
     return not guard_of(word).always or bits(word, 87, 4) != PT
-
-
-def _is_saving(code: Code, part: Inserted) -> bool:
-    """Return whether a part only saves or restores registers."""
-    return all(is_saving(code[index]) for index in range(part.start, part.start + part.length))

@@ -24,17 +24,8 @@ bits (sm_90), each found by varying a PTX instruction, and compared with it by t
     75, 78     HMMA: shape; 76 accumulates in f32; 82-83 type: 0 f16, 1 bf16, 2 tf32
     75, 86     IMMA: shape; 76 and 78 A and B are signed
     76 -  77   DMMA: shape
-    53 -  57   HGMMA, QGMMA: columns / 8 - 1; HGMMA has 58 set for tf32. 73 sparse
-    53 -  58   IGMMA: three times the place of the columns in 8, 16, 24, 32, 48, 64, 80, ... 256
-    75         HGMMA, QGMMA: accumulates in f32; IGMMA: saturates
-    76 -  77   HGMMA: type; QGMMA: 76 A and 77 B are e5m2; IGMMA: 76 A is signed
-    82         IGMMA: B is signed
-    73 -  74   UBLKCP, UBLKRED: 1 to shared from global memory, 2 to global from shared, 3 to shared of another block
-    75, 76     UBLKCP, UTMALDG: to several blocks; with a cache policy, which the others may have, too
-    79 -  81   UTMALDG and so on: dimensions - 1; 82 im2col
-    81 -  84   UBLKRED: type; 87-90 the operation, as in UTMAREDG
-    84 -  86   SYNCS.ARRIVE: 0 arrives and expects bytes, 1 and 5 arrives, 3 expects bytes, 4 completes them;
-               73 doesn't complete a phase, 74 has no result, 75 drops out
+
+faces_async.py has the bits of wgmma, bulk copies and mbarriers.
 
 An instruction with any other bit set there, or another value, has no face. Other architectures encode the widths of
 memory accesses in the same way, but the atomics of sm_80 and sm_100 differently, so their instructions have no faces at
@@ -46,6 +37,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpt.sass.code import Instruction
+from gpt.sass.faces_async import (
+    UNTYPED,
+    arrival,
+    bulk,
+    bulk_prefetch,
+    bulk_reduction,
+    group_mma,
+    half_types,
+    integer_types,
+    quarter_types,
+    tensor,
+)
 from gpt.sass.words import CONTROL, PT, bits
 
 ARCH = "sm_90"
@@ -56,16 +59,6 @@ _INTEGERS = ("u32", "s32", "u64", "s64")
 _FLOATS = {0: "noftz.f16x2", 3: "noftz.bf16x2", 9: "f32", 15: "f64"}
 _ATOMICS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch")
 _COUNT = 11  # ATOMS.POPC.INC: add 1, which ptxas lets a warp do in one step
-_INTEGER_COLUMNS = (8, 16, 24, *range(32, 257, 16))  # columns of IGMMA
-_ARRIVE = 0x9A7  # SYNCS with a register for the arrivals
-_BULK_WAYS = {
-    1: "shared::cluster.global.mbarrier::complete_tx::bytes",
-    2: "global.shared::cta.bulk_group",
-    3: "shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
-}
-_BULK_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
-_BULK_TYPES = {0: "u32", 1: "s32", 2: "u64", 3: "s64", 4: "f16", 5: "f32", 7: "f64", 8: "bf16"}
-_UNTYPED = {"and", "or", "xor", "exch", "cas"}  # PTX has these for b32 and b64
 
 
 def _access(opcode: str) -> Callable[[int], str | None]:
@@ -93,7 +86,7 @@ def _atomic(space: str, result: int | None = 16, floats: bool = False) -> Callab
             text = _FLOATS.get(type_) if name == "add" else None
         else:
             text = _INTEGERS[type_] if type_ < len(_INTEGERS) else None
-        if text and name in _UNTYPED:
+        if text and name in UNTYPED:
             text = {"u32": "b32", "u64": "b64"}.get(text)
         opcode = "red" if (result is None or bits(word, result, 8) == RZ) and name != "exch" else "atom"
         return f"{opcode}{space}.{name}.{text}" if text else None
@@ -162,113 +155,6 @@ def _double_mma(word: int) -> str | None:
     return f"mma.sync.aligned.{shape}.row.col.f64.f64.f64.f64"
 
 
-def _group_mma(types: Callable[[int], tuple[str, int] | None]) -> Callable[[int], str | None]:
-    """Return the function that finds a warp group mma's face. `types` returns types and depth. Which operands are
-    transposed isn't shown: PTX has numbers for that.
-    """
-
-    def face(word: int) -> str | None:
-        found = None if bits(word, 73, 1) or bits(word, 59, 1) else types(word)
-        if not found:
-            return None
-        text, depth = found
-        saturates, columns = "", 8 * (bits(word, 53, 5) + 1)
-        if text.startswith("s32"):
-            place, rest = divmod(bits(word, 53, 6), 3)
-            if rest or place >= len(_INTEGER_COLUMNS):
-                return None
-            saturates, columns = ".satfinite" if bits(word, 75, 1) else "", _INTEGER_COLUMNS[place]
-        shape = f"m64n{columns}k{depth}"
-        return f"wgmma.mma_async.sync.aligned.{shape}{saturates}.{text}"
-
-    return face
-
-
-def _half_types(word: int) -> tuple[str, int] | None:
-    type_ = {0: "f16", 1: "bf16", 2: "tf32"}.get(bits(word, 76, 2))
-    accumulator = "f32" if bits(word, 75, 1) else "f16" if type_ == "f16" else None
-    if type_ is None or accumulator is None or bits(word, 58, 1) != (type_ == "tf32"):
-        return None
-    return f"{accumulator}.{type_}.{type_}", 8 if type_ == "tf32" else 16
-
-
-def _quarter_types(word: int) -> tuple[str, int] | None:
-    if bits(word, 58, 1):
-        return None
-    a, b = ("e5m2" if bits(word, bit, 1) else "e4m3" for bit in (76, 77))
-    return f"{'f32' if bits(word, 75, 1) else 'f16'}.{a}.{b}", 32
-
-
-def _integer_types(word: int) -> tuple[str, int] | None:
-    if bits(word, 77, 1) or bits(word, 83, 1):
-        return None
-    a, b = ("s8" if bits(word, bit, 1) else "u8" for bit in (76, 82))
-    return f"s32.{a}.{b}", 32
-
-
-def _only(word: int, known: int) -> bool:
-    """Return whether no bits from 72 on are set except known ones. Bit 91 is set in all of these."""
-    return not word >> 72 << 72 & ~(CONTROL | known | 1 << 91)
-
-
-def _bulk(word: int) -> str | None:
-    """UBLKCP."""
-    to = _BULK_WAYS.get(bits(word, 73, 2))
-    if to is None or not _only(word, 15 << 73):
-        return None
-    return f"cp.async.bulk.{to}{'.multicast::cluster' * bits(word, 75, 1)}{_hint(word)}"
-
-
-def _hint(word: int) -> str:
-    return ".L2::cache_hint" * bits(word, 76, 1)
-
-
-def _bulk_reduction(word: int) -> str | None:
-    """UBLKRED."""
-    to, operation, type_ = _BULK_WAYS.get(bits(word, 73, 2)), bits(word, 87, 4), _BULK_TYPES.get(bits(word, 81, 4))
-    known = 3 << 73 | 1 << 76 | 15 << 81 | 15 << 87
-    if to is None or ".global." in to or operation >= len(_BULK_OPERATIONS) or type_ is None or not _only(word, known):
-        return None
-    name = _BULK_OPERATIONS[operation]
-    if name in _UNTYPED:
-        type_ = {"u32": "b32", "u64": "b64"}.get(type_, type_)
-    exact = ".noftz" * (name == "add" and type_ in ("f16", "bf16"))
-    return f"cp.reduce.async.bulk.{to}{_hint(word)}.{name}{exact}.{type_}"
-
-
-def _bulk_prefetch(word: int) -> str | None:
-    """UBLKPF."""
-    return f"cp.async.bulk.prefetch.L2.global{_hint(word)}" if _only(word, 1 << 76) else None
-
-
-def _tensor(head: str, mode: str, rest: str, has_operation: bool = False) -> Callable[[int], str | None]:
-    """Return the function that finds the face of a copy by tensor map; `mode` is the word for im2col."""
-
-    def face(word: int) -> str | None:
-        dimensions, operation = bits(word, 79, 3) + 1, bits(word, 87, 4)
-        known = 3 << 75 | 15 << 79 | (15 << 87 if has_operation else 0)
-        if dimensions > 5 or not _only(word, known) or operation >= len(_BULK_OPERATIONS):
-            return None
-        way = mode if bits(word, 82, 1) else "tile"
-        text = head.format(dimensions) + (f".{_BULK_OPERATIONS[operation]}" if has_operation else "")
-        return f"{text}.{way}{rest}{'.multicast::cluster' * bits(word, 75, 1)}{_hint(word)}"
-
-    return face
-
-
-def _arrival(word: int) -> str | None:
-    """Return the face of a SYNCS.ARRIVE. SYNCS.PHASECHK, which waits, has another kind of operand."""
-    kind, is_silent = bits(word, 84, 3), bits(word, 74, 1)
-    if word & 0xFFF != _ARRIVE or not _only(word, 7 << 73 | 7 << 84):
-        return None
-    name = "mbarrier.arrive_drop" if bits(word, 75, 1) else "mbarrier.arrive"
-    name = {0: f"{name}.expect_tx", 1: name, 3: "mbarrier.expect_tx", 4: "mbarrier.complete_tx", 5: name}.get(kind, "")
-    if not name or (bits(word, 73, 1) and kind != 5):
-        return None
-    scope = ".relaxed.cluster" if kind in (3, 4) else ".noComplete" * bits(word, 73, 1)
-    return f"{name}{scope}.shared{'::cluster' * is_silent}.b64"
-
-
 def _branch(word: int) -> str | None:
     others = word & ~(CONTROL | 0xFFFF | 0xFF << 16 | (1 << 48) - 1 << 34 | 15 << 87)
     return None if others else "bra"  # neither BRA.DIV nor a branch on a uniform predicate
@@ -302,21 +188,21 @@ _FACES: dict[tuple[str, int], Callable[[int], str | None] | str] = {  # by name 
     ("HMMA", 0x03C): _half_mma,
     ("IMMA", 0x037): _integer_mma,
     ("DMMA", 0x03F): _double_mma,
-    ("HGMMA", 0x1F0): _group_mma(_half_types),
-    ("IGMMA", 0x1F1): _group_mma(_integer_types),
-    ("QGMMA", 0x1F3): _group_mma(_quarter_types),
-    ("UBLKCP", 0x1BA): _bulk,
-    ("UBLKRED", 0x1BB): _bulk_reduction,
-    ("UBLKPF", 0x1BC): _bulk_prefetch,
-    ("UTMALDG", 0x1B4): _tensor(
+    ("HGMMA", 0x1F0): group_mma(half_types),
+    ("IGMMA", 0x1F1): group_mma(integer_types),
+    ("QGMMA", 0x1F3): group_mma(quarter_types),
+    ("UBLKCP", 0x1BA): bulk,
+    ("UBLKRED", 0x1BB): bulk_reduction,
+    ("UBLKPF", 0x1BC): bulk_prefetch,
+    ("UTMALDG", 0x1B4): tensor(
         "cp.async.bulk.tensor.{}d.shared::cluster.global", "im2col", ".mbarrier::complete_tx::bytes"
     ),
-    ("UTMASTG", 0x1B5): _tensor("cp.async.bulk.tensor.{}d.global.shared::cta", "im2col_no_offs", ".bulk_group"),
-    ("UTMAREDG", 0x1B6): _tensor(
+    ("UTMASTG", 0x1B5): tensor("cp.async.bulk.tensor.{}d.global.shared::cta", "im2col_no_offs", ".bulk_group"),
+    ("UTMAREDG", 0x1B6): tensor(
         "cp.reduce.async.bulk.tensor.{}d.global.shared::cta", "im2col_no_offs", ".bulk_group", has_operation=True
     ),
-    ("UTMAPF", 0x1B8): _tensor("cp.async.bulk.prefetch.tensor.{}d.L2.global", "im2col", ""),
-    ("SYNCS", 0x1A7): _arrival,
+    ("UTMAPF", 0x1B8): tensor("cp.async.bulk.prefetch.tensor.{}d.L2.global", "im2col", ""),
+    ("SYNCS", 0x1A7): arrival,
     ("EXIT", 0x14D): "exit",
     ("BRA", 0x147): _branch,
     ("BRX", 0x149): "brx.idx",

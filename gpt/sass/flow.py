@@ -287,16 +287,3 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
         queued = 0
     reads = (*reads[:awaited], reads[awaited] | reading, *reads[awaited + 1 :])
     return InFlight(writes, reads, queued, loose, late)
-
-
-def merge(one: InFlight | None, other: InFlight) -> InFlight:
-    """Return the union of two states, for a place where two paths meet."""
-    if one is None or one is other or one == other:
-        return other
-    return InFlight(
-        tuple([a | b for a, b in zip(one.writes, other.writes, strict=True)]),
-        tuple([a | b for a, b in zip(one.reads, other.reads, strict=True)]),
-        one.queued | other.queued,
-        one.loose | other.loose,
-        one.late | other.late,
-    )

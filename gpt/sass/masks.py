@@ -52,6 +52,19 @@ def unpack(mask: int) -> Registers:
     return Registers(*(mask >> start & (1 << width) - 1 for start, width in zip(STARTS, WIDTHS, strict=True)))
 
 
+def name_ranges(mask: int) -> str:
+    """Return the registers in a mask as text with ranges: R0 R4-R7 P0."""
+    names = []
+    for file, start, width in zip(Registers._fields, STARTS, WIDTHS, strict=True):
+        left = mask >> start & (1 << width) - 1
+        while left:
+            first = (left & -left).bit_length() - 1
+            count = ((~left >> first) & -(~left >> first)).bit_length() - 1
+            names.append(f"{file}{first}" if count == 1 else f"{file}{first}-{file}{first + count - 1}")
+            left &= -1 << first + count
+    return " ".join(names)
+
+
 def name_registers(mask: int) -> str:
     """Return the registers in a mask as text: R4 R5 P0."""
     names = []

@@ -32,12 +32,13 @@ _STACK_POINTER = 1 << 1
 class Site(NamedTuple):
     """An instruction where a probe can go.
 
-    `face` is empty if it can't be shown to a probe; `free` is None if it's unreachable.
+    `face` is empty if it can't be shown to a probe; `free` is None if it's unreachable. `live` is a mask for all files.
     """
 
     one: Instruction
     face: str
     free: Registers | None
+    live: int = 0
 
 
 def iter_sites(kernel: Kernel) -> Iterator[Site]:
@@ -53,7 +54,7 @@ def iter_sites(kernel: Kernel) -> Iterator[Site]:
     for one, face in [(code[0], ENTRY), *faces]:
         state = flight[one.index]
         if state is not None:
-            yield Site(one, face, _find_free(kernel, one, live[one.index], state))
+            yield Site(one, face, _find_free(kernel, one, live[one.index], state), live[one.index])
         elif one.target != one.offset:  # a branch to itself is padding
             yield Site(one, face, None)
 

@@ -98,7 +98,7 @@ def find_sites(data: bytes) -> None:
     cubin = CubinEditor(data)
     for name in cubin.kernels:
         kernel = read_kernel(cubin, name.decode("utf-8", "surrogateescape"), table_of("sm_90"))
-        for _, _, free in iter_sites(kernel):
+        for _, _, free, _ in iter_sites(kernel):
             if free and free.R >> kernel.registers:
                 raise Wrong("a register is free that the kernel doesn't have")
 

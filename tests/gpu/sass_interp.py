@@ -2,7 +2,8 @@
 
 Every case of tests/sass/interp/cases.py is launched LAUNCHES times from its cubin. Each result is compared with the
 interpreter's word for word, except for the approximations of MUFU. The table has a line for each case that differs, and
-`--out` gets all results as JSON. `--cubins` names a folder of cubins that were compiled elsewhere.
+`--out` is the JSON file for all results (GPT_GPU_OUT/sass_interp.json). `--cubins` names a folder of cubins that were
+compiled elsewhere.
 
 A second experiment finds out where lanes continue after a BSYNC: after it, or at the label of the BSSY. Kernels run
 with every such label pointing to an EXIT. If nothing changes, the hardware ignores the labels.
@@ -14,6 +15,7 @@ import argparse
 import ctypes
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -137,8 +139,10 @@ def main() -> int:
             found = [device.run(module, case) for _ in range(LAUNCHES)]
             labels.append({"case": case.name, "differ": sum(bool((one != plain).any()) for one in found)})
     print("labels turned: " + ", ".join(f"{one['case']} {one['differ']}/{LAUNCHES}" for one in labels))
-    if options.out:
-        options.out.write_text(json.dumps({"cases": rows, "labels": labels}, indent=1) + "\n")
+    folder = os.environ.get("GPT_GPU_OUT")
+    out = options.out or (Path(folder) / "sass_interp.json" if folder else None)
+    if out:
+        out.write_text(json.dumps({"cases": rows, "labels": labels}, indent=1) + "\n")
     return 0 if same == len(rows) else 1
 
 

@@ -13,9 +13,10 @@ from typing import Any
 from gpt.sass.code import Code
 from gpt.sass.masks import EVERY_REGISTER, Registers, pack
 from gpt.sass.stalls import iter_safe
-from gpt.sass.words import BARRIERS, NO_BARRIER, Control, control_of, dump_words
+from gpt.sass.words import BARRIERS, NO_BARRIER, Control, bits, control_of, dump_words
 from gpt.sass.woven import Inserted, Moved, Trampoline
 from tests.sass.mutations import Mutation
+from tests.sass.weaver import SAVING
 
 _READ_LATE = {
     "SHFL",
@@ -261,6 +262,40 @@ def _amends_as_allowed(one: Mutation) -> bool:
     )
 
 
+def _loads_the_same(one: Mutation) -> bool:
+    """Return whether each LDL of the trampoline loads the same value as before, from the probe's stack."""
+    trampoline = _around(one)
+    if one.kind != "another slot" or trampoline is None:
+        return False
+    old = _loaded(one.woven.new.kernel.code, trampoline, one.declaration.stack)
+    return old is not None and old == _loaded(
+        Code(dump_words(one.words), one.woven.new.kernel.code.table), trampoline, one.declaration.stack
+    )
+
+
+def _loaded(code: Code, trampoline: Trampoline, stack: int) -> list[object] | None:
+    """Return what each LDL loads: where it was written, and in which register; None if a slot isn't the probe's.
+
+    The test weaver saves and loads in parts of one word, where all lanes are together, one register at a time.
+    """
+    values: dict[int, object] = {}
+    slots: dict[int, object] = {}
+    found: list[object] = []
+    for index in range(trampoline.start, trampoline.end):
+        word, name = code.words[index], code[index].name
+        slot = bits(word, 40, 24) - (1 << 24)
+        if name in ("STL", "LDL") and (slot % SAVING or not -stack <= slot <= -SAVING):
+            return None
+        if name == "STL":
+            slots[slot] = values.get(bits(word, 32, 8), bits(word, 32, 8))
+        elif name == "LDL":
+            values[bits(word, 16, 8)] = slots.get(slot)
+            found.append(slots.get(slot))
+        else:
+            values.update({number: (index, number) for number in range(255) if code.masks[index].writes >> number & 1})
+    return found
+
+
 EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
     (
         "stalls longer",
@@ -324,6 +359,11 @@ EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
         "The other one is dead on all ways from here, or saved as well, nothing is in flight for it, and the snippet "
         "writes it before it reads it.",
         _takes_another_free_register,
+    ),
+    (
+        "another slot, but the right value is loaded",
+        "An earlier save of the same value is still in the slot that's loaded.",
+        _loads_the_same,
     ),
 )
 

@@ -28,7 +28,7 @@ from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, name_registers
 from gpt.sass.words import BARRIERS
 from tests.sass.distances import Distances, least_distances, longest_of_shortest
-from tests.sass.hazard_state import State, forget_guards, merge, union
+from tests.sass.hazard_state import UNREAD, State, add_reader, forget_guards, merge, read_by_others, union
 from tests.sass.torch_check import map_cubins, read_version
 
 RULES = {
@@ -171,14 +171,13 @@ class Hazards:
             loose[unit] |= written
         guarded = [mask & ~written for mask in state.guarded]
         guarded[code.words[index] >> 12 & 15] |= written
-        readers = [mask & ~read for mask in state.guarded_reads]
-        if not read & (union(state.reads) | state.unread):
-            readers[code.words[index] >> 12 & 15] |= read
+        barrier = announced if announced < BARRIERS else UNREAD
+        readers = add_reader(state, code.words[index] >> 12 & 15, read, barrier, name in QUEUE and barrier != UNREAD)
         units = [mask & ~written for mask in state.units]
         units[unit] |= written
         return State(
             tuple(writes_), tuple(reads_), tuple(covered), tuple(arrived), tuple(loose), unread, tuple(guarded),
-            tuple(readers), tuple(units),
+            readers, tuple(units),
         )  # fmt: skip
 
     def _look(self, state: State, index: int) -> None:
@@ -189,8 +188,7 @@ class Hazards:
         guard = (code.words[index] >> 12 & 15) ^ 8
         opposite = state.guarded[guard]  # "other lanes"
         flying = (union(state.writes) | union(state.loose)) & ~opposite
-        being_read = 0 if name in QUEUE else union(state.reads) | state.unread  # "queue writes"
-        being_read &= ~state.guarded_reads[guard]
+        being_read = 0 if name in QUEUE else read_by_others(state, guard)  # "queue writes", "other lanes"
         in_order = state.units[UNITS.get(name, 2)] if name in UNITS and self.variable[code.opcodes[index]] else 0
         if name in ("LDGSTS", "BMOV"):
             written &= ~WHOLE

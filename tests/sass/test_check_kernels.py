@@ -13,7 +13,7 @@ from gpt.sass.check_state import TrampolineCheck
 from gpt.sass.check_words import NOP
 from gpt.sass.flow import NOTHING
 from gpt.sass.kernels import Relocation, read_facts, read_kernel
-from gpt.sass.masks import EVERY_REGISTER, STARTS
+from gpt.sass.masks import EVERY_REGISTER, STARTS, Registers
 from gpt.sass.words import SIZE, Guard, control_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Inserted
 from tests import cuda
@@ -308,3 +308,14 @@ def test_a_call_that_ends_the_kernel_and_one_that_returns():
         kernel = read_kernel(CubinEditor(cuda.nvrtc_compile(f"{head} {body} }}", "sm_90")), "k", TABLE)
         assert kernel.graph.calls_out
         assert kernel.returns is returns, body
+
+
+def test_a_snippet_is_given_the_stack_pointer(image, snippets):
+    """The value would be wrong, because no moved instruction reads R1. The kernel itself isn't harmed."""
+    _, source = site(image, "saxpy", "LDG")
+    woven = weave(image, "saxpy", [Place(source, (Use("slot", 1),))], snippets)
+    (trampoline,) = woven.declaration.trampolines
+    assert trampoline.reads.R == 1 << 1
+    for declared in (trampoline.reads, Registers()):
+        made = replace(woven.declaration, trampolines=(replace(trampoline, reads=declared),))
+        assert rules(woven, declaration=made) == {"declared"}

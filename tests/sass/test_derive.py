@@ -8,7 +8,7 @@ import pytest
 
 from gpt.sass.arch import ARCHS
 from gpt.sass.derive.__main__ import COMPILED_AS, TABLES, derive, find_tools
-from gpt.sass.derive.facts import find_facts
+from gpt.sass.derive.facts import find_facts, find_highest_uniform
 from gpt.sass.derive.fields import find_fields, registers_of
 from gpt.sass.derive.kernels import compile_ptx, iter_modules, iter_variations
 from gpt.sass.derive.oracle import Oracle
@@ -45,6 +45,12 @@ def test_the_table_is_what_is_derived(arch):
 def test_facts_are_what_ptxas_does(arch):
     ptxas, nvdisasm, _ = find_tools(arch)
     assert find_facts(arch, ptxas, nvdisasm) == ARCHS[arch]
+
+
+@pytest.mark.parametrize(("arch", "highest"), [("sm_90", 61), full("sm_100", 77), full("sm_120", 77)])
+def test_uniform_registers_that_ptxas_uses(arch, highest):
+    """There are 63 on sm_90. If ptxas leaves two of them unused from sm_100 on as well, there are 80."""
+    assert find_highest_uniform(arch, find_tools(arch)[0]) == highest
 
 
 @pytest.mark.parametrize("arch", FIRST)

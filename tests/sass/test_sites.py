@@ -49,7 +49,7 @@ def made(*lines, registers=16):
 
 
 def sites(*lines, registers=16):
-    return [(one.name, face, free) for one, face, free in iter_sites(made(*lines, registers=registers))]
+    return [(one.name, face, free) for one, face, free, _ in iter_sites(made(*lines, registers=registers))]
 
 
 def test_sites_are_what_nvdisasm_lists(image, tmp_path):

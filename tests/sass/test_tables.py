@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from gpt.base.errors import GptError, MalformedError
 from gpt.sass.arch import ARCHS
 from gpt.sass.code import Code
+from gpt.sass.masks import EVERY_REGISTER, name_ranges, name_registers, pack
 from gpt.sass.tables import Registers, UnknownOpcodeError, dump_table, parse_table, table_of
 from gpt.sass.words import dump_words, words_array
 from tests.sass.explain import Explained, explain
+from tests.sass.torch_check import rebuild
 
 TEXT = """gpt-sass-table 1 sm_90
 # ptxas 1.2.3, nvdisasm 4.5.6
@@ -38,6 +40,14 @@ def test_a_table_is_text():
     assert parse_table(dump_table(table)) == table
     assert [entry.name for entry in table.opcodes.values()] == ["LDG", "P2R", "BSSY"]
     assert table.opcodes[0x945].target == "imm32" and table.opcodes[0x981].variable
+
+
+def test_sets_of_registers_have_names():
+    some = pack(Registers(R=0b1011110001, UR=1, P=0x7F, B=1 << 15))
+    assert name_ranges(some) == "R0 R4-R7 R9 UR0 P0-P6 B15"
+    assert name_registers(some) == "R0 R4 R5 R6 R7 R9 UR0 P0 P1 P2 P3 P4 P5 P6 B15"
+    assert name_ranges(0) == ""
+    assert name_ranges(EVERY_REGISTER) == "R0-R254 UR0-UR254 P0-P6 UP0-UP6 B0-B15"
 
 
 def test_selectors_choose_the_number_of_registers():
@@ -115,6 +125,19 @@ def test_instructions_of_sm_90():
     assert load.reads == Registers(R=0b1100, UR=0b110000) and load.writes == load.kills == Registers(R=0b10000)
     assert load.control.write_barrier == 2 and load.offset == 0
     assert branch.name == "BRA" and branch.offset == 16 and code.targets == {0x60}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_words_are_the_same_when_put_together_again(arch):
+    """Any word whose opcode is in the table equals what's encoded from its guard, operands, target and control."""
+    table = table_of(arch)
+
+    @given(st.sampled_from(sorted(table.opcodes)), st.integers(0, (1 << 114) - 1))
+    def check(opcode, rest):
+        word = opcode | rest << 12
+        assert rebuild(Code(dump_words([word]), table), 0) == word
+
+    check()
 
 
 @given(st.lists(st.sampled_from([LOAD, LOAD | 7 << 73, 0x803, 0xABC, 0x981 | 7 << 73]), max_size=30))

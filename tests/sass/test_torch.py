@@ -1,7 +1,8 @@
 """The table explains every word of PyTorch's kernels for sm_90. These are open source, and weren't made for our tests.
 
 `xzcat tests/sass/torch_kernels.txt.xz` prints the names of these kernels, each as often as it occurs: 21,742 in all,
-21,132 of them distinct. Runs only with GPT_TEST_LARGE=1, because the download is large.
+21,132 of them distinct. They're from the wheel for CPython 3.12; other wheels have other hashes in the names of
+anonymous namespaces. Runs only with GPT_TEST_LARGE=1, because the download is large.
 """
 
 import lzma

@@ -1,5 +1,5 @@
-"""Explain a cubin: for each kernel, its sites, what a probe would see there, which registers are free, and which places
-would be left alone, and why.
+"""Explain a cubin: for each kernel, its sites, what a probe would see there, which registers are free and live, and
+which places would be left alone, and why.
 
 The result is an answer (gpt-stream(5)). Each kernel has its own row, without an instruction, followed by one per site.
 The kernel's row has the smallest number of free registers of any site, and the reason if the whole kernel would be left
@@ -22,7 +22,7 @@ from gpt.probe.positions import matches
 from gpt.sass.arch import arch_of
 from gpt.sass.graph import UnboundedError
 from gpt.sass.kernels import read_kernel
-from gpt.sass.masks import Registers
+from gpt.sass.masks import Registers, name_ranges
 from gpt.sass.sites import ENTRY, Site, iter_sites
 from gpt.sass.tables import Table, UnknownOpcodeError, table_of
 from gpt.stream import records
@@ -44,6 +44,7 @@ _COLUMNS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("detail", "text?", {"shown": "line"}),
     ("offset", "u64?", {"unit": "address"}),
     *((name, "u16?", {}) for name in Registers._fields),
+    ("live", "text?", {"shown": "never"}),
     ("sites", "u32?", {"shown": "any"}),
     ("registers", "u16?", {"shown": "any"}),
 )
@@ -61,13 +62,14 @@ class Row:
     detail: str | None = None
     offset: int | None = None
     free: Sequence[int | None] = (None,) * len(Registers._fields)
+    live: str | None = None
     sites: int | None = None
     registers: int | None = None
 
     def values(self) -> list[Any]:
         """Return the value of each column."""
         first = [self.kernel, self.instruction, self.face, self.probes, self.code, self.detail, self.offset]
-        return [*first, *self.free, self.sites, self.registers]
+        return [*first, *self.free, self.live, self.sites, self.registers]
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _explain_site(kernel: str, site: Site, wanted: Wanted) -> Row | None:
     if site.free is None:
         row.code = "never_runs"
     else:
-        row.free = [mask.bit_count() for mask in site.free]
+        row.free, row.live = [mask.bit_count() for mask in site.free], name_ranges(site.live)
         if not site.face:
             row.code = "no_face"
         elif site.free.R.bit_count() < wanted.registers:

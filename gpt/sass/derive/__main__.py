@@ -1,4 +1,4 @@
-"""Make the instruction tables, or compare them with those in the checkout.
+"""Make the instruction tables, or compare them with those in the checkout, and the facts in gpt/sass/arch.py.
 
     python -m gpt.sass.derive sm_90            # writes gpt/sass/tables/sm_90.txt
     python -m gpt.sass.derive --check sm_90    # exit status 1, and the differences, if it would change
@@ -24,6 +24,7 @@ from gpt.base.arch import parse_arch
 from gpt.base.errors import GptError, MissingError
 from gpt.base.install import install_command
 from gpt.sass.arch import ARCHS
+from gpt.sass.derive.facts import find_facts
 from gpt.sass.derive.table import derive_table
 from gpt.sass.tables import dump_table
 
@@ -87,7 +88,10 @@ def main() -> int:
         old = path.read_text() if path.exists() else ""
         changes = list(difflib.unified_diff(old.splitlines(True), text.splitlines(True), path.name, "derived"))
         sys.stdout.writelines(changes)
-        status = status or int(bool(changes))
+        facts = find_facts(arch, *find_tools(arch)[:2])
+        if facts != ARCHS[arch]:
+            print(f"-{ARCHS[arch]}\n+{facts}")
+        status = status or int(bool(changes) or facts != ARCHS[arch])
     return status
 
 

@@ -9,6 +9,7 @@ from gpt.sass.arch import ARCHS, SassArch
 from gpt.sass.derive.kernels import compile_ptx
 from gpt.sass.derive.oracle import Oracle
 from gpt.sass.derive.table import iter_code
+from gpt.sass.tables import table_of
 from gpt.sass.words import SIZE, TARGETS, target_of, with_bits
 
 COPY = """
@@ -23,6 +24,36 @@ AGAIN:
   ret;
 }
 """
+
+CROWD = 200  # parameters, more than there are uniform registers
+
+
+def find_highest_uniform(name: str, ptxas: str) -> int:
+    """Return the highest uniform register that ptxas uses in a kernel that needs hundreds.
+
+    The field has room for more from sm_100 on, and nvdisasm prints any number. The kernel multiplies by its parameters
+    in a loop, so that ptxas keeps as many as it can in uniform registers. Before sm_90, it has operands in the constant
+    bank instead.
+    """
+    numbers = range(CROWD)
+    text = f"""
+.visible .entry crowd(.param .align 16 .b8 numbers[{4 * CROWD}]) {{
+  .reg .b32 a<{CROWD}>, n, s; .reg .pred q;
+  mov.u32 n, %tid.x;
+  {"".join(f"ld.param.b32 a{k}, [numbers+{4 * k}]; " for k in numbers)}
+AGAIN:
+  ld.volatile.shared.b32 s, [n];
+  {"".join(f"mad.lo.u32 s, s, a{k}, n; xor.b32 s, s, a{(7 * k + 3) % CROWD}; " for k in numbers)}
+  st.volatile.shared.b32 [n+4], s;
+  add.u32 n, n, 1;
+  setp.lt.u32 q, n, s;
+  @q bra AGAIN;
+  ret;
+}}
+"""
+    table = table_of(name)
+    effects = [table.effect(word) for word in iter_code(compile_ptx(ptxas, name, text))]
+    return max((effect.reads.UR | effect.writes.UR).bit_length() for effect in effects) - 1
 
 
 def find_facts(name: str, ptxas: str, nvdisasm: str) -> SassArch:

@@ -19,7 +19,7 @@ from gpt.sass.tables import table_of
 from gpt.sass.words import parse_words, with_bits
 from tests.probe.sass import running
 from tests.runtime import probing
-from tests.sass.interp.cases import CASES
+from tests.sass.interp.cases import CASES, inputs
 
 CASE = {case.name: case for case in CASES}
 # The interpreter allows a uniform register to be read late; so do ptxas, which wrote these words, and the hardware.
@@ -195,6 +195,34 @@ def test_addresses_of_each_access(name):
         assert mine == record["read"] + record["written"] > 0
     clocks = [(row["unit"] // case.block, row["unit"] % case.block // 32, row["clock"]) for row in found]
     assert clocks == sorted(clocks)
+
+
+STORES = """[map.stores]
+type = "array"
+level = "thread"
+cap = 24
+data = {address = "u64"}
+
+[probe.stores]
+position = "st.local"
+level = "thread"
+before = "SAVE [stores] {ADDR};"
+"""
+
+
+def test_addresses_on_the_stack(tmp_path):
+    """`stack` fills arrays of 24 words and 16 bytes, four words at a time, then adds to words that `in` chooses. The
+    stack pointer itself is the base of its first stores.
+    """
+    (tmp_path / "stores.toml").write_text(STORES)
+    made, (found,) = check("stack-2x33-5", str(tmp_path / "stores.toml"))
+    assert all(matched == woven for matched, woven in sites(made).values())
+    assert len(found) == 66
+    for number, (count, records) in zip(inputs(CASE["stack-2x33-5"])[0].tolist(), found, strict=False):
+        places = [record["address"] for record in records[:count]]
+        first = min(places)
+        assert sorted(places[:7]) == list(range(first, first + 112, 16))
+        assert places[7:] == [first + 4 * ((number >> k) % 24) for k in range(8)]
 
 
 def test_the_kernel_gets_another_parameter_and_only_places_change():
