@@ -153,6 +153,6 @@ def test_what_samples_lack_is_said():
     made = Made().call("cuMemAlloc", 0, 1)
     made.found += [native(1, "/x/libpython3.10.so.1.0", 64), sample(10, native=1), sample(11)]
     assert (
-        "no Python frames of libpython3.10.so.1.0, in 1 process: gpt-hook reads those of CPython 3.11 to 3.14, except "
-        "in free-threaded builds"
+        "no Python frames of libpython3.10.so.1.0, in 1 process: gpt-hook reads CPython 3.11 to 3.14, except "
+        "free-threaded builds"
     ) in ask("stacks", made.segment()).verdicts["states"]
