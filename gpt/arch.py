@@ -1,3 +1,3 @@
-"""The name under which stages of other people import gpt.base.arch, see gpt(7)."""
+"""Re-export gpt.base.arch under the name that third-party stages import (gpt(7))."""
 
 from gpt.base.arch import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The name under which stages of other people import gpt.base.cli, see gpt(7)."""
+"""Re-export gpt.base.cli under the name that third-party stages import (gpt(7))."""
 
 from gpt.base.cli import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The name under which stages of other people import gpt.stream.stage, see gpt(7)."""
+"""Re-export gpt.stream.stage under the name that third-party stages import (gpt(7))."""
 
 from gpt.stream.stage import *  # noqa: F403

@@ -129,7 +129,7 @@ class Diff:
         self._open[process].take()
 
     def end(self, process: Process) -> None:
-        """Add a process that has ended to its run's sums."""
+        """Add the totals of an ended process to its run."""
         self._runs[process.origin].add(self._open.pop(process))
 
     @property

@@ -86,7 +86,9 @@ UNUSED = 50  # % of the SMs, on average over the kernels' time
 COPIES, SMALL, ONE = "only copies", "few blocks", "one kernel"
 MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # minimum share of the kernels' time, and of all time
 KEPT, WIDEST = 20, 60  # kernels kept per process, and maximum width of a name
-NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does; 'gpt-analyze gaps' shows the host's gaps"
+NO_TIMES = (
+    "when kernels ran is not recorded: 'gpt-hook run --gpu-time' records it; 'gpt-analyze gaps' shows the host's gaps"
+)
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
 SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
 PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"

@@ -81,7 +81,7 @@ NO_RANGE = "(no range)"
 BOUND = 50  # minimum % of launches that find nothing queued, for a process to be launch-bound
 IN_CALLS = 25  # % of the time
 LITTLE = 1  # % of a unit; a smaller saving isn't worth advice
-NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
+NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' records it"
 NO_LAUNCH = "no launch is recorded as a call: 'gpt-hook run' records launches unless --calls excludes them"
 MEANS = "a call, its work, begins after: means; none queued: launches that found no earlier one waiting or running"
 
@@ -272,7 +272,7 @@ def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
         return
     yield (
         f"a CUDA graph of the {length} could save at most {human_share(saves[0])} of the {took}, in which no kernel of "
-        f"it runs; fusing kernels that are shorter than their launch with others could save {human_share(saves[1])}"
+        f"it runs; fusing each kernel that is shorter than its launch with another could save {human_share(saves[1])}"
     )
 
 

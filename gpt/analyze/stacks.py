@@ -29,7 +29,7 @@ FUNCTIONS = (
 )
 STACKS = (Column("stack", "text"), Column("samples", "u64"))
 TOP = 20
-NO_SAMPLES = "what the host did is not sampled: 'gpt-hook run --sample-host 50' does"
+NO_SAMPLES = "what the host did is not recorded: 'gpt-hook run --sample-host 50' samples it"
 IN_CALL, IN_PYTHON, IN_NATIVE, WAITING = "in a CUDA call", "running Python", "running native code", "waiting in {}"
 UNREAD = "no Python frames of {}, in {}: gpt-hook reads CPython 3.11 to 3.14, except free-threaded builds"
 BETWEEN = ";"  # frames of a collapsed stack

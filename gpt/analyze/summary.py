@@ -232,12 +232,14 @@ def _make_functions(totals: Totals, verbose: bool) -> Record:
     if late:
         verdict.append(
             f"{amount(late, 'call')} came after the driver had shut down at the program's exit, which is usual: "
-            "not 'failed'"
+            "they don't count as 'failed'"
         )
     if open_:
         verdict.append(f"{amount(open_, 'call')} did not return, without a time")
     if hidden:
-        verdict.append(f"{amount(hidden.calls, 'ioctl')} that these calls made: --verbose and 'gpt-analyze ioctl' show")
+        verdict.append(
+            f"{amount(hidden.calls, 'ioctl')} that these calls made: --verbose and 'gpt-analyze ioctl' show them"
+        )
     return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "label", "total", log=1)])
 
 

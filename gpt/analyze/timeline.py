@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from gpt.timeline.tracks import Timeline
     from gpt.trace.process import Process
 
-EACH, MUCH = 260, 1e9  # bytes of memory for a call or GPU time; as many of a file of AS_MUCH; bytes worth a warning
+EACH = 260  # bytes of memory per call or GPU time; files of AS_MUCH are as large
+MUCH = 1e9  # bytes of memory that are worth a warning
 MANY = 200_000  # calls that allocate and free memory, and whose pieces text keeps in memory: about 60 MB
 NAMED = 3  # processes, and reasons, that a line names
 LEVEL = 1  # for gzip: higher levels take two to five times as long to save a fifth to a quarter
@@ -166,7 +167,7 @@ class Drawing:
         for reason, count in lost.most_common(NAMED):
             yield f"{'1 launch' if count == 1 else f'{count:,} launches'} with probes {reason}"
         if saved.lost:
-            yield f"what probes saved is not shown of launches without their calls: {saved.lost:,}"
+            yield f"{saved.lost:,} launches have no call in the trace: what their probes saved is not shown"
 
 
 def write(path: Path, parts: Iterator[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Keep the cache's old module name importable; the code is in gpt/base/cache.py."""
+"""Re-export gpt.base.cache under its old name."""
 
 from gpt.base.cache import Cache, default_folder, key_of
 

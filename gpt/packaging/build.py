@@ -1,7 +1,7 @@
-"""Commands of setuptools that also build the C runtime, and package it with the built-in probes.
+"""setuptools commands that also build the C runtime, and package it with the built-in probes.
 
 pyproject.toml names these commands and has everything else about the package. The wheel is for one platform and for any
-Python 3. `gpt-hook` is installed as a binary, because starting Python would take longer than everything that it does.
+Python 3. `gpt-hook` is installed as a binary, because starting Python would take longer than the rest of its work.
 """
 
 import os

@@ -197,8 +197,9 @@ def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
 
 
 def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding]:
-    """Find jumps into the middle of replaced instructions, which would bypass a probe, and places within
-    collectives.
+    """Find jumps into the middle of replaced instructions, which would bypass a probe.
+
+    Also find places between a WARPSYNC.COLLECTIVE and its ENDCOLLECTIVE.
     """
     code = original.code
     targets = {target // SIZE for target in code.targets | original.jump_targets}

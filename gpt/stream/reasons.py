@@ -22,7 +22,7 @@ _MEMORY = "--max-memory gives more"
 _KEEP = "GPT_KEEP=DIR keeps what the pipeline made of each kernel"
 _NODE = "leave some of its kernels out with -k or --filter, so that the others may get probes"
 _REBUILD = "instantiate the graph again in place of the change or update"
-_LIMITS = "gpt-sass-probe(1), LIMITS, says for which kernels it can have some"
+_LIMITS = "gpt-sass-probe(1), LIMITS, says which kernels can have probes"
 _REPORT = "report it with the cubin, which gpt-extract --save keeps"
 _SERVED = "gpt-hook(1), SUPERVISOR, says which processes it answers"
 _LESS = "a probe that saves fewer values needs less"
@@ -199,7 +199,10 @@ TABLE: dict[str, tuple[str, str]] = {
     "device_failed": ("the device failed", "the program's own calls say how"),
     "not_saved": ("--benchmark saves no buffers", "run without --benchmark to save it"),
     "side_file": ("the file beside the trace cannot be written", "make room on the disk of the trace"),
-    "max_disk": ("--max-disk was reached", "a larger --max-disk, or --launch-count or --sample, leave room"),
+    "max_disk": (
+        "--max-disk was reached",
+        "use a larger --max-disk, or probe fewer launches with --launch-count or --sample",
+    ),
     OTHER: ("another reason", "gpt-hook(1), KERNELS WITHOUT PROBES, has more"),
 }
 # Texts for codes in earlier versions, which old traces and folders have instead of the code.

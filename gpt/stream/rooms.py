@@ -9,9 +9,9 @@ So a lane claims a *room*, space for many records, and fills it by itself:
 - The place of the next record is in registers. Lanes that save together write one record, and their lowest lane has
   claimed the room. Diverged parts of a warp have different lowest lanes, so they never share a room, and
   nobody has to wait.
-- A lane claims a new room when the old one might be too small for a record. Its first two rooms have the smallest power
-  of two that holds any record, the next two twice as much, and so on, up to room number LAST. A warp that saves three
-  times wastes little, and a warp that saves a million times claims rarely.
+- A lane claims a new room when the old one is too small for a record. Its first room has LEAST bytes, which is enough
+  for three usual records, the next one twice as much, and so on, up to room number LAST. So a warp that saves three
+  times wastes little, and a warp that saves a million times claims rarely. A record that needs a larger room gets one.
 - Rooms come from up to ARENAS arenas of equal size, each with a counter of its own, so that claims rarely wait either.
   The number of its block tells a lane which arena to use, so a launch that's repeated claims the same.
 - A record begins with the mask of its lanes, which is never 0, and a buffer begins as zeros. So a room needs no count:
@@ -20,10 +20,15 @@ So a lane claims a *room*, space for many records, and fills it by itself:
   arena's second counter. The first counter keeps growing, too. So a launch that overflows still counts exactly what it
   dropped, and how large the log would have to be.
 
-A record stores only once what its lanes share. Other values are stored once as well if the lanes' values follow from
-the first one, because they're the same distance apart. Coalesced accesses are like that: a record of `dmat` then has 32
-bytes for 32 accesses. Otherwise each lane stores its distance to the first one, in 32 bits if that's enough for all of
-them.
+A record stores once what its lanes share. Other values are stored once as well if the lanes' values follow from the
+first one:
+
+- They're the same distance apart, like the addresses of coalesced accesses. A record of `dmat` then has 32 bytes for 32
+  accesses.
+- The lanes access a tile, such as 8 rows of 4 values. A lane's distance to the first one is then a sum with a term for
+  each bit in the lane's number. 5 terms are enough, and a record of `dmat` has 64 bytes.
+
+Otherwise each lane stores its distance to the first one, in 32 bits if that's enough for all of them.
 """
 
 from __future__ import annotations
@@ -31,17 +36,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-ARENAS, SECTOR = 16, 32  # most arenas, and the bytes of each one's counters
-HEAD = ARENAS * SECTOR  # bytes before the first arena
+ARENAS, APART = 16, 128  # most arenas, and the bytes between their counters: a cache line of its own for each
+HEAD = ARENAS * APART  # bytes before the first arena
+SECTOR = 32  # rooms are a multiple of this
 DROPPED = 8  # offset of the second counter
 SHARE = 8  # blocks per arena, at least
 ROOM_HEAD = 32  # bytes of a room before its first record
-LEAST, LAST = 128, 14  # bytes of the smallest room; the number of a lane's room from which on they don't grow
+LEAST, LAST = 128, 8  # bytes of a lane's first room; the number of the room from which on they don't grow
 RECORD_HEAD = 16  # a record's mask, forms and size, and clock
 UNIT = 16  # records are a multiple of this
 FORMS = 16  # the lowest bit of the forms: bits below have the size in units
 WORD, LANES = 4, 32
-EQUAL, NARROW, WIDE = 0, 1, 2  # forms: how many 32-bit columns a value has
+EQUAL, NARROW, WIDE, TILED = 0, 1, 2, 3  # forms; up to WIDE the number of 32-bit columns that a value has
+STEPS = 5  # words of a value that's tiled: a step for each bit of a lane's number
 STORED = ("clock", "sm", "shared", "lane", "equal", "each")
 FORMED = ("lane", "equal")  # these have a form
 MOST_FORMED = 4  # fields with a form; further ones are `each`
@@ -68,16 +75,6 @@ class RecordLayout(NamedTuple):
 
     fields: tuple[StoredField, ...]
     size: int
-
-    @property
-    def most(self) -> int:
-        """Return the bytes of the largest record."""
-        return self.size + LANES * WORD * sum(field.words for field in self.fields if field.stored in (*FORMED, "each"))
-
-    @property
-    def first(self) -> int:
-        """Return the bytes of a lane's first room."""
-        return max(LEAST, 1 << (ROOM_HEAD + self.most - 1).bit_length())
 
 
 def lay_out(fields: Sequence[tuple[int, str]]) -> RecordLayout:

@@ -456,7 +456,9 @@ class Probes:
                 continue
             taken, key = self._taken.setdefault(launch.id, set()), (launch.id, layout.id)
             if layout.id not in kernel.maps or layout.id in taken:
-                raise MalformedError(f"buffer of launch {launch.id}: not one of map '{layout.name}'")
+                raise MalformedError(
+                    f"buffer of launch {launch.id}: no further buffer of map '{layout.name}' can belong to it"
+                )
             parts = self._begun.setdefault(key, Parts(record["size"]))
             if not parts.add(record):
                 continue
@@ -505,7 +507,9 @@ class Probes:
         """Raise MalformedError if a buffer refers to a record that never arrived."""
         if self._buffers:
             record = self._buffers[0]
-            raise MalformedError(f"buffer of launch {record['launch']} and map {record['map']}: no such records")
+            raise MalformedError(
+                f"buffer of launch {record['launch']} and map {record['map']}: one of them has no record"
+            )
 
 
 class _Kernel(NamedTuple):

@@ -72,11 +72,11 @@ def parse_part(record: Record) -> BufferPart:
     data, path = record.get("data"), record.get("path")
     size: int = record["size"]
     if (data is not None) + (path is not None) + ("lost" in record) != 1:
-        raise MalformedError("buffer: not one of data, path and lost")
+        raise MalformedError("buffer: exactly one of data, path and lost is needed")
     at: int = record.get("at", 0)
     length: int = record.get("length", size)
     if not 0 < length <= size - at and (at or length != size):
-        raise MalformedError(f"buffer of {size} bytes: no part has {length} from {at} on")
+        raise MalformedError(f"buffer of {size} bytes: no part can have {length} from {at} on")
     units, codec = record.get("units"), record.get("codec")
     if codec not in (None, *COLUMNS, *FRAMES) and not _is_foreign(codec):
         raise MalformedError(f"buffer: unknown codec '{codec[:20]}'")
@@ -116,7 +116,7 @@ class Parts:
             return True
         if (record["size"], part.at) != (self.size, self._held):
             raise MalformedError(
-                f"buffer of {record['size']} bytes: a part from {part.at} on after {self._held} of {self.size}"
+                f"buffer of {record['size']} bytes: its part at {part.at} follows {self._held} bytes of {self.size}"
             )
         self.dropped = self.dropped or record.get("dropped", 0)
         self.reduced = record.get("reduced", self.reduced)
@@ -139,7 +139,7 @@ class Parts:
         if any(_is_foreign(part.codec) for part in parts):
             (part,) = parts if len(parts) == 1 and unpack else (None,)
             if part is None or part.units is None or part.packed is None or part.data is not None:
-                raise MalformedError("buffer: not of a file of another format")
+                raise MalformedError("buffer: its codec belongs to another format, and the record does not")
             with files.open_file(part.path) as file:
                 joined = unpack(file, part) if unpack else np.zeros(0, np.uint8)
             joined.flags.writeable = False
@@ -182,11 +182,11 @@ def _wrong(part: BufferPart, fact: str) -> GptError:
 def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: BufferPart, unit: int) -> None:
     """Copy units to their places in the part's range."""
     if not unit or part.at % unit or part.length % unit:
-        raise MalformedError("buffer: units, of a part that is not cut at units")
+        raise MalformedError("buffer: a part with units that does not begin and end at units")
     count, step = held.size // (NUMBER + unit), NUMBER + unit
     numbers = np.ndarray((count,), "<u8", held, 0, (step,)) - np.uint64(part.at // unit)
     if numbers.max() >= part.length // unit:  # a number before the part's first wraps round to a huge one
-        raise _wrong(part, "a unit that is not of its part")
+        raise _wrong(part, "a unit outside of its part")
     place.reshape(-1, unit)[numbers.astype(np.int64)] = held.reshape(count, step)[:, NUMBER:]
 
 
@@ -197,7 +197,7 @@ def unpack_part(part: BufferPart, unit: int | None, files: SideFiles) -> Bytes:
         return stored
     wanted = _written(part, unit)
     if wanted > MAX_PART:
-        raise MalformedError(f"buffer: {wanted} bytes packed as one; the limit is {MAX_PART}")
+        raise MalformedError(f"buffer: {wanted} bytes packed in one part; the limit is {MAX_PART}")
     if part.codec in FRAMES:
         stored = _decompress(stored, wanted, part)
     return _unpack_columns(np.frombuffer(stored, np.uint8), wanted, part) if part.codec in COLUMNS else stored

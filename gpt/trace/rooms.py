@@ -17,16 +17,20 @@ import numpy.typing as npt
 from gpt.base.errors import MalformedError
 from gpt.stream.packed import RowField
 from gpt.stream.rooms import (
+    APART,
     ARENAS,
     DROPPED,
     EQUAL,
     FORMED,
     FORMS,
     HEAD,
+    LANES,
     MOST_FORMED,
     ROOM_HEAD,
     SECTOR,
+    STEPS,
     STORED,
+    TILED,
     UNIT,
     WIDE,
     WORD,
@@ -74,18 +78,21 @@ class Entries:
 
     def _check(self) -> None:
         """Raise MalformedError if a record is too small for its forms."""
-        columns, number = np.zeros(len(self._place), np.int64), 0
+        words, number = np.zeros(len(self._place), np.int64), 0
         for field in self._layout.fields:
             if field.stored in FORMED:
                 form = self._form(slice(None), number)
                 number += 1
-                if (form > field.words).any():
-                    raise MalformedError(f"log: a value of {int(form.max())} words")
-                columns += form
+                tiled = form == TILED
+                if (np.where(tiled, 0, form) > field.words).any() or (tiled & (self._lanes != LANES)).any():
+                    raise MalformedError("log: a value in a form that it can't have")
+                if field.stored != "lane" and tiled.any():
+                    raise MalformedError("log: a value in a form that it can't have")
+                words += _words(form, self._lanes)
             elif field.stored == "each":
-                columns += field.words
+                words += field.words * self._lanes
         size = (self._head & ((1 << FORMS) - 1)).astype(np.int64) * UNIT
-        if (self._layout.size + columns * self._lanes * WORD > size).any():
+        if (self._layout.size + words * WORD > size).any():
             raise MalformedError("log: a record that's too small for its lanes")
 
     def _form(self, which: slice, number: int) -> Numbers:
@@ -107,9 +114,9 @@ class Entries:
         record, lane, rank = record[cut], lane[cut], rank[cut]
         units = self._unit[which][record] + (lane.astype(np.uint64) if per_lane else np.uint64(0))
         slots: Slots = np.zeros(len(record), dtype)
-        column, number = np.zeros(len(record), np.int64), 0
+        number = 0
         place, lanes = self._place[which][record], self._lanes[which][record]
-        after = place + self._layout.size // WORD + rank
+        after = place + self._layout.size // WORD  # the end of the columns that were read
         for name, field in zip(dtype.names or (), self._layout.fields, strict=True):
             match field.stored:
                 case "clock":
@@ -117,17 +124,15 @@ class Entries:
                 case "sm":
                     value = self._sm[which][record].astype(np.uint64)
                 case "each":
-                    value = self._column(after + column * lanes, field.words == 2, lanes)
-                    column += field.words
+                    value = self._column(after + rank, field.words == 2, lanes)
+                    after = after + field.words * lanes
                 case "shared":
                     value = self._value(place, field)
                 case _:
                     form = self._form(which, number)[record]
                     number += 1
-                    value = self._value(place, field) + self._distance(
-                        place, field, form, rank, after + column * lanes, lanes
-                    )
-                    column += form
+                    value = self._value(place, field) + self._distance(place, field, form, rank, after, lanes)
+                    after = after + _words(form, lanes)
             slots[name] = value.astype(f"<u{field.size}").view(dtype[name])
         return units, slots
 
@@ -146,21 +151,33 @@ class Entries:
         """Return how far the values are from the first lane's."""
         found = np.zeros(len(place), np.uint64)
         if field.step:
-            step = self._words[place + field.step // WORD].view("<i4").astype(np.int64)
-            found = (step * rank).view(np.uint64)
-        there = form > EQUAL
+            found = self._signed(place + field.step // WORD) * rank.astype(np.uint64)
+        there = (form > EQUAL) & (form < TILED)
         if there.any():
-            far = self._column(after[there], form[there] == WIDE, lanes[there])
-            near = far.astype(np.uint32).view(np.int32).astype(np.int64).view(np.uint64)  # a negative distance too
-            found[there] = np.where(form[there] == WIDE, far, near)
+            at, is_wide = (after + rank)[there], form[there] == WIDE
+            found[there] = np.where(is_wide, self._column(at, is_wide, lanes[there]), self._signed(at))
+        there = form == TILED
+        if there.any():
+            bits = rank[there].astype(np.uint64)
+            terms = (self._signed(after[there] + n) * (bits >> np.uint64(n) & np.uint64(1)) for n in range(STEPS))
+            found[there] = sum(terms, np.zeros(len(bits), np.uint64))
         return found
+
+    def _signed(self, at: Numbers) -> Counts:
+        """Read these words as signed numbers, and return them modulo 2^64."""
+        return self._words[at].view("<i4").astype(np.int64).view(np.uint64)
+
+
+def _words(form: Numbers, lanes: Numbers) -> Numbers:
+    """Return the words after the shared part that a value in this form has."""
+    return np.where(form == TILED, STEPS, form * lanes)
 
 
 def pack_arenas(data: bytes | memoryview, capacity: int, number: int = 0) -> bytes:
     """Return a device's buffer of `capacity` sectors, with this number in its address, as it is in a trace: the arenas
     follow each other, each cut to its claimed bytes. The first counters are then the bytes of the arenas.
     """
-    counters = np.frombuffer(data, "<u8", HEAD // 8).reshape(ARENAS, SECTOR // 8).copy()
+    counters = np.frombuffer(data, "<u8", HEAD // 8).reshape(ARENAS, APART // 8).copy()
     size = arena_bytes(capacity, number)
     counters[:, 0] = np.minimum(counters[:, 0], size)
     starts = HEAD + size * np.arange(ARENAS)
@@ -173,10 +190,10 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
     stored = record["stored"]
     formed = sum(way in FORMED for way in stored)
     if len(stored) != len(fields) or not set(stored) <= set(STORED) or formed > MOST_FORMED:
-        raise MalformedError(f"map: {len(stored)} ways to store {len(fields)} fields, or ways that don't exist")
+        raise MalformedError(f"map: {len(stored)} entries in stored for {len(fields)} fields, or unknown ones")
     sizes = {"clock": (8,), "sm": (4,), "equal": (1, 2, 4)}
     if any(field.size not in sizes.get(way, (1, 2, 4, 8)) for way, field in zip(stored, fields, strict=True)):
-        raise MalformedError("map: a field of a size that isn't stored like that")
+        raise MalformedError("map: stored does not fit the size of a field")
     return lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
 
 
@@ -189,14 +206,14 @@ def read_entries(data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], pe
 
 def read_dropped(head: Bytes) -> int:
     """Return how many entries didn't fit."""
-    return int(head[:HEAD].view("<u8").reshape(ARENAS, SECTOR // 8)[:, DROPPED // 8].sum())
+    return int(head[:HEAD].view("<u8").reshape(ARENAS, APART // 8)[:, DROPPED // 8].sum())
 
 
 def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numbers, Numbers, Numbers]:
     """Return where each record begins, where the rooms begin, and which room each record is in."""
-    used = data[:HEAD].view("<u8").reshape(ARENAS, SECTOR // 8)[:, 0]
+    used = data[:HEAD].view("<u8").reshape(ARENAS, APART // 8)[:, 0]
     if (used > data.size).any() or int(used.sum()) + HEAD > data.size or (used % np.uint64(SECTOR)).any():
-        raise MalformedError(f"log: arenas of up to {int(used.max())} bytes, in {data.size}")
+        raise MalformedError(f"log: arenas of up to {int(used.max())} bytes do not fit in {data.size}")
     ends = HEAD + np.cumsum(used.astype(np.int64))
     starts = np.concatenate([np.full(1, HEAD), ends[:-1]])
     rooms, limits = _follow(words, starts, ends, 0, 1, SECTOR)

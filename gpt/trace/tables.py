@@ -35,7 +35,7 @@ class TableLayout:
         self._fields = {field.name: field for field in fields}
         known = len(set(keys)) == len(keys) and self._fields.keys() >= set(keys)
         if not keys or not known or not ops.keys().isdisjoint(keys):
-            raise MalformedError("map: the key of a table isn't of its fields")
+            raise MalformedError("map: the key of a table isn't among its fields")
         if "last" in ops.values():
             raise MalformedError("map: a table doesn't keep last values")
         self.keys, self._ops, self._flipped = tuple(keys), ops, flipped

@@ -157,8 +157,8 @@ def _add_process(process: Process, used: Used) -> None:
     for number, what in process.lookups:
         found = modules.get(number)
         if found is None or found.path is None:
-            fact = f"module {number} was looked into ({what}) and lies in no file"
-            used.warnings.append(("trace", f"{fact}: unless --scan finds its image, nothing can be kept for it"))
+            fact = f"module {number} is in no file, and all of it may be used ({what})"
+            used.warnings.append(("trace", f"{fact}: its code is kept only if --scan finds its image"))
             continue
         place = found.path, process.libraries.get(found.path, {}).get("build_id"), found.offset
         used.whole.add(place)

@@ -84,7 +84,7 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
 // that isn't an in-memory file.
 
 enum { MOST_SLOW = 64 };
-static int slow; // threads that are closing
+static int slow; // threads in close_slowly
 
 static void *close_slowly(void *file) {
     close((int)(intptr_t)file);

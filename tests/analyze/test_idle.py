@@ -329,7 +329,7 @@ def test_a_gpu_that_is_never_idle_and_a_trace_without_times():
         and "causes" not in busy.rows
     )
     done = run("idle", data=forge.pack(Made().call("cuLaunchKernel", 0, 5).segment()))
-    assert done.returncode == 1 and b"'gpt-hook run --gpu-time' does; 'gpt-analyze gaps'" in done.stderr
+    assert done.returncode == 1 and b"'gpt-hook run --gpu-time' records it; 'gpt-analyze gaps'" in done.stderr
 
 
 def plainly(segments):

@@ -82,7 +82,7 @@ def test_what_a_graph_and_fusion_could_save():
     assert [row["short"] for row in found.rows["sequence"]] == [100.0, 0.0]
     assert found.verdicts["units"] == [
         "a CUDA graph of the 3 launches could save at most 50.0 % of the 30.0us, in which no kernel of it runs; fusing "
-        "kernels that are shorter than their launch with others could save 66.7 %",
+        "each kernel that is shorter than its launch with another could save 66.7 %",
         "in this unit, work begins 4.33us after its call does, and has 0.333 launches ahead of it, on average",
     ]
 
@@ -121,7 +121,7 @@ def test_a_graph_is_one_launch():
 
 def test_what_is_not_recorded():
     done = run("launches", data=forge.pack(Made().call("cuLaunchKernel", 0, 5).segment()))
-    assert done.returncode == 1 and b"'gpt-hook run --gpu-time' does" in done.stderr
+    assert done.returncode == 1 and b"'gpt-hook run --gpu-time' records it" in done.stderr
     done = run("launches", data=forge.pack(Made().call("cuMemAlloc", 0, 5).segment()))
     assert done.returncode == 1 and b"no launch is recorded as a call" in done.stderr
 

@@ -1,4 +1,4 @@
-"""The last line of gpt-analyze summary names the command that tells most about a program."""
+"""The last line of gpt-analyze summary names the most useful next command for a program."""
 
 import pytest
 

@@ -260,7 +260,8 @@ def test_calls_after_the_driver_has_shut_down_have_not_failed():
     row = next(row for row in found.rows["functions"] if row.get("name") == "cuMemAlloc")
     assert (row["calls"], row["failed"], row["at_exit"]) == (4, 1, 2)
     assert found.verdicts["functions"] == [
-        "2 calls came after the driver had shut down at the program's exit, which is usual: not 'failed'"
+        "2 calls came after the driver had shut down at the program's exit, which is usual: "
+        "they don't count as 'failed'"
     ]
 
 
@@ -328,7 +329,7 @@ def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
     questions = {row["question"] for row in found["questions"]}
     found = summed(segment)
     assert list(types(found)) == ["memory"] and list(functions(found)) == ["cuMemAlloc"]
-    assert "3 ioctls that these calls made: --verbose and 'gpt-analyze ioctl' show" in found["verdicts"]
+    assert "3 ioctls that these calls made: --verbose and 'gpt-analyze ioctl' show them" in found["verdicts"]
     assert questions - {row["question"] for row in found["questions"]} == {
         "ioctls to nvidia.ko", "scheduler of the GPU",
     }  # fmt: skip

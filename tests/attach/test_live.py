@@ -193,7 +193,7 @@ def test_a_driver_is_watched_whatever_its_path_and_no_text_of_it_is_in_the_progr
 
 
 def test_a_process_in_a_container_is_watched(tmp_path):
-    """The driver is in a file system that only the process sees, and its /proc has other process numbers."""
+    """The driver is in a file system that only the process sees, and its /proc has other process IDs."""
     (tmp_path / "seen").mkdir()
     script = 'mount -t tmpfs t "$0" && cp "$1" "$0" && cd "$0" && mount -t proc p /proc && shift && exec "$@"'
     library = hooked.runtime() / "sim" / "libcuda.so.1"

@@ -1,9 +1,9 @@
-// A replacement for libFuzzer without coverage: it runs a harness over files, or over randomly changed
-// inputs, which are the same for the same seed. It takes libFuzzer's options, so that a harness is run the
-// same way with either:
+// A replacement for libFuzzer without coverage. It runs a harness on files, or on random variations of them,
+// which are the same for the same seed. It takes libFuzzer's options, so a harness is run the same way with
+// both:
 //
-//     HARNESS -runs=N -seed=N -artifact_prefix=PATH CORPUS...   N inputs made of the files of the folders
-//     HARNESS FILE...                                           these
+//     HARNESS -runs=N -seed=N -artifact_prefix=PATH FOLDER...   N variations of the files in the folders
+//     HARNESS FILE...                                           these files
 //
 // An input that a sanitizer rejects, or that takes more than SECONDS of CPU time, is saved as PATHcrash.
 

@@ -205,7 +205,16 @@ def _woven(count: int) -> bytes:
     field = {"name": "x", "type": "u64", "offset": 0}
     maps = [
         records.make(
-            "map", id=4 + n, name="m", type=type_, level=level, capacity=2 * n, wanted=2, stride=8, fields=[field]
+            "map",
+            id=4 + n,
+            name="m",
+            type=type_,
+            level=level,
+            capacity=2 * n,
+            wanted=2,
+            stride=8,
+            fields=[field],
+            stored=["each"] if type_ == "log" else None,
         )
         for n, (type_, level) in enumerate([("array", "warp"), ("log", "thread"), ("total", "block")][:count])
     ]

@@ -65,7 +65,7 @@ dist.destroy_process_group()
 
 
 def run(folder: Path, case: str) -> dict[int, dict[str, float]]:
-    """Record a program; its traces go to `folder`. return the output of each rank."""
+    """Record a program; its traces go to `folder`. Return the output of each rank."""
     (folder / "program.py").write_text(PROGRAM)
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'tests' / 'gpu'}:{os.environ.get('PYTHONPATH', '')}"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -1,6 +1,8 @@
-// Launches a kernel REPLAYS times, then a graph of NODES such kernels as often, with SHARED bytes of dynamic
-// shared memory, checks the result, and prints the us of a launch and of a graph: detail REPLAYS NODES SHARED
-// BLOCKS
+// detail REPLAYS NODES SHARED BLOCKS LAUNCHES
+//
+// Launches a kernel of BLOCKS blocks, with SHARED bytes of dynamic shared memory, LAUNCHES times; then
+// launches a graph of NODES such kernels REPLAYS times. It checks the result, and prints the us per launch
+// and per graph.
 
 #include <chrono>
 #include <cstdio>
@@ -18,7 +20,7 @@
 
 extern __shared__ unsigned own[];
 
-// Each thread adds 1 to its item; the dynamic shared memory must keep what its block puts there.
+// Each thread adds 1 to its item. The block's data in dynamic shared memory must stay unchanged.
 __global__ void add_one(unsigned *items, unsigned *wrong, unsigned words) {
     for (unsigned i = threadIdx.x; i < words; i += blockDim.x)
         own[i] = i ^ blockIdx.x;

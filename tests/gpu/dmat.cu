@@ -1,4 +1,4 @@
-// Kernels for dmat.py: six patterns of access to global memory, in the shapes that programs have them.
+// Kernels for dmat.py: six access patterns to global memory that are common in programs.
 
 #define TILE 16
 
@@ -14,7 +14,7 @@ extern "C" __global__ void gather(const float *x, float *y, const int *at, int n
         y[i] = x[at[i]];
 }
 
-// A block for each row of n values.
+// One block per row of n values.
 extern "C" __global__ void softmax(const float *x, float *y, const int *at, int n) {
     __shared__ float part[256];
     const float *row = x + (size_t)blockIdx.x * n;

@@ -1,13 +1,13 @@
 """Measure what a complete DMAT costs: six kernels of dmat.cu, with and without the probe `dmat`, one after the other.
 
     dmat.py            on the first GPU: needs libcuda, numpy, and nvcc or NVRTC with ptxas
-    dmat.py --host     the same at small sizes on the simulated device, to which LD_LIBRARY_PATH must lead: no times
+    dmat.py --host     the same at small sizes on the simulated device (set LD_LIBRARY_PATH), without times
 
-Each kernel first runs with a log of the probe's own size: `kept` is the share of the accesses that fitted. The next
-launch has a log as large as the first one needed, as with gpt-hook, and must be complete: its accesses are counted and
-compared with the closed form. `room` has the bytes of rooms per access, and `B/acc.` the bytes of records. Times are
-medians of ROUNDS rounds, in which the plain and the probed kernel take turns. `floor` is what writing takes if the GPU
-can do it at the speed at which it copies memory, and do nothing else then.
+Each kernel first runs with a log of the size that the probe declares. The column `kept` has the share of accesses that
+fitted. The next launch gets a log of the size that the first one needed, as with gpt-hook, so it must be complete: its
+accesses are compared with the closed form. `room` is the bytes of rooms per access, and `B/acc.` the bytes of records.
+Times are medians of ROUNDS rounds, in which the plain and the probed kernel alternate. `floor` is the time that writing
+the records would take at the speed of a memory copy, if the GPU did nothing else.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ CASES = [
     Case("softmax", by_row, (256, 1, 1), lambda n: 4 * n * by_row(n)[0], lambda n: n * by_row(n)[0], (1000, 300)),
     Case("strided", by_row, (256, 1, 1), lambda n: 3 * n * by_row(n)[0], lambda n: 2 * n * by_row(n)[0], (1000, 300)),
     Case("transpose", by_tile(32), (32, 8, 1), lambda n: 2 * n * n, lambda n: n * n, (4096, 64)),
-    Case("matmul", by_tile(16), (16, 16, 1), lambda n: n * n * (2 * n // 16 + 1), lambda n: n * n, (1024, 32)),
+    Case("matmul", by_tile(16), (16, 16, 1), lambda n: n * n * (2 * n // 16 + 1), lambda n: n * n, (512, 32)),
 ]  # fmt: skip
 
 

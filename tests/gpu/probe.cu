@@ -18,7 +18,7 @@
 __device__ unsigned total;
 __constant__ unsigned factor;
 
-// Each of n threads reads and writes 4 bytes of items; total is an atomic, 4 bytes both ways.
+// Each of n threads reads and writes 4 bytes of items. The atomic on total reads and writes 4 bytes more.
 __global__ void scale(unsigned *items, unsigned added, unsigned n) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n)
@@ -27,7 +27,7 @@ __global__ void scale(unsigned *items, unsigned added, unsigned n) {
     atomicAdd(&total, 1);
 }
 
-// 64 KiB of dynamic shared memory, which has to be allowed.
+// Needs 64 KiB of dynamic shared memory, which must be allowed by an attribute of the kernel.
 __global__ void reversed(unsigned *items) {
     extern __shared__ unsigned shared[];
     for (unsigned i = threadIdx.x; i < 16384; i += blockDim.x)

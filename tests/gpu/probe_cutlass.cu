@@ -1,5 +1,6 @@
-// Products of small integers by CUTLASS, which are exact: one of SIMT, one of tensor cores as sm_80 has them,
-// and, for sm_90a, one of wgmma and TMA. It prints what they computed, compared with a product of its own.
+// Multiplies matrices of small integers, whose products are exact, with three CUTLASS kernels: one uses plain
+// cores, one sm_80's tensor cores, and one, for sm_90a, wgmma and TMA. It compares the results with its own,
+// and prints them.
 
 #include <cstdio>
 #include <cstdlib>

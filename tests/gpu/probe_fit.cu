@@ -1,8 +1,8 @@
-// What tests/gpu/probe_fit.py runs with and without probes: `probe_fit block|grid|spin|cluster TIMES`. It
-// prints a sum of what the kernels computed.
+// Run by tests/gpu/probe_fit.py with and without probes: `probe_fit block|grid|spin|cluster TIMES`. It prints
+// a checksum of the kernels' results.
 //
-// Each kernel is made with more and more values alive. That with the most registers which fits as it is
-// needed without probes has none to spare for them.
+// Each kernel exists in variants with more and more live values. The program chooses the variant with the
+// most registers that still fits, so it has no registers left for probes.
 
 #include <cooperative_groups.h>
 #include <cstdint>
@@ -36,7 +36,7 @@ template <int ALIVE> __global__ void wide(unsigned *out, const unsigned *from) {
     out[i] += mix<ALIVE>(from, i + 1);
 }
 
-// All blocks wait for one another, so all must be there at once.
+// All blocks wait for each other, so all must be resident at once.
 template <int ALIVE> __global__ void meet(unsigned *out, const unsigned *from, unsigned *arrived) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     unsigned found = mix<ALIVE>(from, i + 1);
@@ -77,7 +77,7 @@ static int registers_of(const void *kernel) {
     return about.numRegs;
 }
 
-// The kernel with the most registers of those with no more than these.
+// Choose the variant with the most registers, up to `most`.
 template <typename KERNEL> static KERNEL choose(const KERNEL *kernels, int most) {
     int best = 0;
     for (int i = 0; i < KERNELS; i++)
@@ -125,7 +125,7 @@ int main(int argc, char **argv) {
         OK(cudaDeviceSynchronize());
         usleep(20000);
     }
-    // How many blocks there are is not the same with probes: those of the first are compared.
+    // With probes the number of blocks may differ, so only the first results are summed.
     enum { COMPARED = 1 << 15 };
     static unsigned found[COMPARED];
     OK(cudaMemcpy(found, out, sizeof(found), cudaMemcpyDeviceToHost));

@@ -1,6 +1,6 @@
-// CUDA graphs in the forms that programs of the CUDA runtime have: `forms` prints what the kernels computed;
-// `replay NODES TIMES` launches a graph of so many small kernels so often, and says on standard error how
-// long that took and how much device memory was free on the way.
+// CUDA graphs in all forms that programs of the CUDA runtime use. `forms` prints the kernels' results.
+// `replay NODES TIMES` launches a graph of NODES small kernels TIMES times, and prints on standard error how
+// long that took and how much device memory was free meanwhile.
 
 #include <chrono>
 #include <cstdio>
@@ -86,7 +86,7 @@ static void check_node(cudaGraphNode_t node) {
         printf("a node is not as the program made it\n");
 }
 
-// 3 + 12 + 12 + 12 + 6 + 30 + 6 + 6 + 12 = 99 launches of `scale`, of which 10 to 24 have blocks that do
+// Makes 3 + 12 + 12 + 12 + 6 + 30 + 6 + 6 + 12 = 99 launches of `scale`; 10 to 24 of them have blocks that do
 // nothing.
 static void forms() {
     cudaGraph_t graph = captured(3), outer, clone;
@@ -144,8 +144,8 @@ static void forms() {
     say("constants");
 }
 
-// 40 * 3 + 20 * 5 = 220 launches in streams that are destroyed while they run; nothing waits for them before
-// the end.
+// Makes 40 * 3 + 20 * 5 = 220 launches in streams that are destroyed while the kernels run. Nothing waits for
+// them before the program ends.
 static void ended(void) {
     cudaGraph_t graph = captured(3);
     cudaGraphExec_t exec = instantiated(graph);

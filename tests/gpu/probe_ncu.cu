@@ -1,4 +1,5 @@
-// Kernels whose accesses are known, by instructions, threads and bytes: probe_ncu.py says how many.
+// Kernels whose memory accesses are known exactly. probe_ncu.py lists the instructions, threads and bytes of
+// each.
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,11 +1,11 @@
-// Threads that launch kernels, each on a stream of its own, while they load and unload modules and libraries.
-// The results are compared with the host's. It prints how many launches were made.
+// Starts threads that launch kernels, each on its own stream, while they load and unload modules and
+// libraries. It compares the results with the host's, and prints the number of launches.
 //
 //     probe_stress SECONDS THREADS VARIANTS LEAVE CHILDREN
 //
-// VARIANTS kernels differ in a constant, so that each is made anew; all but LEAVE MB of the device's memory
-// are taken first, if LEAVE is not 0; and a child does the same for a second, CHILDREN times, the last by an
-// exec of its own.
+// There are VARIANTS kernels, which differ in a constant, so that each has to be built. If LEAVE isn't 0, the
+// program first allocates all but LEAVE MB of the device's memory. CHILDREN child processes do the same for a
+// second each, one after the other; the last one calls exec.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,8 +31,8 @@
 
 enum { COUNT = 400, BLOCKS = 6, THREADS = 70, WORDS = BLOCKS * THREADS };
 
-// scale: item i becomes VARIANT * i + added where i is below count; total counts them.
-// turn: each block turns its items around, by shared memory.
+// scale: sets item i to VARIANT * i + added for i below count, and counts these items in total.
+// turn: each block reverses its items, through shared memory.
 static const char TEXT[] =
     ".version 7.8\n.target sm_80\n.address_size 64\n"
     ".visible .global .align 4 .u32 total;\n"
@@ -88,7 +88,7 @@ static void *function_of(const struct code *code, const char *what) {
     return found;
 }
 
-// A module, a library, a file, or what all threads share.
+// Load a kernel from a module, a library or a file, or use the code that all threads share.
 static struct code load(unsigned *seed) {
     unsigned way = (unsigned)rand_r(seed) % 8;
     struct code code = {.by = 3 + (uint32_t)(rand_r(seed) % variants)};
@@ -160,7 +160,7 @@ static void expect_turn(uint32_t *want) {
         }
 }
 
-// Some launches of one module, and their results.
+// Make some launches of one module, and check their results.
 static void play(unsigned *seed, void *stream, uint64_t items) {
     uint32_t want[WORDS], found[WORDS];
     struct code code = load(seed);
@@ -231,7 +231,7 @@ static void *work(void *number) {
     return NULL;
 }
 
-// In pieces, so that the rest isn't contiguous.
+// Allocate all but `leave` bytes, in pieces, so that the rest isn't contiguous.
 static void fill(size_t leave) {
     size_t free_bytes = 0, total;
     for (size_t piece = (size_t)1 << 32; piece >= (size_t)1 << 20; piece /= 4)

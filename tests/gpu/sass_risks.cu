@@ -27,7 +27,7 @@ __device__ __forceinline__ void room(u32 *out) {
     asm volatile(ST16(0) ST16(1) ST16(2) ST16(3) : : "l"(out) : "memory");
 }
 
-// What each thread leaves: up to four words.
+// Where each thread stores its results: up to four words.
 struct Seen {
     u32 *out;
     __device__ Seen(u32 *base) : out(base + 4 * (blockIdx.x * blockDim.x + threadIdx.x)) {}
@@ -119,7 +119,7 @@ KERNEL gone(const u32 *in, u32 *out, u32 lanes, int n) {
     END(mask, v, inside, 0);
 }
 
-// As a histogram: lanes leave a loop with a shared atomic at different times, then a barrier of the block.
+// As in a histogram: lanes leave a loop with a shared atomic at different times, and then reach a barrier.
 KERNEL counts(const u32 *in, u32 *out, u32 lanes, int n) {
     BEGIN;
     __shared__ u32 bins[64];
@@ -134,7 +134,7 @@ KERNEL counts(const u32 *in, u32 *out, u32 lanes, int n) {
     END(bins[threadIdx.x], bins[63 - threadIdx.x], 0, 0);
 }
 
-// In a function that is called by some lanes; its caller's convergence registers are saved.
+// The site is in a function that some lanes call; the caller's convergence registers are saved.
 __device__ __noinline__ u32 called(const u32 *in, u32 v, u32 *inside) {
 #pragma unroll 1
     for (int k = 0; k < (v & 3) + 1; k++) {
@@ -160,7 +160,7 @@ KERNEL calls(const u32 *in, u32 *out, u32 lanes, int n) {
     END(mask, __shfl_xor_sync(~0u, v, 1), inside, __ballot_sync(~0u, v & 1));
 }
 
-// A word for each thread, which a sequence leaves instead of the load.
+// Each thread stores one word. An experiment's sequence replaces the load and provides that word.
 KERNEL lab(const u32 *in, u32 *out, u32 lanes, int n) {
     if (n == NEVER) {
         room(out), room(out + 0x100), room(out + 0x200), room(out + 0x300);
@@ -169,7 +169,7 @@ KERNEL lab(const u32 *in, u32 *out, u32 lanes, int n) {
     out[thread] = site(in + thread);
 }
 
-// The same, for as many threads as there are registers for.
+// The same, for as many threads as the registers allow.
 extern "C" __global__ void wide(const u32 *in, u32 *out, u32 lanes, int n) {
     if (n == NEVER) {
         room(out), room(out + 0x100);
@@ -178,7 +178,7 @@ extern "C" __global__ void wide(const u32 *in, u32 *out, u32 lanes, int n) {
     out[thread] = site(in + thread);
 }
 
-// Two halves of a warp, each in a loop of its own.
+// Two halves of a warp, each in its own loop.
 KERNEL both(const u32 *in, u32 *out, u32 lanes, int n) {
     if (n == NEVER) {
         room(out), room(out + 0x100), room(out + 0x200), room(out + 0x300);
@@ -197,8 +197,9 @@ KERNEL both(const u32 *in, u32 *out, u32 lanes, int n) {
     out[blockIdx.x * blockDim.x + threadIdx.x] = found;
 }
 
-// A warpgroup's multiplication with A in registers, and the site between its start and the wait for it. All
-// of A and B is 1, wherever the descriptor leads, so each word of D is 16.
+// A warpgroup multiplies matrices, with A in registers. The site is between the start of the multiplication
+// and the wait for it. All elements of A and B are 1, wherever the descriptor points, so each word of D is
+// 16.
 extern "C" __global__ void __launch_bounds__(128) group(const u32 *in, u32 *out, u32 lanes, int n) {
     if (n == NEVER) {
         room(out);

@@ -1,8 +1,8 @@
-// What tests/gpu/sync_wait.py runs with and without probes: `sync_wait CLOCKS`. It prints a sum of what the
-// kernels computed.
+// Run by tests/gpu/sync_wait.py with and without probes: `sync_wait CLOCKS`. It prints a checksum of the
+// kernels' results.
 //
-// Warp w of a block reaches the barrier w * CLOCKS after warp 0; in a cluster's second block, after all warps
-// of the first.
+// Warp w of a block reaches the barrier w * CLOCKS after warp 0. In a cluster, the second block's warps
+// arrive after all warps of the first block.
 
 #include <cstdint>
 #include <cstdio>

@@ -1,8 +1,8 @@
 // Bursts of small launches, for toggle.py: `toggle_launches PTX`.
 //
-// Each line of its input is a number of bursts. It answers with two figures for each, in us: the host's time
-// for a launch, and the time until the burst has run, divided by its launches. When its input ends, it prints
-// how many launches it made, and how many the GPU has counted.
+// Each input line has a number of bursts. For each burst the program prints two figures in us: the host's
+// time per launch, and the time until the burst has run, divided by the number of its launches. At the end of
+// its input, it prints how many launches it made, and how many the GPU has counted.
 
 #include "client.h"
 #include <time.h>

@@ -1,5 +1,5 @@
-// Kernels whose accesses to global memory can be counted on paper; tests/gpu/weave.py has the formulas.
-// volatile: each access in the source is one in the program.
+// Kernels whose accesses to global memory can be counted by hand; tests/gpu/weave.py has the formulas. Data
+// is volatile, so each access in the source is one access in the compiled code.
 
 typedef volatile int vint;
 
@@ -189,7 +189,7 @@ extern "C" __global__ void many(vint *x, vint *y, int n) { // n copies of 32 KiB
     y[i] = tile[i];
 }
 
-// A bulk copy that stays in shared memory: to the other block of a cluster, on whose barrier it arrives.
+// A bulk copy between shared memories: to the other block of a cluster, whose barrier it completes on.
 extern "C" __global__ __cluster_dims__(2, 1, 1) void shared_copy(vint *x, vint *y, int n) {
     __shared__ alignas(16) int tile[1024], other[1024];
     __shared__ alignas(8) unsigned long long barrier;

@@ -409,7 +409,7 @@ def test_modules_in_memory_that_were_looked_into_are_a_warning(locate):
     data = b"cubin"
     module = records.make("module", id=1, type="cubin", sha256=hashlib.sha256(data).hexdigest())
     _, done = locate(LIBRARY, used=trace(module, records.make("lookup", module=1, what="variable", name="x")))
-    assert "nothing can be kept for it" in done.err
+    assert "its code is kept only if --scan finds its image" in done.err
 
 
 def test_an_image_that_no_library_holds_may_have_been_linked(locate):

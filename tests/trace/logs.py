@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-ARENAS, SECTOR = 16, 32
+ARENAS, SECTOR, HEAD = 16, 32, 2048
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8}
 
 
@@ -33,7 +33,7 @@ def write_log(
     bodies = [b"".join(_write_room(types, stored, room) for room in rooms) for rooms in arenas]
     bodies += [b""] * (ARENAS - len(bodies))
     counts = [*dropped, *[0] * ARENAS][:ARENAS]
-    heads = [struct.pack("<QQ16x", len(body), count) for body, count in zip(bodies, counts, strict=True)]
+    heads = [struct.pack("<QQ112x", len(body), count) for body, count in zip(bodies, counts, strict=True)]
     return b"".join([*heads, *bodies])
 
 
@@ -57,7 +57,7 @@ def _write_record(types: Sequence[str], stored: Sequence[str], saved: Saved) -> 
         if way in ("lane", "equal"):
             form, step, words = _compare(values, size, way == "lane")
             narrow += struct.pack("<i", step) if way == "lane" else b""
-            columns += b"".join(struct.pack(f"<{len(lanes)}I", *column) for column in words)
+            columns += b"".join(struct.pack(f"<{len(column)}I", *column) for column in words)
             forms |= form << 2 * number
             number += 1
         elif way == "each":
@@ -79,6 +79,16 @@ def _compare(values: Sequence[int], size: int, steps: bool) -> tuple[int, int, l
     if all(distance == step * rank % (1 << bits) for rank, distance in enumerate(distances)):
         return 0, step, []
     low = [distance & 0xFFFFFFFF for distance in distances]
+    terms = [low[1 << bit] - (1 << 32 if low[1 << bit] >> 31 else 0) for bit in range(5)] if len(values) == 32 else []
+    if (
+        steps
+        and terms
+        and all(
+            distance == sum(term for bit, term in enumerate(terms) if lane >> bit & 1) % (1 << bits)
+            for lane, distance in enumerate(distances)
+        )
+    ):
+        return 3, step, [[low[1 << bit] for bit in range(5)]]
     if bits == 32 or all(one - (1 << 32 if one >> 31 else 0) == d - (1 << 64 if d >> 63 else 0)
                          for one, d in zip(low, distances, strict=True)):  # fmt: skip
         return 1, step, [low]

@@ -141,7 +141,7 @@ def test_a_buffer_waits_for_what_it_refers_to():
     for record in (LAUNCH, KERNEL):
         assert list(made.take()) == []
         made.add(record)
-    with pytest.raises(MalformedError, match="buffer of launch 7 and map 1: no such records"):
+    with pytest.raises(MalformedError, match="buffer of launch 7 and map 1: one of them has no record"):
         made.check_taken()
     made.add(MAP)
     assert value(made) == ("_Z1kv", 7, "m", [[[42]]])
@@ -234,11 +234,11 @@ HUGE = (1 << 64) - 1
         ([MAP | {"type": "heap"}], "'heap' is not one of array, total, log"),
         ([MAP | {"level": "grid"}], "'grid' is not one of"),
         ([MAP | {"fields": []}], "rows without fields"),
-        ([KERNEL | {"maps": [2]}], "not one of map 'm'"),
-        ([forge.buffer(7, DATA)], "not one of map 'm'"),  # a second buffer
-        ([forge.buffer(7, DATA) | {"path": "x"}], "not one of data, path and lost"),
-        ([{"kind": "buffer", "launch": 7, "map": 1, "size": 16}], "not one of data, path and lost"),
-        ([forge.buffer(9, DATA)], "buffer of launch 9 and map 1: no such records"),
+        ([KERNEL | {"maps": [2]}], "no further buffer of map 'm'"),
+        ([forge.buffer(7, DATA)], "no further buffer of map 'm'"),  # a second buffer
+        ([forge.buffer(7, DATA) | {"path": "x"}], "exactly one of data, path and lost"),
+        ([{"kind": "buffer", "launch": 7, "map": 1, "size": 16}], "exactly one of data, path and lost"),
+        ([forge.buffer(9, DATA)], "buffer of launch 9 and map 1: one of them has no record"),
     ],
 )
 def test_what_makes_no_sense_is_malformed(wrong, said):

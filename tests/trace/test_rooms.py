@@ -11,7 +11,7 @@ from gpt.trace.buffers import MapLayout
 from gpt.trace.rooms import Entries, pack_arenas
 from tests.tiers import examples
 from tests.trace import forge
-from tests.trace.logs import Room, Saved, expected, write_log
+from tests.trace.logs import HEAD, Room, Saved, expected, write_log
 
 DMAT = {"address": "u64", "clock": "u64", "bytes": "u32", "sm": "u32"}
 WAYS = ["lane", "clock", "equal", "sm"]
@@ -33,7 +33,7 @@ def dmat(clock, addresses, sm=4, size=4):
 def test_a_coalesced_access_takes_a_byte_per_lane():
     saved = [dmat(100 + n, {lane: 0x7F0000000000 + 4 * lane for lane in range(32)}) for n in range(3)]
     data = write_log(DMAT.values(), WAYS, [[Room(64, 4, saved)]])
-    assert len(data) == 512 + 32 + 3 * 32
+    assert len(data) == HEAD + 32 + 3 * 32
     found = layout_of(DMAT, WAYS).read(data, 1, 96)
     assert rows_of(found) == expected(DMAT.values(), [[Room(64, 4, saved)]], True)
     assert found.counts.tolist() == [96] and not found.dropped
@@ -47,10 +47,33 @@ def test_addresses_take_as_many_bits_as_they_need(addresses, columns):
     """Equal ones, equal distances up and down, distances of 32 bits and of 64."""
     saved = dmat(7, dict(zip((3, 17, 31), addresses, strict=True)))
     data = write_log(DMAT.values(), WAYS, [[Room(32, 4, [saved])]])
-    assert len(data) == 512 + 32 + -(-(32 + 12 * columns) // 32) * 32
+    assert len(data) == HEAD + 32 + -(-(32 + 12 * columns) // 32) * 32
     assert [row[:2] for row in rows_of(layout_of(DMAT, WAYS).read(data, 1, 96))] == [
         (32 + lane, address) for lane, address in zip((3, 17, 31), addresses, strict=True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("address", "size"),
+    [
+        (lambda lane: 0x7F00 + lane // 4 * 1024 + lane % 4 * 16, 64),  # 8 rows of 4
+        (lambda lane: 1 << 40 ^ (lane ^ lane >> 3) * 8, 160),  # swizzled
+        (lambda lane: (1 << 33) - lane // 16 * 4096 + lane % 16 * 4, 64),
+        (lambda lane: lane // 2 << 31, 288),
+    ],
+)
+def test_a_tile_takes_a_term_for_each_bit(address, size):
+    saved = [dmat(100, {lane: address(lane) for lane in range(32)})]
+    data = write_log(DMAT.values(), WAYS, [[Room(64, 4, saved)]])
+    assert len(data) == HEAD + 32 + size
+    assert rows_of(layout_of(DMAT, WAYS).read(data, 1, 96)) == expected(DMAT.values(), [[Room(64, 4, saved)]], True)
+
+
+def test_only_a_full_warp_has_a_tile():
+    data = bytearray(write_log(DMAT.values(), WAYS, [[Room(0, 4, [dmat(9, {1: 5, 2: 9, 30: 1})], 32)]]))
+    data[HEAD + 32 + 6] |= 3
+    with pytest.raises(MalformedError):
+        layout_of(DMAT, WAYS).read(bytes(data), 1, 64)
 
 
 def test_the_entries_of_a_warp_are_in_the_order_of_its_clocks():
@@ -161,10 +184,10 @@ def test_arenas_of_a_device_are_put_together():
     size = rooms.arena_bytes(64, number)
     assert size == 16 * 32 and rooms.arena_bytes(64, number | 2) == 4 * size and rooms.arena_bytes(64, 0) == 64 * 32
     one = write_log(DMAT.values(), WAYS, [[Room(0, 4, [dmat(3, {1: 2})])]])
-    device = bytearray(512 + 4 * size)
+    device = bytearray(HEAD + 4 * size)
     for arena in (1, 3):
-        device[512 + arena * size : 512 + arena * size + 64] = one[512:576]
+        device[HEAD + arena * size : HEAD + arena * size + 64] = one[HEAD : HEAD + 64]
     for arena, (claimed, dropped) in {1: (64, 0), 3: (size + 96, 5)}.items():
-        device[32 * arena : 32 * arena + 16] = np.array([claimed, dropped], "<u8").tobytes()
+        device[128 * arena : 128 * arena + 16] = np.array([claimed, dropped], "<u8").tobytes()
     found = layout_of(DMAT, WAYS, capacity=64).read(pack_arenas(bytes(device), 64, number), 32, 32)
     assert [row[:2] for row in rows_of(found)] == [(1, 2)] * 2 and found.dropped == 5

@@ -52,7 +52,7 @@ class Fold(Protocol):
     streams: bool  # False if the output is lines of text, not records
 
     def take(self, process: Process) -> None:
-        """Take the rows that a process has collected; called when there are many, and when it has ended."""
+        """Take the rows that a process has collected. Called when there are many rows, and at the process's end."""
 
     def end(self, process: Process) -> None:
         """Record that the segment of a process has ended."""

@@ -161,7 +161,7 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], WorkerR
 
 
 def _start(distributed: Any) -> Any:
-    """Start a local cluster with one process per core. Our main file is hidden, or its workers would run it."""
+    """Start a local cluster with one process per core. Hides our main file, which its workers would run again."""
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # a signal may leave semaphores behind
     main = sys.modules["__main__"].__dict__
     name = main.pop("__file__", None)

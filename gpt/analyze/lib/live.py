@@ -1,8 +1,8 @@
 """Follow traces that are still being written: reread them until their programs have ended.
 
-Every look reads the traces from the start, and a look that takes longer is followed by a longer pause. On a terminal
-each look shows its answer; elsewhere only the last one writes, because nobody wants a file with many answers. A signal
-ends the loop, and the answer at that moment is written.
+Each pass reads the traces from the start, and the pause after it is proportional to the time that it took. On a
+terminal, each pass shows its answer. Elsewhere only the last pass writes its answer, because a file with many answers
+would be useless. A signal ends the loop, and the answer at that moment is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpt.stream.stage import Stage
 if TYPE_CHECKING:
     from gpt.trace.process import Process
 
-PAUSE, SHARE = 1.0, 4.0  # minimum seconds between looks; and the pause as a multiple of the time that a look took
+PAUSE, SHARE = 1.0, 4.0  # minimum pause in seconds; the pause as a multiple of the time that a pass took
 CLEAR = "\x1b[H\x1b[J"  # clears a terminal
 FRESH = 5.0  # for this many seconds, a file without a header may be a new trace
 _WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # a line of /proc/PID/fdinfo with O_WRONLY or O_RDWR
@@ -91,10 +91,9 @@ def check(traces: Sequence[Path]) -> None:
 
 
 def wait(tool: str, look: Callable[[Stage], bool], traces: Sequence[Path], shown: bool) -> signals.Terminated | None:
-    """Call `look` until it reports that everything has ended, or until a signal arrives, which is returned. A look may
-    be `shown`.
+    """Call `look` for each pass, until it reports that everything has ended or a signal arrives. Returns the signal.
 
-    Raises MissingError if a trace has disappeared.
+    If `shown`, each pass shows its answer on the terminal. Raises MissingError if a trace has disappeared.
     """
     from gpt.screen.answers import AnswerTables
 

@@ -52,7 +52,7 @@ class RateTotals:
         return self.launches, self.warps, self.records, self.done, *rates, self.dropped
 
     def rate(self, first: int = 0, last: int = BINS) -> float | None:
-        """Return how much a warp does in `per` clocks, in some of the bins, or None if they had no warp."""
+        """Return a warp's progress per `per` clocks in some bins, or None if no warp ran in them."""
         clocks = float(self.clocks[first:last].sum())
         return self.per * float(self.amounts[first:last].sum()) / clocks if clocks else None
 
@@ -65,11 +65,11 @@ class _Shown(NamedTuple):
 
 
 class ProgressFold(MapAnalysis):
-    """The rates of kernels, and the progress of the warps of one launch: number `launch`, or the one with the most
-    records.
+    """The rates of kernels, and the progress of the warps in one launch.
 
-    `amount` is the column of the field that says how far a warp is; `rate` is its growth in `per` clocks. Lines are
-    drawn over `axis`, which counts from the first record of an SM if it's the SM's clock, or else of the launch.
+    That launch has the number `launch`, or the most records. `amount` is the column of the field with a warp's
+    progress; `rate` is its growth per `per` clocks. Lines are drawn over `axis`. If `axis` is an SM's clock, it counts
+    from the SM's first record, otherwise from the launch's first record.
     """
 
     amount: Column

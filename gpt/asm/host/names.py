@@ -15,7 +15,7 @@ from gpt.asm.host.table import PtxType
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, integer
 
-WITHOUT_ABI = "which ptxas refuses in a module with a function of several results"
+WITHOUT_ABI = "which ptxas refuses in a module with a function that has several results"
 
 SPECIAL = {  # special registers: type, and value in C
     **{

@@ -1,11 +1,10 @@
 """Lower SAVE to a log: write one record for all lanes that save together into the room of the lowest of them.
 
-gpt/stream/rooms.py explains rooms. Two registers per thread belong to a log. `cursor` is the address of the next
-record, or 0 if the arena was full when this lane claimed its last room. `left` has the bytes left in the room, a
-multiple of 16, and in its lowest four bits the number of the lane's next room. Both are 0 at first.
+gpt/stream/rooms.py explains rooms, and claim.py how a lane knows its room.
 
-Two rare cases need a branch: claiming a room, and writing values that differ between lanes. Both branches are uniform:
-all lanes that get here vote, and take the same path.
+A record's bytes depend on how the lanes' values differ. Mostly all 32 lanes save values that are the same distance
+apart. This case comes first, in as few instructions as possible. It avoids slow ones, which count bits or find one.
+Everything else takes a branch. All branches are uniform: all lanes that get here vote, and take the same path.
 """
 
 from __future__ import annotations
@@ -14,35 +13,26 @@ import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpt.probe.lower.claim import ABSENT, STREAMED, Place, Room, make_room
 from gpt.probe.lower.emit import Condition, Emitter, Value
 from gpt.probe.lower.leader import find_leader
 from gpt.probe.lower.store import Stored, store
 from gpt.probe.plan.maps import PlacedMap
 from gpt.stream.rooms import (
-    ARENAS,
-    DROPPED,
+    EQUAL,
     FORMED,
     FORMS,
-    HEAD,
-    LAST,
+    LANES,
     NARROW,
-    ROOM_HEAD,
-    SECTOR,
+    STEPS,
+    TILED,
     UNIT,
     WIDE,
     WORD,
     StoredField,
 )
 
-NUMBER = 15  # the bits of `left` with the number of the next room
-STREAMED = ".cs"  # drop it from the cache early: this launch doesn't read it again
-
-
-class Room(NamedTuple):
-    """The registers with a lane's place in a log."""
-
-    cursor: str
-    left: str
+ALL = (1 << LANES) - 1  # the mask of all lanes
 
 
 class _Lanes(NamedTuple):
@@ -59,14 +49,75 @@ class _Lanes(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """A field of the record: the register with its form (if that isn't fixed), the values that the leader stores, and
-    the 32-bit words that each lane stores, each with its condition. `is_lane` says that the field has a form.
+    """A field: the register with its form if that isn't fixed, what the leader stores, and the 32-bit words that each
+    lane stores, each with its condition. `is_lane`: forms are kept for such a field. `tiled`: it's in that form.
     """
 
     form: str
     shared: list[Stored]
     columns: list[tuple[str, Condition | None]]
     is_lane: bool = True
+    tiled: str = ""
+
+
+class _Inspected(NamedTuple):
+    """The contents of a record: the lanes and their leader, fields with a form or columns, and the registers with its
+    bytes, its word with forms and size, and the words of its columns if it may have any.
+    """
+
+    lanes: _Lanes
+    leader: Condition
+    fields: list[_Compared]
+    size: str
+    head: str
+    words: str | None
+
+
+class _Save(NamedTuple):
+    """A SAVE to a log: the register with the log's address, those with the values' bits by the number of the field,
+    which values are the same in all threads, and what makes a label.
+    """
+
+    placed: PlacedMap
+    base: str
+    values: dict[int, str]
+    constant: list[bool]
+    condition: Condition | None
+    room: Room
+    label: Callable[[], str]
+
+    @property
+    def place(self) -> Place:
+        """The lane's place in the log."""
+        return Place(self.placed, self.base, self.room, self.label)
+
+    @property
+    def fields(self) -> dict[int, StoredField]:
+        """The fields that have a value."""
+        return {number: self.placed.layout.fields[number] for number in self.values}
+
+    @property
+    def words(self) -> int:
+        """The words that each lane stores at most."""
+        return sum(
+            field.words
+            for number, field in self.fields.items()
+            if field.stored == "each" or (field.stored in FORMED and not self.constant[number])
+        )
+
+    @property
+    def shared(self) -> list[Stored]:
+        """The values that lanes share whatever they are."""
+        return [
+            Stored(field.at, max(WORD, field.size), self.values[number])
+            for number, field in self.fields.items()
+            if field.stored == "shared"
+        ]
+
+    def clock(self, code: Emitter) -> str:
+        """Return the register with the time."""
+        saved = next((self.values[number] for number, field in self.fields.items() if field.stored == "clock"), None)
+        return saved or code.once("b64", "mov.u64", "%clock64")
 
 
 def append(
@@ -82,76 +133,184 @@ def append(
     """Append a record if the condition holds. `constant` says which values are the same in all threads. `label` makes a
     label.
     """
-    fields = placed.layout.fields
     bits = {
         number: _as_bits(code, value, field)
-        for number, (value, field) in enumerate(zip(values, fields, strict=True))
+        for number, (value, field) in enumerate(zip(values, placed.layout.fields, strict=True))
         if field.stored != "sm"
     }
-    if code.functions is None or not code.functions.many:
-        _append(code, placed, base, bits, constant, condition, room, label)
-        return
-    saves = [code.make("b32", "selp.b32", 1, 0, code.positive(condition))] if condition else []
-    given = [Value(base, "b64"), *(Value(one, f"b{8 * max(WORD, fields[n].size)}") for n, one in bits.items())]
-    given += [Value(one, "b32") for one in saves]
-    same = "".join(str(int(one)) for one in constant)
-    name = f"save_{placed.param}_{same}{'_if' * len(saves)}"
+    save = _Save(placed, base, bits, constant, condition, room, label)
+    if placed.map.level != "thread":
+        _append_one(code, save)
+    elif code.functions and code.functions.many:
+        _share_append(code, save, "save", _append)
+    else:
+        _append(code, save)
+
+
+def _share(
+    code: Emitter,
+    save: _Save,
+    name: str,
+    body: Callable[[Emitter, _Save, list[str]], None],
+    changed: list[Value],
+) -> None:
+    """Run `body` in a function that places share, which changes some registers. It reads the clock by itself: if that
+    was passed, ptxas would keep it in uniform registers, which takes four instructions more.
+    """
+    fields = save.fields
+    passed = [number for number, field in fields.items() if field.stored != "clock"]
+    given = [Value(save.base, "b64")]
+    given += [Value(save.values[number], f"b{8 * max(WORD, fields[number].size)}") for number in passed]
+    if save.condition:
+        given.append(Value(code.make("b32", "selp.b32", 1, 0, code.positive(save.condition)), "b32"))
 
     def write(inner: Emitter, given: list[str], changed: list[str]) -> None:
         labels = (f"$L_{number}" for number in itertools.count())
-        guard = Condition(inner.make("pred", "setp.ne.u32", given[-1], 0)) if saves else None
-        known = dict(zip(bits, given[1:], strict=False))
-        _append(inner, placed, given[0], known, constant, guard, Room(*changed), lambda: next(labels))
+        guard = Condition(inner.make("pred", "setp.ne.u32", given[-1], 0)) if save.condition else None
+        values = dict(zip(passed, given[1:], strict=False))
+        place = _Save(save.placed, given[0], values, save.constant, guard, save.room, lambda: next(labels))
+        body(inner, place, changed)
 
-    code.share(name, given, [Value(room.cursor, "b64"), Value(room.left, "b32")], write)
+    same = "".join(str(int(one)) for one in save.constant)
+    code.share(f"{name}_{save.placed.param}_{same}{'_if' if save.condition else ''}", given, changed, write)
 
 
-def _append(
-    code: Emitter,
-    placed: PlacedMap,
-    base: str,
-    values: dict[int, str],
-    constant: list[bool],
-    condition: Condition | None,
-    room: Room,
-    label: Callable[[], str],
-) -> None:
-    """Append a record with values as bits, by the number of the field."""
-    fields = {number: placed.layout.fields[number] for number in values}
-    clock = next((values[number] for number, field in fields.items() if field.stored == "clock"), "")
-    clock = clock or code.make("b64", "mov.u64", "%clock64")
-    here, group = code.group(condition)
-    shared = [
-        Stored(field.at, max(WORD, field.size), values[number])
-        for number, field in fields.items()
-        if field.stored == "shared"
-    ]
-    if placed.map.level != "thread":
-        leader = find_leader(code, placed.map, condition)
-        one = code.once("b32", "mov.b32", 1)
-        head = code.once("b32", "mov.b32", placed.layout.size // UNIT)
-        _make_room(code, placed, base, one, here, leader, room, label())
-        record = _filled(code, [Stored(0, WORD, one), Stored(WORD, WORD, head), Stored(8, 8, clock), *sorted(shared)])
-        _write(code, placed, placed.layout.size, record, leader, room)
+def _share_append(code: Emitter, save: _Save, name: str, append: Callable[[Emitter, _Save], None]) -> None:
+    """Append a record in a function that places share."""
+    room = [Value(save.room.cursor, "b64"), Value(save.room.left, "b32")]
+    _share(code, save, name, lambda inner, one, changed: append(inner, one._replace(room=Room(*changed))), room)
+
+
+def _append_one(code: Emitter, save: _Save) -> None:
+    """Append a record of one lane, which saves for its warp or block."""
+    layout = save.placed.layout
+    here, _ = code.group(save.condition)
+    leader = find_leader(code, save.placed.map, save.condition)
+    one = code.once("b32", "mov.b32", 1)
+    size = code.once("b32", "mov.b32", layout.size)
+    head = code.once("b32", "mov.b32", layout.size // UNIT)
+    clock = save.clock(code)
+    make_room(code, save.place, one, size, here, leader)
+    _write(
+        code, save, size, [Stored(0, WORD, one), Stored(WORD, WORD, head), Stored(8, 8, clock), *save.shared], leader
+    )
+
+
+def _append(code: Emitter, save: _Save) -> None:
+    """Append a record of all lanes that save: right here if it's the usual one, or else in a function."""
+    if not code.functions:  # in machine code, each place has code of its own, so there's only one path
+        _append_any(code, save)
         return
-    first = _lowest(code, group)
+    layout, fields = save.placed.layout, save.fields
+    clock = save.clock(code)
+    here, group = code.group(save.condition)
+    lane = code.special("%laneid")
+    usual = code.make("pred", "setp.eq.u32", group, ALL)
+    shared = save.shared
+    for number, field in fields.items():
+        if field.stored in FORMED:
+            stored, even = _continue_line(code, here, lane, field, save.values[number], save.constant[number])
+            shared += stored
+            usual = code.make("pred", "and.pred", usual, even) if even else usual
+    simple = all(field.stored != "each" for field in fields.values())
+    usual = code.make("pred", "vote.sync.all.pred", usual, here) if simple else code.make("pred", "setp.ne.u32", 0, 0)
+    done = code.make("pred", "setp.eq.or.u32", group, 0, usual) if save.condition else usual
+    after = save.label()
+    known = code.known_values()
+    code.skip(after, Condition(done))
+    _share_any(code, save, here, group)
+    code.lines.append(f"{after}:")
+    code.forget(known)
+    if not simple:
+        return
+    leader = Condition(code.make("pred", "setp.eq.and.u32", lane, 0, usual))
+    size = code.make("b32", "mov.b32", layout.size)
+    make_room(code, save.place, group, size, here, leader)
+    head = code.make("b32", "mov.b32", layout.size // UNIT)
+    _write(code, save, size, [Stored(0, WORD, group), Stored(WORD, WORD, head), Stored(8, 8, clock), *shared], leader)
+
+
+def _continue_line(
+    code: Emitter, here: str, lane: str, field: StoredField, value: str, same: bool
+) -> tuple[list[Stored], str | None]:
+    """Return what lane 0 stores of a field, and whether this lane's value follows from that, or None if it always does.
+    All lanes save, or else the results are useless.
+    """
+    shared = [Stored(field.at, max(WORD, field.size), value)]
+    if same:
+        return shared + ([Stored(field.step, WORD, code.once("b32", "mov.b32", 0))] if field.step else []), None
+    wide = field.size == 2 * WORD
+    bits = "64" if wide else "32"
+    first = [_read_lane(code, half, "0", here) for half in (code.halves(value) if wide else [value])]
+    distance = code.make(f"b{bits}", f"sub.u{bits}", value, _join(code, *first) if wide else first[0])
+    line = "0"
+    if field.step:
+        low = code.make("b32", "cvt.u32.u64", distance) if wide else distance
+        step = _read_lane(code, low, "1", here)
+        shared.append(Stored(field.step, WORD, step))
+        line = code.make(f"b{bits}", "mul.wide.s32" if wide else "mul.lo.s32", step, lane)
+    return shared, code.make("pred", f"setp.eq.s{bits}", distance, line)
+
+
+def _share_any(code: Emitter, save: _Save, here: str, group: str) -> None:
+    """Append a record in functions that places share. If the room could be too small, one first finds how large it has
+    to be. With a single function, ptxas would keep all it has found in registers while it claims a room.
+    """
+    known = code.known_values()
+    leader = code.both(code.first(group), save.condition) or code.first(group)
+    number = code.once("b32", "popc.b32", group)
+    most = code.make("b32", "mad.lo.u32", number, save.words * WORD, save.placed.layout.size + UNIT)
+    short = code.make("pred", "setp.lt.and.u32", save.room.left, most, code.positive(leader))
+    go_on = save.label()
+    code.skip(go_on, Condition(code.make("pred", "vote.sync.any.pred", short, here), negated=True))
+    size = code.make("b32", "mov.b32", 0)
+    _share(code, save, "size", _find_size, [Value(size, "b32")])
+    make_room(code, save.place, group, size, here, leader)
+    code.lines.append(f"{go_on}:")
+    code.forget(known)
+    _share_append(code, save, "unusual", _append_any)
+
+
+def _find_size(code: Emitter, save: _Save, changed: list[str]) -> None:
+    """Find out how many bytes a record has."""
+    code.put(f"mov.b32 {changed[0]}, {_inspect(code, save).size}")
+
+
+def _append_any(code: Emitter, save: _Save) -> None:
+    """Append a record, whatever lanes save and however their values differ."""
+    clock = save.clock(code)
+    most = code.make("b32", "mov.b32", save.placed.layout.size + LANES * WORD * save.words)
+    if not code.functions:
+        here, group = code.group(save.condition)
+        leader = code.both(code.first(group), save.condition) or code.first(group)
+        make_room(code, save.place, group, most, here, leader)
+    found = _inspect(code, save)
+    lanes = found.lanes
+    at = code.make("b64", "mov.b64", save.room.cursor)
+    shared = save.shared + [one for field in found.fields for one in field.shared]
+    record = [Stored(0, WORD, lanes.group), Stored(WORD, WORD, found.head), Stored(8, 8, clock), *shared]
+    there = _write(code, save, found.size, record, found.leader)
+    if not code.functions:  # give back what the record hasn't taken from a room that isn't there
+        absent = code.make("pred", "setp.lt.and.u64", save.room.cursor, ABSENT, code.positive(found.leader))
+        less = code.make("b64", "cvt.u64.u32", code.make("b32", "sub.u32", most, found.size))
+        code.put(f"add.u64 {save.room.cursor}, {save.room.cursor}, {less}", Condition(absent))
+    if found.words and not save.placed.counted:
+        _write_columns(code, found, save.placed.layout.size, at, there, save.label())
+
+
+def _inspect(code: Emitter, save: _Save) -> _Inspected:
+    """Find out what a record has to hold."""
+    here, group = code.group(save.condition)
     rank = code.once("b32", "popc.b32", code.below(group))
     count = code.once("b32", "popc.b32", group)
-    lanes = _Lanes(here, group, first, rank, count, condition)
-    leader = code.both(code.first(group), condition) or code.first(group)
-    _make_room(code, placed, base, count, here, leader, room, label())
+    lanes = _Lanes(here, group, _lowest(code, group), rank, count, save.condition)
+    leader = code.both(code.first(group), save.condition) or code.first(group)
     compared = [
-        _compare(code, lanes, field, values[number], constant[number])
-        for number, field in fields.items()
+        _compare(code, lanes, field, save.values[number], save.constant[number])
+        for number, field in save.fields.items()
         if field.stored in (*FORMED, "each")
     ]
-    shared += [one for found in compared for one in found.shared]
-    size, head, number = _measure(code, placed, compared, count)
-    record = _filled(code, [Stored(0, WORD, group), Stored(WORD, WORD, head), Stored(8, 8, clock), *sorted(shared)])
-    at = _write(code, placed, size, record, leader, room)
-    if number and not placed.counted:
-        columns = [column for found in compared for column in found.columns]
-        _write_columns(code, columns, placed.layout.size, at, number, lanes, label())
+    return _Inspected(lanes, leader, compared, *_measure(code, save.placed, compared, count))
 
 
 def _lowest(code: Emitter, group: str) -> str:
@@ -190,14 +349,36 @@ def _compare(code: Emitter, lanes: _Lanes, field: StoredField, value: str, same:
         shared.append(Stored(field.step, WORD, step))
         line = code.make(f"b{bits}", "mul.wide.s32" if wide else "mul.lo.s32", step, lanes.rank)
     even = _all(code, lanes, code.make("pred", f"setp.eq.s{bits}", distance, line))
-    if not wide:
-        form = code.make("b32", "selp.b32", 0, NARROW, even)
-        return _Compared(form, shared, [(low, Condition(even, negated=True))])
-    extended = code.make("b32", "shr.s32", low, 31)
-    narrow = _all(code, lanes, code.make("pred", "setp.eq.u32", high[0], extended))
-    form = code.make("b32", "selp.b32", 0, code.make("b32", "selp.b32", NARROW, WIDE, narrow), even)
-    is_wide = code.make("pred", "setp.eq.u32", form, WIDE)
-    return _Compared(form, shared, [(low, Condition(even, negated=True)), (high[0], Condition(is_wide))])
+    form = code.make("b32", "mov.b32", NARROW)
+    if wide:
+        narrow = code.make("pred", "setp.eq.u32", high[0], code.make("b32", "shr.s32", low, 31))
+        form = code.make("b32", "selp.b32", NARROW, WIDE, _all(code, lanes, narrow))
+    if field.step:
+        form = code.make("b32", "selp.b32", TILED, form, _is_tiled(code, lanes, low, narrow if wide else None))
+    form = code.make("b32", "selp.b32", EQUAL, form, even)
+    columns: list[tuple[str, Condition | None]] = [(low, Condition(code.make("pred", "setp.ne.u32", form, EQUAL)))]
+    if wide:
+        columns.append((high[0], Condition(code.make("pred", "setp.eq.u32", form, WIDE))))
+    return _Compared(form, shared, columns, tiled=code.make("pred", "setp.eq.u32", form, TILED) if field.step else "")
+
+
+def _is_tiled(code: Emitter, lanes: _Lanes, distance: str, narrow: str | None) -> str:
+    """Return whether all lanes save, and their distances are sums of a term for each bit in the lane's number. The lane
+    without the lowest bit and the lane with this bit alone have distances that add up to this lane's.
+    """
+    low, rest = _split(code)
+    terms = [_read_lane(code, distance, one, lanes.here) for one in (low, rest)]
+    same = code.make("pred", "setp.eq.u32", distance, code.make("b32", "add.u32", *terms))
+    same = code.make("pred", "and.pred", same, narrow) if narrow else same
+    same = code.make("pred", "setp.eq.and.u32", lanes.group, ALL, same)
+    return code.make("pred", "vote.sync.all.pred", same, lanes.here)
+
+
+def _split(code: Emitter) -> tuple[str, str]:
+    """Return the lowest bit in this lane's number, and its other bits."""
+    lane = code.special("%laneid")
+    low = code.once("b32", "and.b32", lane, code.once("b32", "neg.s32", lane))
+    return low, code.once("b32", "xor.b32", lane, low)
 
 
 def _read_lane(code: Emitter, value: str, lane: str, here: str) -> str:
@@ -215,104 +396,25 @@ def _all(code: Emitter, lanes: _Lanes, holds: str) -> str:
     return code.make("pred", "vote.sync.all.pred", holds, lanes.here)
 
 
-def _measure(
-    code: Emitter, placed: PlacedMap, compared: list[_Compared], count: str
-) -> tuple[int | str, str, str | None]:
-    """Return a record's size in bytes, the word with its forms and size, and its number of columns if it can have
-    any.
-    """
+def _measure(code: Emitter, placed: PlacedMap, compared: list[_Compared], count: str) -> tuple[str, str, str | None]:
+    """Return a record's bytes, its word with forms and size, and the words of its columns if it may have any."""
     least = placed.layout.size
     fixed = sum(len(found.columns) for found in compared if not found.form)
-    forms, number = "", str(fixed) if fixed else ""
+    forms, number = "", code.make("b32", "mul.lo.u32", count, fixed) if fixed else ""
     for place, found in enumerate(found for found in compared if found.is_lane):
-        if found.form:
-            form = code.make("b32", "shl.b32", found.form, FORMS + 2 * place)
-            forms = code.make("b32", "or.b32", forms, form) if forms else form
-            number = code.make("b32", "add.u32", found.form, number) if number else found.form
+        if not found.form:
+            continue
+        form = code.make("b32", "shl.b32", found.form, FORMS + 2 * place)
+        forms = code.make("b32", "or.b32", forms, form) if forms else form
+        words = code.make("b32", "mul.lo.u32", found.form, count)
+        words = code.make("b32", "selp.b32", STEPS, words, found.tiled) if found.tiled else words
+        number = code.make("b32", "add.u32", words, number) if number else words
     if not number:
-        return least, code.make("b32", "mov.b32", least // UNIT), None
-    number = number if number[0] == "%" else code.make("b32", "mov.b32", number)
-    size = code.make("b32", "mul.lo.u32", number, count)
-    size = code.make("b32", "mad.lo.u32", size, WORD, least + UNIT - 1)
+        return code.make("b32", "mov.b32", least), code.make("b32", "mov.b32", least // UNIT), None
+    size = code.make("b32", "mad.lo.u32", number, WORD, least + UNIT - 1)
     size = code.make("b32", "and.b32", size, 0x100000000 - UNIT)
     head = code.make("b32", "shr.u32", size, UNIT.bit_length() - 1)
     return size, code.make("b32", "or.b32", head, forms) if forms else head, number
-
-
-def _make_room(
-    code: Emitter, placed: PlacedMap, base: str, count: str, here: str, leader: Condition, room: Room, go_on: str
-) -> None:
-    """Claim a room if the leader's may be too small for a record. If none is free, count the entries as dropped."""
-    known = code.known_values()
-    short = code.make("pred", "setp.lt.u32", room.left, placed.layout.most)
-    stuck = code.make("pred", "setp.eq.or.u64", room.cursor, 0, short)
-    stuck = code.make("pred", "and.pred", stuck, code.positive(leader))
-    somebody = code.make("pred", "vote.sync.any.pred", stuck, here)
-    code.skip(go_on, Condition(somebody, negated=True))
-
-    leads = code.make("b32", "selp.b32", 1, 0, code.positive(leader))
-    given = [Value(base, "b64"), Value(count, "b32"), Value(leads, "b32")]
-
-    def claim(code: Emitter, given: list[str], changed: list[str]) -> None:
-        base, count, leads = given
-        _claim(code, placed, base, count, leads, Room(*changed))
-
-    code.share(f"room_{placed.param}", given, [Value(room.cursor, "b64"), Value(room.left, "b32")], claim)
-    code.lines.append(f"{go_on}:")
-    code.forget(known)
-
-
-def _claim(code: Emitter, placed: PlacedMap, base: str, count: str, leads: str, room: Room) -> None:
-    """Claim a room for a leader whose room may be too small. If none is free, count the entries as dropped."""
-    leader = code.make("pred", "setp.ne.u32", leads, 0)
-    claims = Condition(code.make("pred", "setp.lt.and.u32", room.left, placed.layout.most, leader))
-    base, arena, size = _find_arena(code, placed, base)
-    sector = code.make("b64", "mad.wide.u32", arena, SECTOR, base)
-    number = code.make("b32", "and.b32", room.left, NUMBER)
-    doubled = code.make("b32", "shr.u32", number, 1)
-    wanted = code.make("b32", "shl.b32", code.make("b32", "mov.b32", placed.layout.first), doubled)
-    wide = code.make("b64", "cvt.u64.u32", wanted)
-    before = code.make("b64", "mov.u64", 0)
-    code.put(f"atom.global.add.u64 {before}, [{sector}], {wide}", claims)
-    end = code.make("b64", "add.u64", before, wide)
-    fits = Condition(code.make("pred", "setp.le.and.u64", end, size, claims.register))
-    place = code.make("b64", "mad.lo.u64", code.make("b64", "cvt.u64.u32", arena), size, base)
-    place = code.make("b64", "add.u64", place, before)
-    if not placed.counted:
-        _write_head(code, placed, place, wanted, fits)
-    number = code.make("b32", "min.u32", code.make("b32", "add.u32", number, 1), LAST)
-    left = code.make("b32", "or.b32", code.make("b32", "sub.u32", wanted, ROOM_HEAD), number)
-    code.put(f"mov.b32 {room.left}, {left}", claims)
-    code.put(f"mov.b64 {room.cursor}, 0", claims)
-    code.put(f"add.u64 {room.cursor}, {place}, {HEAD + ROOM_HEAD}", fits)
-    missing = code.make("pred", "setp.eq.and.u64", room.cursor, 0, leader)
-    entries = code.make("b64", "cvt.u64.u32", count)
-    code.put(f"red.global.add.u64 [{sector}+{DROPPED}], {entries}", Condition(missing))
-
-
-def _write_head(code: Emitter, placed: PlacedMap, place: str, size: str, fits: Condition) -> None:
-    """Write a room's head, in pairs of words: that takes fewer registers, and speed doesn't matter here."""
-    unit = code.unit(placed.map.level)
-    if placed.map.level == "thread":
-        unit = code.make("b64", "sub.u64", unit, code.make("b64", "cvt.u64.u32", code.special("%laneid")))
-    store(code, [Stored(HEAD, 4, size), Stored(HEAD + 4, 4, code.special("%smid"))], place, 8, fits, STREAMED)
-    store(code, [Stored(HEAD + 8, 8, unit)], place, 8, fits, STREAMED)
-    for at, name in ((HEAD + 16, "%clock64"), (HEAD + 24, "%globaltimer")):
-        store(code, [Stored(at, 8, code.make("b64", "mov.u64", name))], place, 8, fits, STREAMED)
-
-
-def _find_arena(code: Emitter, placed: PlacedMap, base: str) -> tuple[str, str, str]:
-    """Return a log's address, the number of this block's arena, and the bytes of an arena: gpt-stream(5), Rooms."""
-    number = code.make("b32", "and.b32", code.make("b32", "cvt.u32.u64", base), 255)
-    base = code.make("b64", "and.b64", base, 0xFFFFFFFFFFFFFF00)
-    arenas = code.make("b32", "shr.u32", number, 5)
-    mask = code.make("b32", "shl.b32", -1, arenas)
-    block = code.once("b32", "cvt.u32.u64", code.block())
-    arena = code.make("b32", "and.b32", block, code.make("b32", "not.b32", mask))
-    doublings = code.make("b32", "and.b32", number, 31)
-    doublings = code.make("b32", "sub.u32", code.make("b32", "add.u32", doublings, ARENAS.bit_length() - 1), arenas)
-    least = code.make("b64", "mov.u64", placed.capacity // ARENAS * SECTOR)
-    return base, arena, code.make("b64", "shl.b64", least, doublings)
 
 
 def _filled(code: Emitter, record: list[Stored]) -> list[Stored]:
@@ -321,39 +423,51 @@ def _filled(code: Emitter, record: list[Stored]) -> list[Stored]:
     return [*record, Stored(end, WORD, code.once("b32", "mov.b32", 0))] if end % 8 else record
 
 
-def _write(
-    code: Emitter, placed: PlacedMap, size: int | str, record: list[Stored], leader: Condition, room: Room
-) -> str:
-    """Write the values that the lanes share, advance to the next record, and return a register with the old address."""
-    at = code.make("b64", "mov.b64", room.cursor)
-    there = Condition(code.make("pred", "setp.ne.and.u64", at, 0, code.positive(leader)))
-    if not placed.counted:
-        store(code, record, at, UNIT, there, STREAMED)
-    wide = str(size) if isinstance(size, int) else code.make("b64", "cvt.u64.u32", size)
-    code.put(f"add.u64 {room.cursor}, {at}, {wide}", there)
-    code.put(f"sub.u32 {room.left}, {room.left}, {size}", leader)
-    return at
+def _write(code: Emitter, save: _Save, size: str, record: list[Stored], leader: Condition) -> str:
+    """Write what the lanes share if the leader's room is there, and go on to the next record. Return the predicate that
+    it's there.
+    """
+    cursor, left = save.room
+    there = code.make("pred", "setp.ge.and.u32", left, size, code.positive(leader))
+    if not save.placed.counted:
+        store(code, _filled(code, sorted(record)), cursor, UNIT, Condition(there), STREAMED)
+    code.put(f"add.u64 {cursor}, {cursor}, {code.make('b64', 'cvt.u64.u32', size)}", Condition(there))
+    code.put(f"sub.u32 {left}, {left}, {size}", Condition(there))
+    return there
 
 
-def _write_columns(
-    code: Emitter,
-    columns: list[tuple[str, Condition | None]],
-    after: int,
-    at: str,
-    number: str,
-    lanes: _Lanes,
-    done: str,
-) -> None:
+def _write_columns(code: Emitter, found: _Inspected, after: int, at: str, there: str, done: str) -> None:
     """Write values that differ between lanes, one column after the other. They begin `after` bytes into the record."""
-    known = code.known_values()
-    code.skip(done, Condition(code.make("pred", "setp.eq.u32", number, 0)))
-    at = _join(code, *(_read_lane(code, half, lanes.first, lanes.here) for half in code.halves(at)))
-    there = code.both(Condition(code.make("pred", "setp.ne.u64", at, 0)), lanes.saves)
-    place = code.make("b64", "mad.wide.u32", lanes.rank, WORD, at)
-    apart = code.make("b64", "mul.wide.u32", lanes.number, WORD)
-    for place_in_order, (value, is_stored) in enumerate(columns):
-        code.put(f"st.global{STREAMED}.b32 [{place}+{after}], {value}", code.both(there, is_stored))
-        if place_in_order < len(columns) - 1:
-            code.put(f"add.u64 {place}, {place}, {apart}", is_stored)
+    known, lanes = code.known_values(), found.lanes
+    has_room = code.make("pred", "vote.sync.any.pred", there, lanes.here)
+    code.skip(
+        done, Condition(code.make("pred", "setp.eq.or.u32", found.words, 0, code.make("pred", "not.pred", has_room)))
+    )
+    place = _join(code, *(_read_lane(code, half, lanes.first, lanes.here) for half in code.halves(at)))
+    columns = [(field, value, is_stored) for field in found.fields for value, is_stored in field.columns]
+    for number, (field, value, is_stored) in enumerate(columns):
+        index, end, stored = lanes.rank, lanes.number, code.both(lanes.saves, is_stored)
+        if field.tiled:  # the first of its columns: the other one has another condition
+            index = code.make("b32", "selp.b32", _bit_of_lane(code), index, field.tiled)
+            end = code.make("b32", "selp.b32", STEPS, end, field.tiled)
+            stored = code.both(stored, Condition(_is_needed(code, field.tiled)))
+        code.put(
+            f"st.global{STREAMED}.b32 [{code.make('b64', 'mad.wide.u32', index, WORD, place)}+{after}], {value}", stored
+        )
+        if number < len(columns) - 1:
+            code.put(f"mad.wide.u32 {place}, {end}, {WORD}, {place}", is_stored)
     code.lines.append(f"{done}:")
     code.forget(known)
+
+
+def _bit_of_lane(code: Emitter) -> str:
+    """Return which bit is the lowest one in this lane's number."""
+    return code.once("b32", "popc.b32", code.once("b32", "sub.u32", _split(code)[0], 1))
+
+
+def _is_needed(code: Emitter, tiled: str) -> str:
+    """Return whether this lane stores its distance: all lanes do, but in a tile only those with one bit."""
+    low, rest = _split(code)
+    several = code.make("pred", "setp.ne.u32", rest, 0)
+    spared = code.make("pred", "setp.eq.or.u32", low, 0, several)
+    return code.make("pred", "not.pred", code.make("pred", "and.pred", spared, tiled))

@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from gpt.probe.lower.claim import Room
 from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.lower.histogram import count_value
 from gpt.probe.lower.leader import find_leader
-from gpt.probe.lower.rooms import Room, append
+from gpt.probe.lower.rooms import append
 from gpt.probe.lower.store import store_record
 from gpt.probe.lower.table import add_to_slot
 from gpt.probe.lower.total import take_in

@@ -13,11 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from gpt.probe.lower.claim import Room
 from gpt.probe.lower.emit import Condition
 from gpt.probe.lower.fetch import CannotProbe, Fetcher
 from gpt.probe.lower.leader import find_leader
 from gpt.probe.lower.registers import Names, part_name, room_names
-from gpt.probe.lower.rooms import Room
 from gpt.probe.lower.save import save
 from gpt.probe.model import COUNTS, HELPERS, Line, Save, Snippet, names_of, type_of_name
 from gpt.probe.plan.maps import PlacedMap

@@ -88,7 +88,10 @@ Sampled = dict[tuple[str, int] | None, Condition]  # by `sample`, the condition 
 
 
 class _Insertion(NamedTuple):
-    """The code before an instruction and at its probes' place, and why each snippet can't run there, or None."""
+    """The code of some snippets: `before` goes before the instruction, `text` to the probes' place.
+
+    `misfits` has for each snippet the reason why it can't run there, or None.
+    """
 
     before: Template
     text: Template

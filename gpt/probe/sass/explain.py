@@ -31,7 +31,7 @@ from gpt.stream.reasons import TABLE, Reason
 
 EXIT = "exit"
 PLACES = {  # why a place is left alone; codes for whole kernels are in gpt/stream/reasons.py
-    "no_face": "no PTX instruction is known as which a probe could see it",
+    "no_face": "no PTX instruction is known to stand for it",
     "never_runs": "nothing leads to it",
     "few_registers": "fewer registers are free than --registers asks for",
 }

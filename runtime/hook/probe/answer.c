@@ -247,7 +247,7 @@ static void read_fields(struct woven_map *map, const struct record *record) {
     bool whole = map->stride && map->stride % sizeof(uint64_t) == 0;
     if (is(record->type, "histogram"))
         map->reducible = whole && (!map->capacity || (map->capacity == 1 && !map->head));
-    if (map->copies || map->rooms || !whole || record->fields.type != ARRAY ||
+    if (map->copies || map->log || !whole || record->fields.type != ARRAY ||
         record->fields.number > MOST_FIELDS)
         return;
     map->fields = calloc(record->fields.number + 1, sizeof(*map->fields));
@@ -266,13 +266,12 @@ static bool read_map(struct woven *woven, const struct record *record) {
         .level = is(record->level, "thread") ? LEVEL_THREAD
                  : is(record->level, "warp") ? LEVEL_WARP
                                              : LEVEL_BLOCK,
-        .log = is(record->type, "log"),
+        .log = is(record->type, "log") && record->stored.type == ARRAY,
         .head = record->head.type == ELSE ? sizeof(uint64_t) : unsigned_of(record->head),
         .copies = unsigned_of(record->copies),
         .knows_repeats = (is(record->type, "array") && is(record->keeps, "last")) ||
                          (is(record->type, "total") && is(record->keeps, "sum")),
         .has_room = is(record->type, "histogram") && record->room.type == UNSIGNED,
-        .rooms = is(record->type, "log") && record->stored.type == ARRAY,
         .grows = is(record->type, "log") && is(record->keeps, "all"),
     };
     bool known = is(record->type, "array") || is(record->type, "total") ||

@@ -367,15 +367,13 @@ void hook_add_need(struct slab *slab, const struct save *save) {
     uint64_t at = save->offset, needed = save->needed;
     for (size_t i = 0; i < woven->map_count; i++) {
         const struct woven_map *map = &woven->maps[i];
-        const char *count = map->log ? hook_fetch(slab, at, map->rooms ? ROOM_HEAD : sizeof(uint64_t)) : NULL;
-        if (map->log && !count) {
+        const char *head = map->log ? hook_fetch(slab, at, ROOM_HEAD) : NULL;
+        if (map->log && !head) {
             hook_count_unprobed(save->probed->function, hook_why_lost(slab->failed));
             return;
         }
-        if (map->rooms)
-            needed += hook_rooms_claimed(count);
-        else if (count)
-            needed += *(const uint64_t *)count * (sizeof(uint64_t) + map->stride);
+        if (head)
+            needed += hook_rooms_claimed(head);
         at += hook_rounded(save->sizes[i]);
     }
     hook_count_need(save->probed->function, needed);
@@ -420,17 +418,6 @@ static void make_thin(struct part *part, uint64_t unit, uint64_t number) {
     *part = (struct part){room, (uint64_t)(to - room), true, units};
 }
 
-struct log {
-    uint64_t entries, dropped;
-};
-
-// Return how full a log is, given its buffer of this size.
-static struct log read_log(const struct woven_map *map, const char *data, uint64_t size) {
-    uint64_t count, room = (size - sizeof(count)) / (NUMBER + map->stride);
-    memcpy(&count, data, sizeof(count));
-    return (struct log){count < room ? count : room, count < room ? 0 : count - room};
-}
-
 void hook_write_parts(struct slab *slab, const struct save *save, const struct woven_map *map, uint64_t start,
                       uint64_t size) {
     uint64_t unit = map->log ? 0 : hook_unit_bytes(map);
@@ -438,31 +425,21 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
     const struct reason *lost = hook_settings.benchmark ? WHY(not_saved)
                                 : hook_limit_reached()  ? WHY(max_disk)
                                                         : NULL;
-    const char *data;
-    struct log log = {0};
-    struct rooms rooms = {0};
-    if (map->rooms && !lost) {
-        if (hook_open_rooms(&rooms, hook_fetch_only, slab, save, map, start)) {
-            size = rooms.size;
-            log.dropped = rooms.dropped;
-            hook_count_entries(save->demand, (uint32_t)(map - save->probed->woven->maps), rooms.needed);
-        } else {
-            lost = hook_why_lost(slab->failed);
-        }
-    } else if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t)))) {
-        log = read_log(map, data, size);
-        size = sizeof(uint64_t) + log.entries * (NUMBER + map->stride);
-        hook_count_entries(save->demand, (uint32_t)(map - save->probed->woven->maps),
-                           log.entries + log.dropped);
+    struct rooms log = {0};
+    if (map->log && !lost && !hook_open_rooms(&log, hook_fetch_only, slab, save, map, start))
+        lost = hook_why_lost(slab->failed);
+    if (map->log && !lost) {
+        size = log.size;
+        hook_count_sectors(save->demand, (uint32_t)(map - save->probed->woven->maps), log.needed);
     }
     if (unit && unit <= most)
         most -= most % unit;
-    uint64_t record = unit ? unit : map->rooms ? ROOM_SECTOR : NUMBER + map->stride;
+    uint64_t record = unit ? unit : ROOM_SECTOR;
     bool packs = !hook_folder && size >= LEAST_PACKED;
     for (uint64_t at = 0, length; at < size && !lost; at += length) {
         length = size - at < most ? size - at : most;
-        struct part part = {map->rooms ? hook_read_rooms(&rooms, at, length)
-                                       : hook_fetch(slab, start + at, length),
+        struct part part = {map->log ? hook_read_rooms(&log, at, length)
+                                     : hook_fetch(slab, start + at, length),
                             length, false, 0};
         if (!part.data) {
             lost = hook_why_lost(slab->failed);
@@ -482,13 +459,12 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
             lost = hook_limit_reached() ? WHY(max_disk) : WHY(side_file);
             break;
         }
-        bool counted = map->rooms ? at + length == size : map->log && !at;
+        bool counted = map->log && at + length == size;
         HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size, .at = {at != 0, at},
                    .length = {length != size, length}, .units = {part.thin, part.units},
                    .codec = hook_str(packed.codec), .row = {packed.row, packed.row}, .quick = {quick, quick},
                    .path = hook_str(beside ? hook_name_beside() : NULL), .offset = {beside, offset},
-                   .packed = {beside && packed.codec, packed.size},
-                   .entries = {counted, map->rooms ? rooms.entries : log.entries},
+                   .packed = {beside && packed.codec, packed.size}, .entries = {counted, log.entries},
                    .dropped = {!at && log.dropped, log.dropped},
                    .data = {beside ? NULL : packed.data, packed.size});
     }

@@ -137,14 +137,14 @@ static void unpack(struct frame *frame, struct probed *probed) {
     frame_leave_note(frame, NOTE_SAVE, save);
 }
 
-// Claim buffers as large as an earlier launch of the same kernel needed, or smaller ones if none are free in
+// Claim buffers as large as earlier launches of the same kernel needed, or smaller ones if none are free in
 // that size.
 static struct slab *claim_buffers(const struct frame *frame, struct save *save, struct claim claim,
                                   uint64_t *offset, const struct reason **reason) {
-    bool first;
-    save->demand = hook_find_demand(save, frame->launch.block, &first);
-    if (save->demand && !first && !hook_settings.memusage && !hook_settings.benchmark)
-        hook_size_logs(save, hook_wait_for_count(&claim, save->demand));
+    const struct demand *earlier;
+    save->demand = hook_find_demand(save, frame->launch.block, &earlier);
+    if (earlier && !hook_settings.memusage && !hook_settings.benchmark)
+        hook_size_logs(save, hook_wait_for_count(&claim, earlier));
     struct slab *slab;
     do {
         claim.bytes = save->bytes;

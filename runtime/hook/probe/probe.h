@@ -39,7 +39,6 @@ struct woven_map {
     uint64_t wanted; // capacity wanted by a map whose records are only counted
     bool log;
     bool knows_repeats; // the lowest bit of its address says that the launch may run several times
-    bool rooms;         // a log that consists of rooms
     bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
     bool has_room;      // a histogram that can count in shared memory: the lowest bit of its address says so
     bool reducible;     // reduce.c can add up what it holds
@@ -94,8 +93,8 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
 void hook_free_woven(struct woven *woven);
 
-// The head of a log that consists of rooms has counters for each arena.
-enum { ROOM_ARENAS = 16, ROOM_SECTOR = 32, ROOM_HEAD = ROOM_ARENAS * ROOM_SECTOR };
+// The head of a log has counters for each arena.
+enum { ROOM_ARENAS = 16, ROOM_APART = 128, ROOM_HEAD = ROOM_ARENAS * ROOM_APART, ROOM_SECTOR = 32 };
 
 // Return the bytes per unit of an array or total.
 static inline uint64_t hook_unit_bytes(const struct woven_map *map) {
@@ -110,10 +109,8 @@ static inline bool hook_map_bytes(const struct woven_map *map, const uint32_t gr
     uint64_t units = map->level == LEVEL_THREAD ? threads
                      : map->level == LEVEL_WARP ? (threads + 31) / 32
                                                 : 1;
-    if (map->rooms)
+    if (map->log)
         size = ROOM_HEAD + (unsigned __int128)map->capacity * ROOM_SECTOR;
-    else if (map->log)
-        size = 8 + (unsigned __int128)map->capacity * (8 + map->stride);
     else
         size = (map->copies ? map->copies : blocks * units) * hook_unit_bytes(map);
     *bytes = (uint64_t)size;
@@ -341,7 +338,7 @@ struct save { // a launch and the place of its buffers
     uint64_t needed;                   // bytes, with --memusage
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
     uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
-    uint8_t steps[MOST_MAPS];          // the number in the lowest bits of a log's address
+    uint8_t numbers[MOST_MAPS];        // the number in the lowest bits of a log's address
     uint32_t shared;                   // bytes of dynamic shared memory with room for maps; 0: without
     CUlaunchConfig config;             // the program's configuration, except for that
     uint64_t given;                    // the argument that this replaces
@@ -390,22 +387,22 @@ bool hook_write_launch(struct save *save); // write its `probed` record, once; f
 bool hook_size_buffers(struct save *save, const struct launch *launch); // false if they are too large
 void hook_point_at_buffers(struct save *save, uint64_t address);        // in the arguments
 
-// Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
+// Remembers how many sectors launches claimed in their logs, so that the next launch of the same kernel gets
 // logs that are large enough.
 
 // One for each kernel, grid and block, shared by their launches and never freed.
 struct demand;
 
 bool hook_has_growing_log(const struct woven *woven);
-// Return NULL if the kernel has no growing log or memory runs out. `first`: this is the first launch to ask.
-struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first);
+// Return NULL if the kernel has no growing log or memory runs out. `earlier` becomes the demand whose count
+// says how large the logs must be: of this grid and block, or else of all of the kernel's launches. It
+// becomes NULL if this is the kernel's first launch.
+struct demand *hook_find_demand(const struct save *save, const uint32_t block[3],
+                                const struct demand **earlier);
 bool hook_is_counted(const struct demand *demand); // true if any launch has been counted
 
 // Record the capacity that a launch would have needed for this map's log. Don't hold hook_pools_lock.
-void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries);
-
-// Return the capacity of a log at a step of its growth (gpt-stream(5), PROBE BUFFERS).
-uint64_t hook_log_capacity(const struct woven_map *map, unsigned step);
+void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors);
 
 // Size the logs of a launch by the claims of earlier launches, while all its buffers fit into `most` bytes. A
 // log never gets smaller than its map's capacity. Returns false if the total didn't shrink.
@@ -425,6 +422,7 @@ struct rooms {         // a log that's being written to the trace
     uint64_t ends[ROOM_ARENAS];
     uint64_t dropped, needed; // entries; sectors that would have been enough
     uint64_t entries;         // in the parts read so far
+    uint64_t first, last;     // units of the rooms read so far
     uint64_t next, room_end;  // the next record or room, and where its room ends
     char head[ROOM_HEAD];     // as in the trace
 };

@@ -114,8 +114,8 @@ static const char code[] =
                               "RECORDS:\n"
                               "and.b64 %word, %flags, 1;\n"
                               "setp.ne.u64 %has, %word, 0;\n"
-                              "setp.eq.and.u64 %p, %per, %slots, %has;\n" // one unit, as a log is: no more
-                                                                          // slots than its count says
+                              "setp.eq.and.u64 %p, %per, %slots, %has;\n" // one unit: no more slots than its
+                                                                          // count says
                               "@%p ld.global.u64 %saved, [%from];\n"
                               "@%p min.u64 %slots, %slots, %saved;\n"
                               "@%p max.u64 %slots, %slots, 1;\n"
@@ -347,21 +347,18 @@ struct area { // places are in words
 };
 
 static void ask(struct area *to, const struct woven_map *map, uint64_t address, uint64_t size) {
-    uint64_t unit = map->log ? size : hook_unit_bytes(map);
-    uint64_t per = map->log ? (size - sizeof(uint64_t)) / (sizeof(uint64_t) + map->stride) : map->capacity;
-    bool counts = map->log || map->head || !map->capacity;
+    uint64_t unit = hook_unit_bytes(map), per = map->capacity;
+    bool counts = map->head || !map->capacity;
     size_t fields = map->capacity ? map->field_count : 0;
     per = map->copies ? unit / sizeof(uint64_t) : per ? per : 1;
     uint64_t slots = size / unit * per;
-    uint64_t first = map->log ? 2 * sizeof(uint64_t) : map->head;
-    uint64_t stride = map->stride + (map->log ? sizeof(uint64_t) : 0);
     const uint64_t asked[ASKED] = {address,
                                    to->address + to->sum * sizeof(uint64_t),
                                    slots,
                                    per,
                                    unit,
-                                   first,
-                                   stride,
+                                   map->head,
+                                   map->stride,
                                    (uint64_t)counts | (map->copies ? 2 : 0),
                                    to->address + to->field * sizeof(uint64_t),
                                    fields};
@@ -476,8 +473,6 @@ uint64_t hook_write_sums(const struct save *save, const struct woven_map *map, c
         memcpy(room, sums, written * sizeof(uint64_t));
     for (size_t i = 0; SUM_COUNTS + i * SUM_FIELD < words && !map->copies; i++)
         written += write_field(room + written, sums + SUM_COUNTS + i * SUM_FIELD, *sums, &map->fields[i]);
-    if (map->log)
-        hook_count_entries(save->demand, (uint32_t)number, sums[2]);
     uint64_t size = written * sizeof(uint64_t);
     struct packing packed = {map->copies ? sums : room, size, NULL, 0};
     if (!hook_folder && size >= LEAST_PACKED)

@@ -1,4 +1,4 @@
-// Logs that consist of rooms: how they're read after a launch. The layout is explained in gpt/stream/rooms.py
+// How logs are read after a launch. The layout is explained in gpt/stream/rooms.py
 // and specified in gpt-stream(5), Rooms.
 //
 // In a trace, the arenas follow each other, each cut to its claimed bytes. So reading a log means putting
@@ -22,14 +22,14 @@ static uint64_t arena_bytes(const struct woven_map *map, uint8_t number) {
 
 static uint64_t counter(const struct rooms *log, unsigned arena, unsigned offset) {
     uint64_t count;
-    memcpy(&count, log->head + arena * ROOM_SECTOR + offset, sizeof(count));
+    memcpy(&count, log->head + (size_t)arena * ROOM_APART + offset, sizeof(count));
     return count;
 }
 
 uint64_t hook_rooms_claimed(const char *head) {
     uint64_t bytes = 0, claimed;
     for (unsigned i = 0; i < ROOM_ARENAS; i++) {
-        memcpy(&claimed, head + (size_t)i * ROOM_SECTOR, sizeof(claimed));
+        memcpy(&claimed, head + (size_t)i * ROOM_APART, sizeof(claimed));
         bytes += claimed;
     }
     return bytes;
@@ -37,7 +37,7 @@ uint64_t hook_rooms_claimed(const char *head) {
 
 bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, const struct save *save,
                      const struct woven_map *map, uint64_t start) {
-    uint8_t number = save->steps[map - save->probed->woven->maps];
+    uint8_t number = save->numbers[map - save->probed->woven->maps];
     const char *head = fetch(slab, start, ROOM_HEAD);
     if (!head)
         return false;
@@ -53,7 +53,7 @@ bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, co
         log->dropped += counter(log, i, DROPPED);
         log->size += used -= used % ROOM_SECTOR;
         log->ends[i] = log->size;
-        memcpy(log->head + i * ROOM_SECTOR, &used, sizeof(used));
+        memcpy(log->head + (size_t)i * ROOM_APART, &used, sizeof(used));
     }
     log->needed = (most + ROOM_SECTOR - 1) / ROOM_SECTOR << (number >> 5);
     log->next = log->room_end = ROOM_HEAD;

@@ -142,7 +142,7 @@ static unsigned arena_bits(const uint32_t grid[3]) {
     return bits;
 }
 
-// Return the number in the lowest bits of the address of a log that consists of rooms.
+// Return the number in the lowest bits of a log's address.
 static uint8_t number_of_rooms(const uint32_t grid[3], unsigned doublings) {
     return (uint8_t)(arena_bits(grid) << 5 | (doublings < MOST_DOUBLINGS ? doublings : MOST_DOUBLINGS));
 }
@@ -155,8 +155,8 @@ bool hook_size_buffers(struct save *save, const struct launch *launch) {
     for (size_t i = 0; i < woven->map_count; i++) {
         if (!hook_map_bytes(&woven->maps[i], save->grid, launch->block, &save->sizes[i]))
             return false;
-        if (woven->maps[i].rooms)
-            save->steps[i] = number_of_rooms(save->grid, 0);
+        if (woven->maps[i].log)
+            save->numbers[i] = number_of_rooms(save->grid, 0);
         save->bytes += hook_rounded(save->sizes[i]);
         if (save->bytes >> 62)
             return false;
@@ -173,7 +173,7 @@ void hook_point_at_buffers(struct save *save, uint64_t address) {
             at += hook_rounded(save->sizes[k]);
         const struct woven_map *map = &woven->maps[woven->added[i].map];
         values[i] = at | (save->repeats && map->knows_repeats) | (save->shared && map->has_room) |
-                    save->steps[woven->added[i].map];
+                    save->numbers[woven->added[i].map];
         save->arguments[woven->param_count + i] = &values[i];
     }
 }
@@ -244,14 +244,14 @@ void hook_end_replay(struct replay *replay) {
 
 // -- Sizes of logs ---------------------------------------------------------
 //
-// Remembers how large the logs of launches had to be, in entries or sectors, so that the next launch of the
-// same kernel gets logs that are large enough.
+// Remembers how large the logs of launches had to be, in sectors, so that the next launch of the same kernel
+// gets logs that are large enough. The first launch with another grid or block gets as much for each thread
+// as the most that any launch of the kernel needed.
 //
 // The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
 // writes adds to it with atomics.
 
-enum { BUCKETS = 1 << 10, MOST_STEPS = 160 };    // the last step is 2^40 times the capacity
-static const uint64_t MOST_ENTRIES = 1ull << 44; // more than any device has room for
+enum { BUCKETS = 1 << 10 };
 
 struct key {
     uint32_t kernel, maps, grid[3], block[3]; // kernel: its number in the trace
@@ -260,12 +260,14 @@ struct key {
 struct demand {
     struct demand *next;
     struct key key;
+    struct demand *all; // the demand for any grid and block, which are 0 in its key; there it's NULL
     _Atomic bool counted;
-    _Atomic uint64_t entries[]; // the largest capacity that a launch needed, by map
+    _Atomic uint64_t sectors[]; // the most that a launch needed, by map; in `all`, that RATED threads needed
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct demand *buckets[BUCKETS];
+static const unsigned __int128 RATED = 1 << 20;
 
 static struct demand **bucket_of(const struct key *key) {
     const uint32_t *words = (const uint32_t *)key;
@@ -282,23 +284,36 @@ bool hook_has_growing_log(const struct woven *woven) {
     return found;
 }
 
-struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first) {
-    const struct woven *woven = save->probed->woven;
-    struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
-    *first = false;
-    if (!hook_has_growing_log(woven))
-        return NULL;
-    memcpy(key.grid, save->grid, sizeof(key.grid));
-    memcpy(key.block, block, sizeof(key.block));
-    pthread_mutex_lock(&lock);
-    struct demand **bucket = bucket_of(&key), *found = *bucket;
-    while (found && memcmp(&found->key, &key, sizeof(key)))
+// Under the lock. `known`: it was there.
+static struct demand *find(const struct key *key, bool *known) {
+    struct demand **bucket = bucket_of(key), *found = *bucket;
+    while (found && memcmp(&found->key, key, sizeof(*key)))
         found = found->next;
-    if (!found && (found = calloc(1, sizeof(*found) + woven->map_count * sizeof(*found->entries)))) {
-        *first = true;
-        found->key = key;
+    *known = found != NULL;
+    if (!found && (found = calloc(1, sizeof(*found) + key->maps * sizeof(*found->sectors)))) {
+        found->key = *key;
         found->next = *bucket;
         *bucket = found;
+    }
+    return found;
+}
+
+struct demand *hook_find_demand(const struct save *save, const uint32_t block[3],
+                                const struct demand **earlier) {
+    const struct woven *woven = save->probed->woven;
+    struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
+    bool known, any;
+    *earlier = NULL;
+    if (!hook_has_growing_log(woven))
+        return NULL;
+    pthread_mutex_lock(&lock);
+    struct demand *all = find(&key, &any);
+    memcpy(key.grid, save->grid, sizeof(key.grid));
+    memcpy(key.block, block, sizeof(key.block));
+    struct demand *found = all ? find(&key, &known) : NULL;
+    if (found) {
+        found->all = all;
+        *earlier = known ? found : any ? all : NULL;
     }
     pthread_mutex_unlock(&lock);
     return found;
@@ -306,43 +321,54 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
 
 bool hook_is_counted(const struct demand *demand) { return atomic_load(&demand->counted); }
 
-void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
+static unsigned __int128 threads_of(const struct key *key) {
+    unsigned __int128 threads = 1;
+    for (int i = 0; i < 3; i++)
+        threads *= (uint64_t)key->grid[i] * key->block[i];
+    return threads ? threads : 1;
+}
+
+// Only the writer thread does this.
+static bool add_sectors(struct demand *demand, uint32_t map, unsigned __int128 sectors) {
+    if (sectors > atomic_load(&demand->sectors[map]))
+        atomic_store(&demand->sectors[map], sectors < UINT64_MAX ? (uint64_t)sectors : UINT64_MAX);
+    return !atomic_exchange(&demand->counted, true);
+}
+
+void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors) {
     if (!demand)
         return;
-    uint64_t before = atomic_load(&demand->entries[map]);
-    if (entries > before) // only the writer thread does this
-        atomic_store(&demand->entries[map], entries);
-    if (!atomic_exchange(&demand->counted, true))
+    unsigned __int128 threads = threads_of(&demand->key);
+    bool first = add_sectors(demand->all, map, (sectors * RATED + threads - 1) / threads);
+    if (add_sectors(demand, map, sectors) || first)
         hook_wake_claims();
 }
 
-uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
-    unsigned __int128 entries = map->capacity;
-    if (map->rooms) {
-        entries <<= step;
-    } else {
-        entries += (unsigned __int128)(step % 4) * (map->capacity / 4);
-        entries <<= step / 4;
-    }
-    return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
+// Return the sectors that a launch is expected to claim. It may claim a little more than the earlier one.
+static unsigned __int128 expected(const struct demand *demand, size_t map) {
+    if (hook_is_counted(demand))
+        return atomic_load(&demand->sectors[map]);
+    uint64_t rate = atomic_load(&demand->all->sectors[map]);
+    unsigned __int128 threads = threads_of(&demand->key);
+    return rate && threads > ((unsigned __int128)1 << 100) / rate ? UINT64_MAX : rate * threads / RATED;
 }
 
-// Return the steps that a launch's claim needs, or 0 if it fitted. The next launch may claim a little more.
-static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
-    unsigned step = 0;
-    if (map->grows && claimed > map->capacity)
-        while (step < (map->rooms ? MOST_DOUBLINGS : MOST_STEPS) &&
-               hook_log_capacity(map, step) / 9 * 8 < claimed)
-            step++;
-    return step;
+// Return how often a log has to be doubled for a launch, 0 if it fits as it is.
+static unsigned doublings_for(const struct woven_map *map, unsigned __int128 claimed) {
+    uint64_t capacity = map->capacity / ROOM_ARENAS * ROOM_ARENAS; // arenas have equal sizes
+    unsigned doublings = 0;
+    if (map->grows && claimed > capacity)
+        while (doublings < MOST_DOUBLINGS && (capacity << doublings) / 9 * 8 < claimed)
+            doublings++;
+    return doublings;
 }
 
-static void size_log(struct save *save, size_t at, unsigned step, const uint32_t block[3]) {
+static void size_log(struct save *save, size_t at, unsigned doublings, const uint32_t block[3]) {
     struct woven_map map = save->probed->woven->maps[at];
-    map.capacity = hook_log_capacity(&map, step);
+    map.capacity <<= doublings;
     if (!hook_map_bytes(&map, save->grid, block, &save->sizes[at]))
         save->sizes[at] = UINT64_MAX / MOST_MAPS / 2;
-    save->steps[at] = map.rooms ? number_of_rooms(save->grid, step) : (uint8_t)step;
+    save->numbers[at] = number_of_rooms(save->grid, doublings);
 }
 
 bool hook_size_logs(struct save *save, uint64_t most) {
@@ -352,10 +378,10 @@ bool hook_size_logs(struct save *save, uint64_t most) {
     do {
         save->bytes = largest = 0;
         for (size_t i = 0; i < woven->map_count; i++) {
-            unsigned step = steps_for(&woven->maps[i], atomic_load(&save->demand->entries[i]));
-            largest = step > largest ? step : largest;
+            unsigned more = doublings_for(&woven->maps[i], expected(save->demand, i));
+            largest = more > largest ? more : largest;
             if (woven->maps[i].grows)
-                size_log(save, i, step > less ? step - less : 0, save->demand->key.block);
+                size_log(save, i, more > less ? more - less : 0, save->demand->key.block);
             save->bytes += hook_rounded(save->sizes[i]);
         }
     } while (save->bytes > most && less++ < largest);

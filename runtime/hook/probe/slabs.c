@@ -96,10 +96,10 @@
 //
 // Two limits remain. A call that begins a capture waits while the marking thread is blocked in its stream or
 // in the legacy one, for as long as a launch into that stream would take at that point. That wait isn't cut
-// short, because an event that enters the legacy stream later invalidates the capture. And a thread of ours
-// that's ready to run but isn't scheduled during a driver call looks like a slow driver. It takes 60 such
-// seconds without any CPU time until the launch is counted as running without probes, so nothing is lost
-// silently.
+// short, because an event that enters the legacy stream later invalidates the capture. And if one of our
+// threads is ready to run during a driver call but isn't scheduled, that looks like a slow driver. After 60
+// seconds without any CPU time for the thread, the launch is counted as running without probes, so nothing is
+// lost silently.
 //
 // Slabs made ahead
 //

@@ -156,7 +156,7 @@ def test_the_stores_that_a_head_speaks_of(name):
 def test_progress_is_that_of_the_warp():
     """FLOPS are per lane: 64 for mma.m16n8k8, times the active lanes."""
     text = weave(PLACES, "k", [PROBES["warp_progress"]]).data.decode()
-    (count,) = re.findall(r"popc\.b32 (\S+),", text)
+    (count,) = re.findall(r"popc\.b32 (%gpt_b32\S+),", text)
     assert f"cvt.u64.u32 %gpt_0_lanes, {count};" in text
     assert "mad.lo.u64 %gpt_0_done, %gpt_0_lanes, 64, %gpt_0_done;" in text
 

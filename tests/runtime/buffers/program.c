@@ -73,8 +73,8 @@ bool hook_start_thread(void *(*work)(void *)) {
 struct held_signals hook_hold_signals(void) { return (struct held_signals){0}; }
 void hook_release_signals(const struct held_signals *before) { (void)before; }
 void hook_count_unprobed(uint32_t function, const struct reason *reason) { (void)function, (void)reason; }
-void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
-    (void)demand, (void)map, (void)entries;
+void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors) {
+    (void)demand, (void)map, (void)sectors;
 }
 bool hook_is_counted(const struct demand *demand) { return *(const _Atomic bool *)demand; }
 void hook_count_need(uint32_t function, uint64_t bytes) { (void)function, (void)bytes; }

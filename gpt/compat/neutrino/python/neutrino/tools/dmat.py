@@ -32,7 +32,7 @@ CLOCKS = 1 << 20  # clocks written at once
 
 
 def iter_batches(path, offset):
-    """Yield the accesses; a thread has room for as many as the one with most, so some are zero."""
+    """Yield the accesses. All threads have equally many records, so some are empty and left out."""
     records = np.memmap(path, RECORD, "r", offset, ((path.stat().st_size - offset) // RECORD.itemsize,))
     for at in range(0, len(records), BATCH):
         batch = records[at : at + BATCH]
