@@ -31,6 +31,7 @@ STACKS = (Column("stack", "text"), Column("samples", "u64"))
 TOP = 20
 NO_SAMPLES = "what the host did is not recorded: 'gpt-hook run --sample-host 50' samples it"
 IN_CALL, IN_PYTHON, IN_NATIVE, WAITING = "in a CUDA call", "running Python", "running native code", "waiting in {}"
+UNREAD = "no Python frames of {}, in {}: gpt-hook reads CPython 3.11 to 3.14, except free-threaded builds"
 BETWEEN = ";"  # frames of a collapsed stack
 
 
@@ -43,6 +44,8 @@ class StacksPart:
     states: Counter[str] = field(default_factory=Counter)
     threads: int = 0
     changed: int = 0
+    deepest: int = 0
+    unread: Counter[str] = field(default_factory=Counter)  # processes by interpreter
 
 
 class Stacks(Parts[StacksPart]):
@@ -72,14 +75,17 @@ class Stacks(Parts[StacksPart]):
             threads = len(set(rows["thread"].tolist()))
             part.threads += threads
             part.changed += int(rows["changed"].sum())
+            part.deepest += samples.count_deepest()
+            if interpreter := samples.find_unread():
+                part.unread[interpreter] += 1
             stacks = part.stacks[number] = Counter()
-            for at, frames in samples.iter_stacks():
-                _, thread, python, _, syscall, _ = rows[at].tolist()
+            for at, frames, native in samples.iter_stacks():
+                _, thread, _, _, syscall, _ = rows[at].tolist()
                 outer = [f"thread {thread}"] if threads > 1 else []
                 inner = [process.api(calls[at]).name] if calls[at] != NO_CALL else []
                 stacks[*outer, *frames, *inner] += 1
                 waits = WAITING.format(name_syscall(syscall)) if syscall != NONE else None
-                runs = IN_PYTHON if python else IN_NATIVE
+                runs = IN_NATIVE if native else IN_PYTHON
                 part.states[IN_CALL if inner else waits or runs] += 1
         return part
 
@@ -131,11 +137,17 @@ class Stacks(Parts[StacksPart]):
 
 def _describe(parts: list[StacksPart], states: Counter[str], whole: int) -> list[str]:
     """Say what threads did most, and what samples lack."""
+    from gpt.analyze.lib.host_samples import DEEPEST
+
     state, count = states.most_common(1)[0]
     threads = sum(part.threads for part in parts)
     lines = [f"{amount(whole, 'sample')} of {amount(threads, 'thread')}: {human_share(100 * count / whole)} {state}"]
     if changed := sum(part.changed for part in parts):
         lines.append(f"{amount(changed, 'sample')} without the innermost frames, which changed while they were read")
+    if deepest := sum(part.deepest for part in parts):
+        lines.append(f"{amount(deepest, 'sample')} with only the innermost {DEEPEST} Python frames")
+    unread = sum((part.unread for part in parts), Counter[str]())
+    lines += [UNREAD.format(name, amount(count, "process")) for name, count in unread.items()]
     return lines
 
 

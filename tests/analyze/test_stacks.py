@@ -127,3 +127,32 @@ def test_a_trace_without_samples_says_how_to_take_them():
 )
 def test_names_of_frames(frame, name):
     assert name_frame(frame) == name
+
+
+def test_native_code_that_python_called_is_the_innermost_frame():
+    """The interpreter's own code, the system's, and code where a thread waits are no frames of their own."""
+    made = Made().call("cuMemAlloc", 0, 1)
+    files = "/x/libz.so.1", "/x/libpython3.12.so.1.0", "/x/python3.12", "/lib/libc.so.6", "/x/libpythonic.so"
+    made.found += [STACKS[0], *(native(10 + at, path, 64) for at, path in enumerate(files))]
+    made.found += [sample(10 + at, python=1, native=10 + at) for at in range(len(files))]
+    made.found += [sample(30, python=1), sample(31, python=1, native=10, syscall=FUTEX)]
+    found = ask("stacks", made.segment())
+    assert {row["state"]: row["samples"] for row in found.rows["states"]} == {
+        "running native code": 2, "running Python": 4, "waiting in futex": 1,
+    }  # fmt: skip
+    outer = "<module> (train.py:7);collate (data.py:41)"
+    stacks = {row["stack"]: row["samples"] for row in found.rows["stacks"]}
+    assert stacks == {f"{outer};libz.so.1": 1, f"{outer};libpythonic.so": 1, outer: 5}
+
+
+def test_what_samples_lack_is_said():
+    made = Made().call("cuMemAlloc", 0, 1)
+    made.found += [python(1, *[(LOADER, 1, "down")] * 128), python(2, *[(LOADER, 1, "down")] * 127)]
+    made.found += [sample(10, python=1), sample(11, python=2), sample(12, python=1)]
+    assert "2 samples with only the innermost 128 Python frames" in ask("stacks", made.segment()).verdicts["states"]
+    made = Made().call("cuMemAlloc", 0, 1)
+    made.found += [native(1, "/x/libpython3.10.so.1.0", 64), sample(10, native=1), sample(11)]
+    assert (
+        "no Python frames of libpython3.10.so.1.0, in 1 process: gpt-hook reads CPython 3.11 to 3.14, except "
+        "free-threaded builds"
+    ) in ask("stacks", made.segment()).verdicts["states"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 LIBRARY, PACKAGES = "/lib/python3", "/site-packages/"  # in paths of files that aren't the program's own
 RUNS = "(native code)"
+INTERPRETER = re.compile(r"(lib)?python\d")
+SYSTEM = re.compile(r"(ld-linux|libc|libm|libpthread)\b")
+DEEPEST = 128  # most Python frames of a sample
 NO_CALL = -1
 WIDEST, MOSTLY = 60, 50  # columns of a name; % of samples
 
@@ -147,13 +151,39 @@ class HostSamples:
             return name_frame(frames[0])
         return f"waiting in {name_syscall(syscall)}" if syscall != NONE else RUNS
 
-    def iter_stacks(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the index of each sample, and the names of its frames, outermost first."""
+    def iter_stacks(self) -> Iterator[tuple[int, list[str], bool]]:
+        """Yield the index of each sample, the names of its frames, outermost first, and whether it ran native code: a
+        library that Python called, other than the interpreter and the system's.
+        """
         named: dict[int, list[str]] = {}
         for at, (python, native, syscall) in enumerate(self.rows[["python", "native", "syscall"]].tolist()):
             if python not in named:
                 named[python] = [_name_in_stack(one) for one in reversed(self._sites.frames(python))]
-            yield at, named[python] or [self.name_native(native, syscall)]
+            called = syscall == NONE and self._is_called(native)
+            inner = [self.name_native(native, syscall)] if called or not named[python] else []
+            yield at, [*named[python], *inner], called or not named[python]
+
+    def _is_called(self, native: int) -> bool:
+        """Return whether a native frame is in a library of its own."""
+        frames = self._sites.frames(native) if native else []
+        file = os.path.basename(frames[0].path or "") if frames else ""
+        return bool(file) and not INTERPRETER.match(file) and not SYSTEM.match(file)
+
+    def count_deepest(self) -> int:
+        """Return the number of samples that may lack outer frames, because as many were read as there can be."""
+        deep = {id_ for id_ in set(self.rows["python"].tolist()) if len(self._sites.frames(id_)) >= DEEPEST}
+        return int(np.isin(self.rows["python"], [*deep]).sum())
+
+    def find_unread(self) -> str | None:
+        """Return the interpreter whose Python frames weren't read in any sample, or None."""
+        if self.rows["python"].any():
+            return None
+        files = Counter[str]()
+        for native in self.rows["native"].tolist():
+            for frame in self._sites.frames(native)[:1] if native else ():
+                if INTERPRETER.match(file := os.path.basename(frame.path or "")):
+                    files[file] += 1
+        return files.most_common(1)[0][0] if files else None
 
 
 def _is_library(frame: CallFrame) -> bool:
