@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpt.analyze.lib.critical_path import UnitPath
     from gpt.analyze.lib.launch_times import ProcessLaunches, Sums
     from gpt.trace.model import TraceModel
 
@@ -34,7 +36,8 @@ LAUNCHES = (
     Column("depth", "f64?", title="queued"),
     Column("span", "u64", "ns", shown="never"),
 )
-RANGE_SUMS = (Column("range", "text"), *SUMS)
+AHEAD = Column("ahead", "f64?", title="ahead")
+RANGE_SUMS = (Column("range", "text"), *SUMS, AHEAD)
 UNITS = (
     Column("unit", "text", "kernel", "unit, from"),
     *WHO[:2],
@@ -44,6 +47,9 @@ UNITS = (
     Column("took", "u64", "ns", "takes"),
     Column("calls", "u64?", "ns", "in calls"),
     Column("work", "u64?", "ns", "GPU time"),
+    Column("delay", "u64?", "ns", shown="never"),
+    Column("starved", "f64?", "%", shown="never"),
+    AHEAD._replace(shown="never"),
     Column("graph", "f64?", "%", "graph saves"),
     Column("fusion", "f64?", "%", "fusion saves"),
 )
@@ -51,9 +57,26 @@ SEQUENCE = (
     Column("kernel", "text", "kernel", "kernels of the unit, in order"),
     Column("count", "u64", title="in a row"),
     *SUMS[1:],
+    AHEAD._replace(shown="never"),
+)
+PATH = (
+    Column("what", "text", title="critical path of a unit"),
+    Column("name", "text?", "kernel", "in"),
+    Column("count", "f64", title="times"),
+    Column("time", "u64", "ns"),
+    Column("share", "f64", "%"),
+)
+STEPS = (
+    Column("where", "text"),
+    Column("what", "text"),
+    Column("name", "text?", "kernel"),
+    Column("begin", "u64", "ns", "at"),
+    Column("took", "u64", "ns"),
+    Column("end", "u64", "ns", shown="never"),
 )
 DEPTHS = (Column("begin", "u64", "ns"), Column("depth", "u64"))
-TOP, TOP_STEPS = 10, 30
+TOP, TOP_STEPS, TOP_KINDS, LISTED = 10, 30, 3, 10_000
+COLLECTIVE = "collective"
 NO_RANGE = "(no range)"
 BOUND = 50  # minimum % of launches that find nothing queued, for a process to be launch-bound
 IN_CALLS = 25  # % of the time
@@ -114,11 +137,13 @@ class Launches(Parts[LaunchesPart]):
             verdict[0] = f"{describe(one)}: {verdict[0]}"
         yield make_answer("launches", LAUNCHES, [_row(where, each) for where, each in found], verdict, top=TOP)
         if units := [row for where, each in found for row in _unit_row(where, each)]:
-            yield make_answer("units", UNITS, units, [*_describe_unit(most)], top=TOP)
+            yield make_answer("units", UNITS, units, [*_describe_unit(most), *_describe_queue(most)], top=TOP)
         if most.unit:
-            steps = [(step.name, step.times, *_sums(step.sums)[1:]) for step in most.unit.steps]
+            steps = [(step.name, step.times, *_sums(step.sums)[1:], _ahead(step.sums)) for step in most.unit.steps]
             more = [f"and {amount(most.unit.more, 'step')} more"] if most.unit.more else []
             yield make_answer("sequence", SEQUENCE, steps, more, top=TOP_STEPS)
+        if most.path:
+            yield from _answer_path(most.path, describe(one))
         if ranges := _iter_ranges([launches for _, launches in found]):
             yield make_answer("ranges", RANGE_SUMS, ranges, top=TOP)
         if most.depths:
@@ -134,6 +159,43 @@ def _sums(sums: Sums) -> tuple[Any, ...]:
         return sums.launches, 0, *[None] * 5
     means = (value / sums.timed for value in (sums.calls, sums.work, sums.delay))
     return sums.launches, sums.timed, *means, 100 * sums.starved / sums.timed, 100 * sums.short / sums.timed
+
+
+def _ahead(sums: Sums) -> float | None:
+    """Return how many launches were waiting or running, on average, when a call returned."""
+    return sums.ahead / sums.timed if sums.timed else None
+
+
+def _answer_path(path: UnitPath, who: str) -> Answers:
+    """Yield what the critical path of a unit consists of, most time first, and one path in order."""
+    from gpt.analyze.lib.critical_path import share_on_host
+
+    rows = [
+        (kind, name or None, count / path.units, time / path.units, 100 * time / (path.took or 1))
+        for (kind, name), (count, time) in path.sums.items()
+    ]
+    rows.sort(key=lambda row: (-row[3], row[0], row[1] or ""))
+    host = 100 * share_on_host(path)
+    kinds = Counter[str]()
+    for (kind, _), (_, time) in path.sums.items():
+        kinds[kind] += time
+    shares = ((kind, 100 * time / (path.took or 1)) for kind, time in kinds.most_common(TOP_KINDS))
+    most = ", ".join(f"{kind} {human_share(share)}" for kind, share in shares)
+    took = human_time(path.took / path.units)
+    told = f"{who}: of the {took} that a unit takes, the host decides {human_share(host)}, the GPU the rest: {most}"
+    repeated = "the repetition" if path.units == 1 else f"the {path.units} repetitions"
+    verdict = [told, f"mean of {repeated} whose time is closest to the median"]
+    if any(row[0] == COLLECTIVE for row in rows):
+        verdict.append("collectives wait for other ranks: 'gpt-analyze collectives' says for which")
+    yield make_answer("path", PATH, rows, verdict, top=TOP)
+    first = path.steps[0].begin if path.steps else 0
+    steps = [
+        (step.where, step.kind, step.name or None, step.begin - first, step.end - step.begin, step.end - first)
+        for step in path.steps
+    ]
+    title = f"critical path of a unit of {who}: {took}"
+    drawn = plot("spans", "begin", "where", end="end", color="what", title=title)
+    yield make_answer("steps", STEPS, steps[:LISTED], ["'at' counts from the unit's begin"], top=0, plots=[drawn])
 
 
 def _row(who: tuple[Any, ...], found: ProcessLaunches) -> tuple[Any, ...]:
@@ -187,7 +249,9 @@ def _unit_row(who: tuple[Any, ...], found: ProcessLaunches) -> Iterator[tuple[An
         return
     unit, saves = found.unit, _saves(found) or (None, None)
     times = (value / unit.times if unit.sums.timed else None for value in (unit.sums.calls, unit.sums.work))
-    yield unit.steps[0].name, *who, unit.length, unit.times, unit.took, *times, *saves
+    delay, starved = _sums(unit.sums)[4:6]
+    queue = delay, starved, _ahead(unit.sums)
+    yield unit.steps[0].name, *who, unit.length, unit.times, unit.took, *times, *queue, *saves
 
 
 def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
@@ -212,6 +276,14 @@ def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
     )
 
 
+def _describe_queue(found: ProcessLaunches) -> Iterator[str]:
+    """Say how long the launches of the unit are queued."""
+    if found.unit and found.unit.sums.timed:
+        sums = found.unit.sums
+        delay, queue = human_time(sums.delay / sums.timed), f"{sums.ahead / sums.timed:.3g}"
+        yield f"in this unit, work begins {delay} after its call does, and has {queue} launches ahead of it, on average"
+
+
 def _iter_ranges(found: list[ProcessLaunches]) -> list[tuple[Any, ...]]:
     """Return the columns RANGE_SUMS of all processes, most launches first."""
     from gpt.analyze.lib.launch_times import Sums
@@ -222,7 +294,7 @@ def _iter_ranges(found: list[ProcessLaunches]) -> list[tuple[Any, ...]]:
             mine = ranges.setdefault(name, Sums())
             for key, value in vars(sums).items():
                 setattr(mine, key, getattr(mine, key) + value)
-    rows = [(NO_RANGE if name is None else name, *_sums(sums)) for name, sums in ranges.items()]
+    rows = [(NO_RANGE if name is None else name, *_sums(sums), _ahead(sums)) for name, sums in ranges.items()]
     return sorted(rows, key=lambda row: (-row[1], row[0])) if set(ranges) - {None} else []
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.lib.critical_path import UnitPath, find_path
 from gpt.analyze.lib.innermost import iter_innermost
 from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.overlay import NOTHING, PIECE, overlay
@@ -49,6 +50,7 @@ class Sums:
     calls: float = 0.0
     work: float = 0.0
     delay: float = 0.0
+    ahead: int = 0  # sum of the launches that were waiting or running when each call returned
     starved: int = 0
     short: int = 0
     short_work: float = 0.0
@@ -62,6 +64,7 @@ class Sums:
         self.calls += float(timed["took"].sum())
         self.work += float(timed["duration"].sum())
         self.delay += float(_delays(timed).sum())
+        self.ahead += int(timed["depth"].sum())
         self.starved += int((timed["depth"] == 0).sum())
         self.short += int(short.sum())
         self.short_work += float(timed["duration"][short].sum())
@@ -102,6 +105,7 @@ class ProcessLaunches:
     ranges: dict[str | None, Sums] = field(default_factory=dict)
     unit: UnitTimes | None = None
     depths: list[tuple[int, int]] = field(default_factory=list)
+    path: UnitPath | None = None
 
 
 def find_launches(trace: TraceModel, number: int, tapes: Tapes, period: Period | None) -> ProcessLaunches:
@@ -124,6 +128,7 @@ def find_launches(trace: TraceModel, number: int, tapes: Tapes, period: Period |
         _add_ranges(trace, number, tape, found)
     if period is not None:
         found.unit = _find_unit(trace, number, tape, tapes, period)
+        found.path = find_path(trace, number, tape, period)
     return found
 
 
