@@ -13,7 +13,7 @@ from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
 from gpt.base.errors import MissingError, TruncatedError
 from gpt.screen.units import amount
-from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
+from gpt.trace.kinds import CALLS, GPU_TIMES, NODES, RANGES, SAVES
 from gpt.trace.replays import COPIES, Replays, sum_replays
 
 if TYPE_CHECKING:
@@ -45,6 +45,12 @@ KERNELS = (
     Column("time", "u64?", "ns", shown="any"),
     Column("mean", "u64?", "ns", shown="any"),
     Column("share", "f64?", "%", shown="any"),
+)
+MODULES = (
+    Column("module", "text", title="modules of graphs"),
+    Column("graph", "u64", "id"),
+    Column("replay", "u64", title="a replay"),
+    Column("launches", "u64"),
 )
 MAP = "block_sched"
 TOP = 30  # rows that tables show
@@ -112,6 +118,29 @@ def graphs(trace: TraceModel) -> Answers:
         verdict.append(f"{fact}: only probes count them")
     drawn = plot("bars", "kernel", "time" if spans else "launches")
     yield make_answer("kernels", KERNELS, kernels, verdict, top=TOP, plots=[drawn])
+    yield from _iter_modules(trace, found)
+
+
+def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
+    """Yield in which module, or NVTX range, the kernel nodes were created; nothing if no graph's nodes are known."""
+    from collections import Counter
+
+    from gpt.analyze.lib.attribution import fold
+    from gpt.analyze.lib.modules import find_modules
+    from gpt.trace.calls_store import times_of
+
+    rows: list[tuple[Any, ...]] = []
+    for graph in found:
+        number = trace.processes.index(graph.process)
+        origins = graph.process.graphs.origins(graph.handle, graph.made)
+        if origins is None or not trace.ranges(number).texts:
+            continue
+        names, which = find_modules(trace, number, times_of(graph.process, origins.calls), origins.threads)
+        counts = Counter(fold(names[at]) for at in which.tolist())
+        rows += [(name, graph.number, count, count * len(graph.calls)) for name, count in counts.items()]
+    if rows:
+        rows.sort(key=lambda row: (-row[3], row[0], row[1]))
+        yield make_answer("modules", MODULES, rows, top=TOP, plots=[plot("bars", "module", "launches")])
 
 
 def _stamps(values: Any) -> Any:
@@ -211,6 +240,6 @@ def _find_no_lack(kinds: set[str]) -> None:
     return None
 
 
-KINDS = CALLS | GPU_TIMES | SAVES | {"graph", "device"}
+KINDS = CALLS | GPU_TIMES | NODES | RANGES | SAVES | {"graph", "device"}
 ANALYSIS = of_model(graphs, "Show the kernels in CUDA graph launches.", KINDS, _find_no_lack, need=_find_need,
-                    types=frozenset(("graph",)), sends=True)  # fmt: skip
+                    types=frozenset(("graph",)), drains=True, sends=True)  # fmt: skip

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.lib.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.lib.command import of_model
 from gpt.analyze.lib.locations import SINCE, WHO, Who, tell_apart
-from gpt.trace.kinds import CALLS, GRAPHS, SITES
+from gpt.trace.kinds import CALLS, GRAPHS, RANGES, SITES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +52,10 @@ SITES_OF = (
     Column("library", "text", title="asked for by"),
     Column("function", "text?", "kernel", shown="under"),
     Column("site", "text?", shown="never"),  # library and function
+    *(column for column in SUMS if column.name != "failed"),
+)
+MODULES = (
+    Column("module", "text", title="asked for in"),
     *(column for column in SUMS if column.name != "failed"),
 )
 FRAGMENTS = (
@@ -113,6 +117,7 @@ def memory(trace: TraceModel) -> Answers:
     yield _make_live(found[0], len(found))
     if any(pieces.stacks.any() for pieces in found):
         yield _make_sites(found, names)
+    yield from _iter_modules(found, trace)
     if not _is_simulated(found[0]):  # its memory is the host's, not in such pages
         yield from _iter_fragments(found[0])
     yield from _iter_left(found, names)
@@ -253,6 +258,27 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
     lines = ["GPU and host memory together"] if not all(pieces.on_gpu.all() for pieces in found) else []
     lines += [f"'peak' and 'at GPU peak' are summed over {len(found):,} processes"] if len(found) > 1 else []
     return make_answer("sites", SITES_OF, rows, lines, top=TOP, plots=[drawn])
+
+
+def _iter_modules(found: list[Pieces], trace: TraceModel) -> Answers:
+    """Yield who asked by module of a model or NVTX range, most bytes at the peak first; nothing without ranges."""
+    import numpy as np
+
+    from gpt.analyze.lib.modules import find_modules
+
+    sums: dict[str, Any] = defaultdict(float)
+    for pieces in found:
+        number = trace.processes.index(pieces.process)
+        if not trace.ranges(number).texts:
+            continue
+        names, which = find_modules(trace, number, pieces.begins, pieces.threads)
+        for at, name in enumerate(names):
+            if (which == at).any():
+                sums[name] = sums[name] + np.array(_sums(pieces, which == at, None))
+    if sums:
+        rows = [(name, *sums[name]) for name in sorted(sums, key=lambda name: (*-sums[name][[4, 2]], name))]
+        drawn = plot("bars", "module", "at_peak", title="GPU memory at its peak, by module")
+        yield make_answer("modules", MODULES, rows, top=TOP, plots=[drawn])
 
 
 def _site(library: str, function: str | None) -> str | None:
@@ -409,8 +435,9 @@ def _find_lack(kinds: set[str]) -> str | None:
 ANALYSIS = of_model(
     memory,
     "Show who allocates memory, and what isn't freed.",
-    CALLS | GRAPHS | SITES | {"device"},
+    CALLS | GRAPHS | RANGES | SITES | {"device"},
     _find_lack,
     types=frozenset(("memory", "context", "graph")),
+    drains=True,
     sends=True,
 )

@@ -1,6 +1,6 @@
 """Draw a flame graph: a box per frame, as wide as its samples, above the box of its caller.
 
-`x` are numbers of samples, `y` collapsed stacks: frames from the outermost on, with semicolons between them.
+`x` are numbers such as samples, `y` collapsed stacks: frames from the outermost on, with semicolons between them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-DEEPEST, LEAST = 40, 1 / 400  # frames; narrower boxes, as a share of all samples, aren't drawn
+DEEPEST, LEAST = 40, 1 / 400  # frames; narrower boxes, as a share of the whole, aren't drawn
 CHARACTERS = 190  # the picture's width holds this much text
 WARM = 20  # hues from red to yellow
 
@@ -18,8 +18,8 @@ def depth_of(stacks: list[str | None]) -> int:
     return min(DEEPEST, max((1 + (stack or "").count(";") for stack in stacks), default=1))
 
 
-def draw_flame(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-    """Draw stacks, sorted so that equal outer frames touch."""
+def draw_flame(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], column: Mapping[str, Any]) -> None:
+    """Draw stacks, sorted so that equal outer frames touch. `column` is the declaration of `x`."""
     from gpt.screen.marks import number_ticks, text_of
 
     pairs = zip(columns[plot["y"][0]], columns[plot["x"]].tolist(), strict=True)
@@ -52,8 +52,8 @@ def draw_flame(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any]) -
             axes.text(begin + whole / 400, depth + 0.5, text_of(name, room), **form)
     axes.set_yticks([])
     axes.set(xlim=(0, whole), ylim=(0, max(depth for depth, *_ in boxes) + 1 if boxes else 1))
-    number_ticks(axes.xaxis, {"type": "u64"})
-    axes.set_xlabel("samples")
+    number_ticks(axes.xaxis, column)
+    axes.set_xlabel(column.get("title") or column["name"])
 
 
 def _color(name: str) -> Any:

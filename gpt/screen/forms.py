@@ -347,8 +347,7 @@ def _draw_roofs(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 def _draw_flame(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
     from gpt.screen.flame import draw_flame
 
-    del told
-    draw_flame(axes, plot, columns)
+    draw_flame(axes, plot, columns, told[plot["x"]])
 
 
 FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpt.analyze.lib.attribution import LAYERS, find_layer, fold
+from gpt.analyze.lib.attribution import find_layer, fold
+from gpt.analyze.lib.modules import LAYERS
 from gpt.stream import records
 from tests.analyze.asked import Answers, ask, run
 from tests.analyze.moments import APIS, EXEC, KERNELS, MS, at, launches, ranges, replays, times
@@ -147,3 +148,14 @@ def test_outside_of_modules_a_launch_belongs_to_the_innermost_range():
     }  # fmt: skip
     found = by("layer", launches((1, 5.5, 1), (1, 11, 1)), steps, modules)
     assert rows(found, "layer", "launches") == {"loss (range)": (1,), "step N (range)": (1,)}
+
+
+def test_a_flame_graph_has_the_parts_of_names():
+    modules = ranges(("layers.3.attn", 0, 2), ("layers.3.attn (backward)", 3, 4), domain=LAYERS)
+    steps = ranges(("step", 5, 8), ("a;b", 6, 7), first=9)
+    own = launches((1, 1, 1), (1, 3.5, 1), (1, 6.5, 1), (1, 7.5, 1))
+    assert rows(by("module", own, steps, modules), "module", "path") == {
+        "layers.N.attn": ("layers;N;attn",), "layers.N.attn (backward)": ("(backward);layers;N;attn",),
+        "a;b (range)": ("(range);a,b",), "step (range)": ("(range);step",),
+    }  # fmt: skip
+    assert rows(by("range", own, steps), "range", "path")["step/a;b"] == ("step;a,b",)

@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from gpt.analyze.lib.modules import LAYERS
 from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.trace import forge
@@ -118,3 +119,17 @@ def test_launches_of_graphs_that_were_made_before_are_no_error():
     text = " ".join(done.stdout.decode().split())
     assert "not in this trace: the work in 1 launch of graphs that were made before recording began" in text
     assert "kernels of graphs" not in text  # tables without rows have no titles
+
+
+def test_modules_of_the_nodes():
+    ranges = []
+    for number, (name, begin, end) in enumerate((("layers.0", 100, 200), ("layers.1", 200, 300)), 1):
+        more = {"type": "push", "thread": 1, "domain": LAYERS, "name": name, "start": begin}
+        ranges += [records.make("range", id=number, **more), records.make("range_end", id=number, thread=1, end=end)]
+    calls = [150, 250, 250, 350]
+    nodes = records.make("graph_nodes", exec=FIRST, at=1000, functions=[1, 1, 2, 2], threads=[1] * 4, calls=calls)
+    segment = [*APIS, *ranges, made(FIRST, 1000, f1=2, f2=2), nodes, *KERNELS]
+    found = ask("graphs", forge.trace(*segment, replays((2000, 9, 0, FIRST), (3000, 5, 0, FIRST))))
+    assert [(row["module"], row["replay"], row["launches"]) for row in found.rows["modules"]] == [
+        ("layers.N", 3, 6), ("(unknown)", 1, 2),
+    ]  # fmt: skip

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gpt.analyze.lib.allocations import PAGE
+from gpt.analyze.lib.modules import LAYERS
 from gpt.stream import records
 from tests.analyze.asked import answers, ask, run
 from tests.trace import forge
@@ -217,6 +218,24 @@ def test_who_asked_and_what_pytorch_does_not_see():
     verdict = "at the peak PyTorch's allocator had 1,000 B, and does not see 500 B that others asked for"
     assert found.verdicts["memory"][1:] == [verdict]
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
+
+
+def test_who_asked_by_module_and_range():
+    opened = [("Model", LAYERS, 0, 3), ("layers.0", LAYERS, 2, 3), ("load", None, 4, 6)]
+    more = []
+    for number, (name, domain, begin, end) in enumerate(opened, 1):
+        more.append(records.make("range", id=number, type="push", thread=1, domain=domain, name=name,
+                                 start=ZERO + begin * MS - MS // 2))  # fmt: skip
+        more.append(records.make("range_end", id=number, thread=1, end=ZERO + end * MS + MS // 2))
+    sizes = {0: 100, 1: 200, 2: 300, 5: 400, 7: 500}
+    calls = [("cuMemAlloc", at, BASE + at * 4096, size) for at, size in sizes.items()]
+    found = answers("memory", made(*calls, ("cuMemFree", 8, BASE), more=more))
+    keys = ("allocations", "freed", "allocated", "left")
+    assert {row["module"]: picked(row, *keys) for row in found.rows["modules"]} == {
+        "Model": (1, 1, 100, 0), "layers.0": (2, 0, 500, 500), "load (range)": (1, 0, 400, 400),
+        "(unknown)": (1, 0, 500, 500),
+    }  # fmt: skip
+    assert "modules" not in answers("memory", made(*calls)).rows
 
 
 def test_time_without_recording_is_told():

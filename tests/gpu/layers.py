@@ -99,6 +99,9 @@ def main() -> int:
         mean = sum(split) / len(split)
         worst = max(abs(100 * one / mean - 100) for one in split)
         expect(worst <= NEAR_NODES, f"graphed: equal layers of a replay are at most {worst:.2f} % from their mean")
+        for by in ("layer", "module"):  # for the documentation
+            table = run(ROOT / "bin" / "gpt-analyze", "summary", "--by", by, work / "graphed.mp")
+            (OUT / f"layers-decode-{by}.txt").write_text("\n".join(table) + "\n")
         found = hooked(work / "overhead.mp", "overhead", "--layers")
         (OUT / "layers-overhead.json").write_text(json.dumps(found, indent=1))
         for name in ("forward", "training"):

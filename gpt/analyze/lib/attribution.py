@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.modules import IN_RANGE, LAYERS, UNKNOWN, name_module, name_range
 from gpt.analyze.lib.sequence import IOCTL, LAUNCH, Acts
 from gpt.screen.demangle import demangle
 from gpt.screen.units import amount, human_time
@@ -34,9 +35,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
     from gpt.trace.spill import Array
 
-LAYERS = "gpt.layers"  # the domain of the ranges that 'gpt-hook --layers' records
-UNKNOWN, UNSPLIT, COPIES = "(unknown)", "(graphs, not split)", "(copies)"
-IN_RANGE = " (range)"  # after the name of a range that stands for a module
+UNSPLIT, COPIES = "(graphs, not split)", "(copies)"
 CALLER = " < "  # between a function and its caller
 FRAMES = 8  # functions of a stack that a row names
 TOP = 40
@@ -91,16 +90,11 @@ class _Part:
 
     def names(self, path: int) -> list[str]:
         """Return the names of the open ranges."""
-        found = [self.texts[name] for name in self.ranges.paths[path]]
-        return [f"{domain}: {text}" if domain else text for domain, text in found if domain != LAYERS]
+        return [name_range(self.texts[name]) for name in self.ranges.paths[path]]
 
     def module(self, path: int) -> str:
         """Return the innermost module, or outside of modules the innermost range."""
-        found = [self.texts[name] for name in self.ranges.paths[path]]
-        names = [text for domain, text in found if domain == LAYERS]
-        if names:
-            return names[-1]
-        return f"{self.names(path)[-1]}{IN_RANGE}" if found else UNKNOWN
+        return name_module(self.ranges.paths[path], self.texts)
 
     def kernel(self, function: int) -> str:
         """Return the mangled name of a function, or the type and op of a copy."""
@@ -141,8 +135,8 @@ def _by_stack(part: _Part, path: int, function: int) -> str:
 
 
 class Manner(NamedTuple):
-    """A way to group launches: the label of a row, the title of the column, and whether it needs ranges, modules or
-    stacks.
+    """A way to group launches: the label of a row, the title of the column, whether it needs ranges, modules or
+    stacks, and what separates the frames that a flame graph draws of a label.
     """
 
     label: Label
@@ -150,14 +144,23 @@ class Manner(NamedTuple):
     ranges: bool = False
     layers: bool = False
     stacks: bool = False
+    separator: str = ""
+
+    def path(self, label: str) -> str | None:
+        """Return a label as frames, outermost first, with semicolons between them."""
+        if not self.separator:
+            return None
+        text, _, note = label.replace(";", ",").partition(" (") if self.layers else (label.replace(";", ","), "", "")
+        frames = text.split(self.separator)
+        return ";".join([*([f"({note}"] if note else []), *(frames[::-1] if self.stacks else frames)])
 
 
 MANNERS = {
     "kernel": Manner(_by_kernel, "kernel"),
-    "range": Manner(_by_range, "range", ranges=True),
-    "module": Manner(_by_module, "module", ranges=True, layers=True),
-    "layer": Manner(_by_layer, "layer", ranges=True, layers=True),
-    "stack": Manner(_by_stack, "called by", stacks=True),
+    "range": Manner(_by_range, "range", ranges=True, separator="/"),
+    "module": Manner(_by_module, "module", ranges=True, layers=True, separator="."),
+    "layer": Manner(_by_layer, "layer", ranges=True, layers=True, separator="."),
+    "stack": Manner(_by_stack, "called by", stacks=True, separator=CALLER),
 }
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
 NO_LAYERS = "no modules in the trace: 'gpt-hook run --layers' records the modules of a PyTorch model"
@@ -384,6 +387,7 @@ def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: _Verdict) -> 
         Column("share", "f64", "%"),
         Column("gpu_total", "u64?", "ns", "GPU time", "any"),
         Column("split", "u64?", "ns", "estimated", "any"),
+        Column("path", "text?", shown="never"),
     )
     total = [sum(getattr(one, name) for one in rows.values()) for name in ("launches", "time")]
     whole = total[1] if verdict.timed else total[0]
@@ -394,10 +398,13 @@ def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: _Verdict) -> 
         name = CALLER.join(titles.get(word, word) for word in name.split(CALLER)) if manner.stacks else name
         share = 100 * (one.time if verdict.timed else one.launches) / (whole or 1)
         times = (one.time, one.split) if verdict.timed else (None, None)
-        found.append((name, one.launches, one.in_graphs, share, *times))
+        found.append((name, one.launches, one.in_graphs, share, *times, manner.path(name)))
     found.sort(key=lambda row: (row[0] in (UNKNOWN, UNSPLIT), -(row[4] or 0), -row[1], row[0]))
-    drawn = plot("bars", "name", "gpu_total" if verdict.timed else "launches")
-    return make_answer(f"by_{by}", columns, found, [*verdict.lines(rows)], top=TOP, plots=[drawn])
+    value = "gpu_total" if verdict.timed else "launches"
+    plots = [plot("bars", "name", value)]
+    if any(row[-1] for row in found):
+        plots.append(plot("flame", value, "path", title="GPU time" if verdict.timed else "launches"))
+    return make_answer(f"by_{by}", columns, found, [*verdict.lines(rows)], top=TOP, plots=plots)
 
 
 def find_lack(by: str, trace: TraceModel) -> str | None:

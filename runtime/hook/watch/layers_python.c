@@ -15,9 +15,9 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-enum { MOST_DEPTH = 3, MOST_ITEMS = 64 };                      // nested containers; items of each
-enum { MOST_INSIDE = 64, TAGGED = 1 << 16, NUMBER_BITS = 40 }; // a node's number has fewer bits in practice
-enum { LIST = 1 << 25, TUPLE = 1 << 26, DICT = 1 << 29 };      // in PyType_GetFlags
+enum { MOST_DEPTH = 3, MOST_ITEMS = 64 };                 // nested containers; items of each
+enum { TAGGED = 1 << 16, NUMBER_BITS = 40 };              // a node's number has fewer bits in practice
+enum { LIST = 1 << 25, TUPLE = 1 << 26, DICT = 1 << 29 }; // in PyType_GetFlags
 enum { METH_O = 8 };
 
 typedef gpt_object object;
@@ -31,17 +31,20 @@ struct method { // PyMethodDef
 
 static const struct gpt_python *python;
 
-// Per thread: the names of the modules that it is in, whether a module of its backward pass or a compiled
-// region is open, and a number for the thread.
-static TLS object *inside[MOST_INSIDE];
-static TLS unsigned depth; // may exceed MOST_INSIDE
-static TLS bool backward, in_region;
-static TLS object *backward_module; // while `backward`
-static TLS uint64_t thread_number;
+struct inside { // a call of a module, on the stack of its thread
+    object *name;
+    struct inside *outer;
+};
+
+// Of a thread. There's little room for such variables: programs load this library with others that have some.
+static TLS struct inside *inside;   // the innermost call, or NULL
+static TLS object *backward_module; // the open module of a backward pass, or NULL
+static TLS uint32_t thread_number;
+static TLS bool in_region; // a module is open in compiled code
 
 static object *type_of(object *one) { return *(object **)((char *)one + python->type_at); }
 
-static object *outer(void) { return depth && depth <= MOST_INSIDE ? inside[depth - 1] : python->none; }
+static object *outer(void) { return inside ? inside->name : python->none; }
 
 // Clear an error that our own calls caused. Returns false for an exception from a signal handler, which
 // belongs to the program.
@@ -62,17 +65,16 @@ static void end_region(void) {
 
 void gpt_hook_end_backward(void) {
     end_region();
-    if (backward)
+    if (backward_module)
         gpt_hook_layer_end();
-    backward = false;
+    backward_module = NULL;
 }
 
 static object *on_backward(object *name, object *gradients) {
     (void)gradients;
     gpt_hook_end_backward();
-    if (name != python->none)
-        backward = gpt_hook_layer(python->text_of(name));
-    backward_module = name; // referred to by the node, and kept by gpt/layers
+    if (name != python->none && gpt_hook_layer(python->text_of(name)))
+        backward_module = name;
     python->take(python->none);
     return python->none;
 }
@@ -82,10 +84,11 @@ static struct method method = {"gpt_layers", on_backward, METH_O, NULL};
 // Return whether a node has no hook yet, and remember that it has. PyTorch numbers the nodes of a thread in
 // the order of their creation. If two have the same place in the table, the first is forgotten.
 static bool is_new(uint64_t number) {
-    static _Atomic uint64_t threads, tagged[TAGGED];
+    static _Atomic uint32_t threads;
+    static _Atomic uint64_t tagged[TAGGED];
     if (!thread_number)
         thread_number = atomic_fetch_add(&threads, 1) + 1;
-    uint64_t key = number | thread_number << NUMBER_BITS;
+    uint64_t key = number | (uint64_t)thread_number << NUMBER_BITS;
     return atomic_exchange_explicit(&tagged[(number + thread_number) % TAGGED], key, memory_order_relaxed) !=
            key;
 }
@@ -196,10 +199,10 @@ static object *call_module(object *function, object *const *args, size_t flags, 
         return NULL;
     end_region(); // an exception may have ended compiled code
     bool entered = name != python->none && gpt_hook_layer(python->text_of(name));
-    if (depth++ < MOST_INSIDE)
-        inside[depth - 1] = name;
+    struct inside call = {name, inside};
+    inside = &call;
     object *result = python->vectorcall(function, args, flags, keywords);
-    depth--;
+    inside = call.outer;
     end_region();
     if (entered)
         gpt_hook_layer_end();
@@ -210,12 +213,12 @@ static object *call_module(object *function, object *const *args, size_t flags, 
     return result;
 }
 
-int gpt_hook_layer_outside(const char *name) { return !depth && gpt_hook_layer(name); }
+int gpt_hook_layer_outside(const char *name) { return !inside && gpt_hook_layer(name); }
 
 // -- Compiled code ---------------------------------------------------------
 
 static object *name_of_site(object *site) {
-    object *around = depth ? outer() : backward ? backward_module : python->none;
+    object *around = !inside && backward_module ? backward_module : outer();
     object *name = python->dict_item(site, around);
     if (name)
         return name;

@@ -1,0 +1,46 @@
+"""Find the module of a model, or the NVTX range, that a thread was in at given moments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpt.trace.open_ranges import OpenRanges
+
+if TYPE_CHECKING:
+    from gpt.trace.model import TraceModel
+    from gpt.trace.open_ranges import Numbers, Path
+    from gpt.trace.spill import Array
+
+LAYERS = "gpt.layers"  # the domain of the ranges that 'gpt-hook --layers' records
+IN_RANGE = " (range)"  # after the name of a range that stands for a module
+UNKNOWN = "(unknown)"
+MOMENT = [("time", "<i8"), ("thread", "<u8"), ("row", "<u8")]
+
+
+def name_range(text: tuple[str | None, str]) -> str:
+    """Return a range's name, with its domain if it has one."""
+    domain, name = text
+    return f"{domain}: {name}" if domain else name
+
+
+def name_module(path: Path, texts: list[tuple[str | None, str]]) -> str:
+    """Return the innermost module among the open ranges, or outside of modules the innermost range."""
+    found = [texts[name] for name in path]
+    modules = [text for domain, text in found if domain == LAYERS]
+    if modules:
+        return modules[-1]
+    return f"{name_range(found[-1])}{IN_RANGE}" if found else UNKNOWN
+
+
+def find_modules(trace: TraceModel, number: int, times: Array, threads: Array) -> tuple[list[str], Numbers]:
+    """Return names, and for each moment of a process, in ns, the index of its module's name."""
+    texts = trace.ranges(number).texts
+    ranges = OpenRanges(trace, number, range(len(texts)))
+    rows = np.zeros(len(times), MOMENT)
+    rows["time"], rows["thread"], rows["row"] = times, threads, np.arange(len(times))
+    found = np.zeros(len(times), np.int64)
+    for [(part, paths)] in ranges.iter((iter([rows[np.argsort(rows["time"], kind="stable")]]), MOMENT)):
+        found[part["row"].astype(np.int64)] = paths
+    return [name_module(path, texts) for path in ranges.paths], found
