@@ -20,8 +20,8 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from functools import partial
-from types import CodeType, FunctionType
+from functools import lru_cache, partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable
 
 BACKWARD = b" (backward)"
@@ -55,6 +55,12 @@ class Recorder:
         self.tag.argtypes = [ctypes.py_object, ctypes.py_object]
         self.end_backward = library.gpt_hook_end_backward
         self.end_backward.argtypes, self.end_backward.restype = [], None
+        self.enter_outside = library.gpt_hook_layer_outside
+        self.enter_outside.argtypes = [ctypes.c_char_p]
+        self.leave = library.gpt_hook_layer_end
+        self.leave.argtypes, self.leave.restype = [], None
+        self._new_region = library.gpt_hook_new_region
+        self._new_region.argtypes, self._new_region.restype = [], ctypes.py_object
 
     def wrap(self, function: FunctionType, objects: tuple[Any, ...]) -> None:
         """Let the library see calls of a function. `objects` are the last ones in struct gpt_python.
@@ -72,6 +78,10 @@ class Recorder:
         KEPT.extend((given, objects))
         if not 0 < place < FunctionType.__basicsize__ or not self._wrap(function, place, given):
             raise RuntimeError("this version of Python isn't supported")
+
+    def new_region(self) -> Any:
+        """Return the function that compiled code calls, after `wrap`."""
+        return self._new_region()
 
     def _find_vectorcall(self, function: FunctionType) -> int | None:
         find = getattr(self._ctypes.pythonapi, "PyVectorcall_Function", None)  # from 3.11 on
@@ -91,6 +101,7 @@ class Names:
         self._texts: dict[bytes, bytes] = {}  # all names, never removed, because the library refers to them
         self._roots: set[int] = set()  # modules in `known` that were outermost
         self._refs: dict[int, Any] = {}
+        self._outermost: set[bytes] = set()  # names of modules that were outermost: their class
 
     def find(self, module: Any, outer: bytes | None) -> bytes:
         """Name a module that isn't known. `outer` is the enclosing module's name."""
@@ -98,6 +109,19 @@ class Names:
             return self._add(module, outer.decode("utf-8", "replace") if outer else "")
         except Exception:  # the program's named_modules() raised it
             return self._encode(type(module).__name__)
+
+    def find_site(self, site: Any, outer: bytes | None) -> bytes | None:
+        """Return the module at a place in compiled code, and remember it. The code runs in the module `outer`."""
+        name, note = outer or b"", b""
+        if name.endswith(BACKWARD):
+            name, note = name[: -len(BACKWARD)], BACKWARD
+        path = site.path.encode()
+        if path and name and name not in self._outermost:
+            path = name + b"." + path
+        found = self._keep_text((path or name) + note) if path or name else None
+        if found is not None:
+            site[outer] = found
+        return found
 
     def _add(self, module: Any, prefix: str) -> bytes:
         """Name a module and those below it."""
@@ -111,12 +135,18 @@ class Names:
             below = ".".join(words)
             if one is not module and (id(one) not in self.known or id(one) in self._roots):
                 self._keep(one, path + below if below else f"{path}{type(one).__name__}")
+                if not below and not prefix:
+                    self._outermost.add(self.known[id(one)])
         self._keep(module, own)
         self._roots.add(id(module))
+        if not prefix:
+            self._outermost.add(self.known[id(module)])
         return self.known[id(module)]
 
     def _encode(self, name: str) -> bytes:
-        text = name.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
+        return self._keep_text(name.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0"))
+
+    def _keep_text(self, text: bytes) -> bytes:
         kept = self._texts.setdefault(text, text)
         self.backward.setdefault(kept, kept + BACKWARD)
         return kept
@@ -144,6 +174,25 @@ def _wrap_backward(original: Callable[..., Any], recorder: Recorder) -> Callable
             recorder.end_backward()
 
     return _engine_run_backward
+
+
+def _wrap_ranges(owner: Any, recorder: Recorder) -> None:
+    """Let torch.profiler.record_function name what happens outside of modules, such as an optimizer's step."""
+    enter, leave = owner.__enter__, owner.__exit__
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        name = str(self.name).rpartition("#")[2]  # Optimizer.step#AdamW.step
+        vars(self)["_gpt_entered"] = recorder.enter_outside(name.encode("utf-8", "replace"))
+        return enter(self)
+
+    def __exit__(self, *error):  # type: ignore[no-untyped-def]
+        try:
+            return leave(self, *error)
+        finally:
+            if vars(self).pop("_gpt_entered", 0):
+                recorder.leave()
+
+    owner.__enter__, owner.__exit__ = __enter__, __exit__
 
 
 class Patcher:
@@ -193,8 +242,8 @@ def _say(text: str) -> None:
         print(f"gpt.layers: warning: no modules are recorded: {text}", file=sys.stderr)
 
 
-def install() -> None:
-    """Wait for PyTorch, if gpt-hook traces this process."""
+def install(load_file: Callable[[str, str], Any]) -> None:
+    """Wait for PyTorch, if gpt-hook traces this process. `load_file` loads a module under a name from a file."""
     if not os.environ.get("GPT_HOOK_OUTPUT"):
         return
     try:
@@ -208,9 +257,36 @@ def install() -> None:
         torch = module.torch
         attributes = [sys.intern(name) for name in ("grad_fn", "_sequence_nr", "register_prehook")]
         objects = (None, True, Exception, torch.Tensor, *attributes, torch._C.is_grad_enabled, names.find)
-        recorder.wrap(module.Module.__call__, (*objects, names.known, names.backward))
+        recorder.wrap(module.Module.__call__, (*objects, names.find_site, names.known, names.backward))
 
     def patch_autograd(module: Any) -> None:
         module._engine_run_backward = _wrap_backward(module._engine_run_backward, recorder)
 
-    sys.meta_path.insert(0, Patcher({"torch.nn.modules.module": patch_modules, "torch.autograd": patch_autograd}))
+    def patch_profiler(module: Any) -> None:
+        _wrap_ranges(module.record_function, recorder)
+
+    def patch_inductor(module: Any) -> None:
+        for name, traced in (("compile_fx", False), ("_compile_fx_inner", True)):
+            if hasattr(module, name):
+                setattr(module, name, code().watch(getattr(module, name), traced))
+
+    def patch_loading(module: Any) -> None:
+        module.compile = code().compile
+
+    @lru_cache(maxsize=None)
+    def code() -> Any:
+        """Return what names modules in compiled code, and let that import it."""
+        made = load_file("_gpt_layers_compiled", os.path.join(os.path.dirname(__file__), "compiled.py")).CompiledCode()
+        shared = ModuleType("_gpt_layers")
+        shared._gpt_region, shared._gpt_sites = recorder.new_region(), made.sites  # type: ignore[attr-defined]
+        sys.modules["_gpt_layers"] = shared
+        return made
+
+    patches: dict[str, Callable[[Any], None]] = {
+        "torch.nn.modules.module": patch_modules,
+        "torch.autograd": patch_autograd,
+        "torch.autograd.profiler": patch_profiler,
+        "torch._inductor.compile_fx": patch_inductor,
+        "torch._inductor.runtime.compile_tasks": patch_loading,
+    }
+    sys.meta_path.insert(0, Patcher(patches))

@@ -39,7 +39,7 @@ def _run_next() -> None:
 
 
 try:
-    _load("_gpt_layers", os.path.join(_here, "__init__.py")).install()
+    _load("_gpt_layers", os.path.join(_here, "__init__.py")).install(_load)
 except Exception as error:  # the program runs as usual
     print("gpt.layers: warning: no modules are recorded:", repr(error), file=sys.stderr)
 _run_next()

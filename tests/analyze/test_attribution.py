@@ -134,3 +134,16 @@ def test_what_is_missing_is_said():
         assert (done.returncode, word in done.stderr) == (1, True), done.stderr
     done = run("summary", "--by", "layer", "--top", 3, data=b"")
     assert done.returncode == 2 and b"--by can't be combined with --top" in done.stderr
+
+
+def test_outside_of_modules_a_launch_belongs_to_the_innermost_range():
+    modules = ranges(("Model", 2, 4), ("head", 3, 4), domain=LAYERS, first=20)
+    steps = ranges(("step 0", 0, 10), ("loss", 5, 6), ("step 1", 10, 20))
+    found = by(
+        "module", launches((1, 1, 1), (1, 2.5, 1), (1, 3.5, 1), (1, 5.5, 1), (1, 11, 1), (1, 30, 1)), steps, modules
+    )
+    assert rows(found, "module", "launches") == {
+        "Model": (1,), "head": (1,), "loss (range)": (1,), "step N (range)": (2,), "(unknown)": (1,),
+    }  # fmt: skip
+    found = by("layer", launches((1, 5.5, 1), (1, 11, 1)), steps, modules)
+    assert rows(found, "layer", "launches") == {"loss (range)": (1,), "step N (range)": (1,)}

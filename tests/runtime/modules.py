@@ -8,6 +8,7 @@ It prints the sum of the gradients, and what Dynamo counted.
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 
 import torch
@@ -159,7 +160,68 @@ def compiled(model: nn.Module) -> None:
         for size in (1, 2, 2, 4):
             made(torch.ones(size, 8)).sum().backward()
     counters = torch._dynamo.utils.counters
+
+    class Ranged(nn.Module):
+        def forward(self, x):
+            with torch.profiler.record_function("inner"):
+                return x.relu()
+
+    torch._logging.set_logs(dynamo=logging.ERROR)  # it warns of ranges
+    torch.compile(Ranged(), backend=backend)(torch.ones(2, 8))
     print(graphs, *(sorted(dict(counters[name]).items()) for name in ("frames", "stats", "graph_break", "recompiles")))
+
+
+def inductor(model: nn.Module) -> None:
+    """Compile a model whose matrix products launch kernels, and run it forward and backward."""
+    from torch._inductor.select_algorithm import extern_kernels
+
+    def launching(name: str):
+        original = getattr(extern_kernels, name)
+
+        def product(*args, **kwargs):
+            launch("linear" if name == "addmm" else "linear_grad")
+            return original(*args, **kwargs)
+
+        return product
+
+    for name in ("addmm", "mm"):
+        setattr(extern_kernels, name, launching(name))
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+        def forward(self, x):
+            return x + self.down(nn.functional.silu(self.up(x)))
+
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    made = Compiled()
+    torch.compile(made)(torch.ones(4, 64)).square().mean().backward()
+    print(sum(parameter.grad.double().sum() for parameter in made.parameters()).item())
+    print(dict(torch._dynamo.utils.counters["stats"]))
+
+
+def optimized(model: nn.Module) -> None:
+    """Train with an optimizer and a named loss; each launches a kernel."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: launch("scores"))
+    out = model(torch.ones(4, 8))
+    with torch.profiler.record_function("loss of all"):
+        loss = out.square().mean()
+        launch("loss")
+    loss.backward()
+    optimizer.step()
+    launch("loss")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -66,6 +67,32 @@ def test_compiled_code_has_the_same_graphs(tmp_path):
     with_layers = ran(tmp_path, "compiled")
     (tmp_path / "t.mp").unlink()
     assert ran(tmp_path, "compiled", options=()) == with_layers != []
+
+
+@pytest.mark.full
+def test_kernels_of_compiled_code_belong_to_the_module_of_their_last_operation(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    with_layers = ran(tmp_path, "inductor")
+    forward = {f"layers.{n}.{part}": 1 for n in range(2) for part in ("up", "down")}
+    # of the input, no gradient is needed
+    backward = {f"{name} (backward)": 1 if name == "layers.0.up" else 2 for name in forward}
+    folded = Counter()
+    for name, count in (forward | backward).items():
+        folded[name.replace("0", "N").replace("1", "N")] += count
+    assert launches(tmp_path) == folded
+    assert launches(tmp_path, "layer") == {
+        **{f"layers.{n}": 2 for n in range(2)}, "layers.0 (backward)": 3, "layers.1 (backward)": 4,
+    }  # fmt: skip
+    (tmp_path / "t.mp").unlink()
+    assert ran(tmp_path, "inductor", options=()) == with_layers
+
+
+def test_an_optimizer_and_a_named_range_have_rows(tmp_path):
+    ran(tmp_path, "optimized")
+    found = launches(tmp_path, "layer")
+    assert {name: count for name, count in found.items() if not name.startswith(("layers.", "head"))} == {
+        "SGD.step": 1, "loss of all": 1, "(unknown)": 1,
+    }  # fmt: skip
 
 
 def traced(tmp_path, *code: str, options=("--layers",), **more) -> subprocess.CompletedProcess[str]:

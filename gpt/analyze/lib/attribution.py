@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LAYERS = "gpt.layers"  # the domain of the ranges that 'gpt-hook --layers' records
 UNKNOWN, UNSPLIT, COPIES = "(unknown)", "(graphs, not split)", "(copies)"
+IN_RANGE = " (range)"  # after the name of a range that stands for a module
 CALLER = " < "  # between a function and its caller
 FRAMES = 8  # functions of a stack that a row names
 TOP = 40
@@ -91,7 +92,15 @@ class _Part:
     def names(self, path: int) -> list[str]:
         """Return the names of the open ranges."""
         found = [self.texts[name] for name in self.ranges.paths[path]]
-        return [f"{domain}: {text}" if domain and domain != LAYERS else text for domain, text in found]
+        return [f"{domain}: {text}" if domain else text for domain, text in found if domain != LAYERS]
+
+    def module(self, path: int) -> str:
+        """Return the innermost module, or outside of modules the innermost range."""
+        found = [self.texts[name] for name in self.ranges.paths[path]]
+        names = [text for domain, text in found if domain == LAYERS]
+        if names:
+            return names[-1]
+        return f"{self.names(path)[-1]}{IN_RANGE}" if found else UNKNOWN
 
     def kernel(self, function: int) -> str:
         """Return the mangled name of a function, or the type and op of a copy."""
@@ -111,13 +120,12 @@ def _by_range(part: _Part, path: int, function: int) -> str:
 
 
 def _by_module(part: _Part, path: int, function: int) -> str:
-    names = part.names(path)
-    return fold(names[-1]) if names else UNKNOWN
+    return fold(part.module(path))
 
 
 def _by_layer(part: _Part, path: int, function: int) -> str:
-    names = part.names(path)
-    return find_layer(names[-1]) if names else UNKNOWN
+    name = part.module(path)
+    return fold(name) if name.endswith(IN_RANGE) else find_layer(name)
 
 
 def _by_stack(part: _Part, path: int, function: int) -> str:
@@ -147,8 +155,8 @@ class Manner(NamedTuple):
 MANNERS = {
     "kernel": Manner(_by_kernel, "kernel"),
     "range": Manner(_by_range, "range", ranges=True),
-    "module": Manner(_by_module, "module", layers=True),
-    "layer": Manner(_by_layer, "layer", layers=True),
+    "module": Manner(_by_module, "module", ranges=True, layers=True),
+    "layer": Manner(_by_layer, "layer", ranges=True, layers=True),
     "stack": Manner(_by_stack, "called by", stacks=True),
 }
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
@@ -398,6 +406,6 @@ def find_lack(by: str, trace: TraceModel) -> str | None:
     if manner.stacks:
         return None if any(len(process.sites) for process in trace.processes) else NO_STACKS
     texts = [domain for number in range(len(trace.processes)) for domain, _ in trace.ranges(number).texts]
-    if manner.layers and LAYERS not in texts:
-        return NO_LAYERS
+    if manner.layers:
+        return None if LAYERS in texts else NO_LAYERS
     return NO_RANGES if manner.ranges and all(domain == LAYERS for domain in texts) else None

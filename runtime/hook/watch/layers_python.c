@@ -35,7 +35,8 @@ static const struct gpt_python *python;
 // number for the thread.
 static TLS object *inside[MOST_INSIDE];
 static TLS unsigned depth; // may exceed MOST_INSIDE
-static TLS bool backward;
+static TLS bool backward, in_region;
+static TLS object *backward_module; // while `backward`
 static TLS uint64_t thread_number;
 
 static object *type_of(object *one) { return *(object **)((char *)one + python->type_at); }
@@ -51,9 +52,16 @@ static bool drop_error(void) {
     return true;
 }
 
+static void end_region(void) {
+    if (in_region)
+        gpt_hook_layer_end();
+    in_region = false;
+}
+
 // -- Backward passes -------------------------------------------------------
 
 void gpt_hook_end_backward(void) {
+    end_region();
     if (backward)
         gpt_hook_layer_end();
     backward = false;
@@ -64,6 +72,7 @@ static object *on_backward(object *name, object *gradients) {
     gpt_hook_end_backward();
     if (name != python->none)
         backward = gpt_hook_layer(python->text_of(name));
+    backward_module = name; // referred to by the node, and kept by gpt/layers
     python->take(python->none);
     return python->none;
 }
@@ -185,11 +194,13 @@ static object *call_module(object *function, object *const *args, size_t flags, 
         return NULL;
     if (has_grad() && !tag_arguments(args, count, keywords))
         return NULL;
+    end_region(); // an exception may have ended compiled code
     bool entered = name != python->none && gpt_hook_layer(python->text_of(name));
     if (depth++ < MOST_INSIDE)
         inside[depth - 1] = name;
     object *result = python->vectorcall(function, args, flags, keywords);
     depth--;
+    end_region();
     if (entered)
         gpt_hook_layer_end();
     if (result && has_grad() && !tag(result, backward_name(name), MOST_DEPTH)) {
@@ -197,6 +208,40 @@ static object *call_module(object *function, object *const *args, size_t flags, 
         return NULL;
     }
     return result;
+}
+
+int gpt_hook_layer_outside(const char *name) { return !depth && gpt_hook_layer(name); }
+
+// -- Compiled code ---------------------------------------------------------
+
+static object *name_of_site(object *site) {
+    object *around = depth ? outer() : backward ? backward_module : python->none;
+    object *name = python->dict_item(site, around);
+    if (name)
+        return name;
+    name = python->call(python->find_site, site, around, NULL);
+    if (!name)
+        return drop_error() ? python->none : NULL;
+    python->drop(name); // nothing frees it
+    return name;
+}
+
+static object *enter_region(object *self, object *site) {
+    (void)self;
+    end_region();
+    if (site != python->none && hook_records_layers()) {
+        object *name = name_of_site(site);
+        if (!name)
+            return NULL;
+        in_region = name != python->none && gpt_hook_layer(python->text_of(name));
+    }
+    python->take(python->none);
+    return python->none;
+}
+
+object *gpt_hook_new_region(void) {
+    static struct method region = {"gpt_region", enter_region, METH_O, NULL};
+    return python->new_function(&region, NULL, NULL);
 }
 
 int gpt_hook_wrap_calls(object *function, size_t place, const struct gpt_python *given) {

@@ -313,7 +313,7 @@ struct gpt_python {
     // objects
     gpt_object *none, *truth, *exception, *tensor;        // None, True, Exception, torch.Tensor
     gpt_object *grad_fn, *sequence_nr, *register_prehook; // names of attributes
-    gpt_object *is_grad_enabled, *find;                   // functions; `find` returns the name of a module
+    gpt_object *is_grad_enabled, *find, *find_site;       // functions; the last two name modules
     gpt_object *names, *backward_names;                   // dicts: by id(), and by name
     uint64_t type_at;                                     // where an object has its type
 };
@@ -325,6 +325,11 @@ EXPORT int gpt_hook_wrap_calls(gpt_object *function, size_t place, const struct 
 // Let the autograd nodes that made these tensors belong to the module with this name, or to none.
 EXPORT int gpt_hook_tag(gpt_object *value, gpt_object *name);
 EXPORT void gpt_hook_end_backward(void);
+EXPORT int gpt_hook_layer_outside(const char *name); // gpt_hook_layer if the thread is in no module
+
+// Return a new Python function, which code made by torch.compile calls: with a place in that code, whose
+// module the thread is in from here on, or None.
+EXPORT gpt_object *gpt_hook_new_region(void);
 
 // -- libraries.c -----------------------------------------------------------
 

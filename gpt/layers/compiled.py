@@ -1,0 +1,114 @@
+"""Name the modules of code that torch.compile has made, after the comments in it.
+
+Above each call of a kernel, Inductor's code names the operations that the kernel computes:
+
+    # Topologically Sorted Source Nodes: [silu, linear_1], Original ATen: [aten.silu, aten.addmm]
+
+They are nodes of a graph whose metadata has the module of each. When such code is loaded, each of these comments
+becomes a call that says in which module the thread is from here on. Nothing else changes, neither the code's file nor
+the kernels. A kernel that computes operations of several modules belongs to the module of the last one.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import tokenize
+from functools import wraps
+from typing import Any, Callable, Dict
+
+NODES = re.compile(r"# (?:Topologically Sorted|Unsorted) Source Nodes: \[(.*?)\]")
+BACKWARD_CODE = re.compile(r"# AOT ID: \['\d+_backward'\]")
+SCOPE = re.compile(r"(?:[LG]\['[^']*'\]|\w+)")  # what a path begins with: the variable that the outermost module was in
+STEP = re.compile(r"\.(\w+)|\[['\"]?(\w+)['\"]?\]")
+HIDDEN = frozenset(("_modules", "_orig_mod"))
+MODULE, REGION, SITES = "_gpt_layers", "_gpt_region", "_gpt_sites"  # what compiled code imports
+
+
+def shorten(path: str) -> str:
+    """Return a module's path below the outermost one: L['self'].layers[0].up is layers.0.up."""
+    begin = SCOPE.match(path)
+    words = (one or other for one, other in STEP.findall(path, begin.end() if begin else 0))
+    return ".".join(word for word in words if word not in HIDDEN)
+
+
+def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
+    """Return the module of each node by the name that Inductor's comments use. `traced`: AOTAutograd made the graph."""
+    found = {}
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+        before = traced and node.meta.get("from_node")
+        if node.op != "placeholder" and stack:
+            found[before[0].name if before else node.name] = shorten(list(stack.values())[-1][0])
+    return found
+
+
+class Site(Dict[Any, bytes]):
+    """A place in compiled code: its module by the module that the code runs in, which several modules may share."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+
+class CompiledCode:
+    """Functions that replace Inductor's: they remember the graph that is compiled, and load its code."""
+
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self._graphs = threading.local()
+
+    def watch(self, original: Callable[..., Any], traced: bool) -> Callable[..., Any]:
+        """Return the function for `original`, which compiles a graph."""
+
+        @wraps(original)
+        def compile_graph(module: Any, *args: Any, **kwargs: Any) -> Any:
+            before = getattr(self._graphs, "modules", None)
+            try:
+                self._graphs.modules = _read_nodes(module.graph, traced), traced
+            except Exception:  # another form of graph: its code stays as it is
+                self._graphs.modules = None
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self._graphs.modules = before
+
+        return compile_graph
+
+    def compile(self, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compile the source of a module that Inductor wrote: it calls this in place of the built-in function."""
+        modules, traced = getattr(self._graphs, "modules", None) or ({}, False)
+        # from a cache, a backward pass comes without its graph
+        if modules and isinstance(source, str) and (traced or not BACKWARD_CODE.search(source)):
+            try:
+                return compile(self.mark(source, modules), *args, **kwargs)
+            except (SyntaxError, tokenize.TokenError):
+                pass  # code of another form stays as it is
+        return compile(source, *args, **kwargs)
+
+    def mark(self, source: str, modules: dict[str, str]) -> str:
+        """Replace comments by calls, with the same number of lines. Return code without such comments as it is."""
+        lines = source.splitlines(keepends=True)
+        free = next((at for at, line in enumerate(lines) if line.strip()[:1] in ("", "#")), None)
+        if free is None or not NODES.search(source):
+            return source
+        marked = False  # True if the function has a call
+        brackets = 0  # open ones
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            at, column = token.start[0] - 1, token.start[1]
+            if token.type == tokenize.OP:
+                brackets += (token.string in "([{") - (token.string in ")]}")
+            if brackets or not column or lines[at][:column].strip():
+                continue
+            if token.type == tokenize.COMMENT and (found := NODES.match(token.string)):
+                known = [modules[name] for name in found[1].split(", ") if name in modules]
+                self.sites.append(Site(known[-1] if known else ""))
+                lines[at] = f"{lines[at][:column]}{REGION}({SITES}[{len(self.sites) - 1}])\n"
+                marked = True
+            elif token.type == tokenize.NAME and token.string == "def":
+                marked = False
+            elif marked and token.type == tokenize.NAME and token.string == "return":
+                lines[at] = f"{lines[at][:column]}{REGION}(None); {lines[at][column:]}"
+        lines[free] = f"from {MODULE} import {REGION}, {SITES}\n"
+        return "".join(lines)

@@ -1,0 +1,115 @@
+"""gpt.layers.compiled: which module each kernel of code made by torch.compile belongs to, without PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from gpt.layers.compiled import CompiledCode, shorten
+
+SOURCE = '''# AOT ID: ['0_inference']
+import math
+
+triton_0 = """
+    # Topologically Sorted Source Nodes: [silu], Original ATen: [aten.silu]
+    return 1
+"""
+# Topologically Sorted Source Nodes: [silu], Original ATen: [aten.silu]
+kernel = math.floor
+
+
+class Runner:
+    def call(self, args):
+        inside.append(now())
+        if args:
+            # Topologically Sorted Source Nodes: [silu, linear_1], Original ATen: [aten.silu, aten.addmm]
+            inside.append(now())
+        # Topologically Sorted Source Nodes: [mystery], Original ATen: []
+        inside.append(now())
+        # Unsorted Source Nodes: [norm], Original ATen: []
+        inside.append(now())
+        return (args, )
+
+
+def get_args():
+    return (1, )
+'''
+
+
+def node(name: str, path: str | None, before: str = "", key: str = "nn_module_stack", op: str = "call_function"):
+    meta: dict = {key: {"a": ("L['self']", object), "b": (path, object)}} if path else {}
+    if before:
+        meta["from_node"] = [SimpleNamespace(name=before), SimpleNamespace(name="other")]
+    return SimpleNamespace(name=name, op=op, meta=meta)
+
+
+NODES = [
+    node("x", "L['self'].no", op="placeholder"), node("sigmoid", "L['self'].layers.0.act", "silu"),
+    node("addmm_1", "L['self'].layers[0].up", "linear_1"), node("mul", None, "mystery"),
+    node("norm", "L['self'].norm", key="fwd_nn_module_stack"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Return a function that loads code while a graph is compiled, runs it, and returns the module at each place."""
+
+    def run(source: str, traced: bool = True, nodes=NODES, calls: int = 1) -> list[str | None]:
+        made, current, inside = CompiledCode(), [], []
+        shared = ModuleType("_gpt_layers")
+        shared._gpt_region = lambda site: current.append(None if site is None else site.path)
+        shared._gpt_sites = made.sites
+        monkeypatch.setitem(sys.modules, "_gpt_layers", shared)
+        scope = {"inside": inside, "now": lambda: current[-1] if current else None}
+
+        def load(_):
+            exec(made.compile(source, "code.py", "exec", dont_inherit=True), scope)
+
+        made.watch(load, traced)(SimpleNamespace(graph=SimpleNamespace(nodes=nodes)))
+        for _ in range(calls):
+            assert scope["Runner"]().call(1) == (1,)
+        assert scope["get_args"]() == (1,) and "    return 1\n" in scope["triton_0"]
+        return inside
+
+    return run
+
+
+def test_a_kernel_belongs_to_the_module_of_its_last_operation(run):
+    assert run(SOURCE, calls=2) == 2 * [None, "layers.0.up", "", "norm"]
+
+
+def test_a_graph_of_dynamo_names_its_own_nodes(run):
+    nodes = [node("linear_1", "L['self'].up", "other")]
+    assert run(SOURCE, traced=False, nodes=nodes) == [None, "up", "", ""]
+
+
+def test_a_cached_backward_pass_has_no_graph(run):
+    backward = SOURCE.replace("0_inference", "0_backward")
+    assert run(backward, traced=False) == [None] * 4
+    assert run(backward) == [None, "layers.0.up", "", "norm"]
+
+
+def test_a_comment_inside_an_expression_stays_as_it_is(run):
+    source = SOURCE.replace("(args, )", "(args,\n            # Unsorted Source Nodes: [norm]\n )")
+    assert run(source) == [None, "layers.0.up", "", "norm"]
+
+
+def test_code_of_another_form_stays_as_it_is(run):
+    source = SOURCE.replace("            # Topologically", "        # Topologically")
+    assert run(source) == [None] * 4  # would be a syntax error
+
+
+def test_code_outside_of_a_compilation_stays_as_it_is():
+    made = CompiledCode()
+    assert eval(made.compile("1 + 1", "name", "eval")) == 2 and not made.sites
+    made.watch(lambda _: None, False)(SimpleNamespace())  # not a graph
+
+
+@pytest.mark.parametrize(("path", "short"), [
+    ("L['self']", ""), ("L['self'].layers.0.n", "layers.0.n"), ("L['fn'].layers[10]['a'].b", "layers.10.a.b"),
+    ("G['model']._modules['layers']._modules['0']._orig_mod.q", "layers.0.q"), ("self.head", "head"), ("", ""),
+])  # fmt: skip
+def test_paths_begin_below_the_outermost_module(path, short):
+    assert shorten(path) == short
