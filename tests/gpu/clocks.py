@@ -3,10 +3,11 @@
     clocks.py          on the first GPU: needs libcuda, numpy, and nvcc or NVRTC with ptxas
     clocks.py --host   the same on the simulated device, to which LD_LIBRARY_PATH must lead: for trying the script
 
-`step` is how far %globaltimer advances at once, and `read` the clock cycles that reading it takes. Then one block per SM
-pairs its clock with the timer every APART ns. `rate` is the range of the SMs' clock rates between their first and last
-pair. `error` is how far a time is off that's computed from a clock: from the first pair alone with the rate of all SMs,
-and from the pairs at both ends. It can't be less than a step; `bound` is a step plus the largest drift between pairs.
+`step` is how far %globaltimer advances at once, and `read` the clock cycles that reading it takes. Then one block per
+SM pairs its clock with the timer every APART ns. `rate` is the range of the SMs' clock rates between their first and
+last pair. `error` is how far a time is off that's computed from a clock: from the first pair alone with the rate of all
+SMs, and from the pairs at both ends. It can't be less than a step; `bound` is a step plus the largest drift between
+pairs.
 """
 
 from __future__ import annotations
