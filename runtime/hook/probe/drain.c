@@ -29,7 +29,7 @@
 
 enum { SECOND = 1000000000, BEHIND = 200000000 };                 // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
-// Ns: age of an old launch; time between two checks.
+// In ns: the age of an old launch, and the time between two checks.
 enum { OLD = 50000000, LOOK_OLD = 25000000 };
 
 // Guarded by hook_pools_lock

@@ -112,7 +112,7 @@ static uint64_t number_kernel(const struct trace_file *trace, uint64_t function)
     return trace->number << 32 | (uint32_t)function;
 }
 
-// Of gpu_times.
+// Add the GPU times of kernels.
 static void add_times(const struct trace_file *trace, const struct table *table) {
     uint64_t rows = table->stride < sizeof(struct row_gpu) ? 0 : table->size / table->stride;
     for (uint64_t i = 0; i < rows; i++) {

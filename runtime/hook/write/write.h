@@ -158,8 +158,8 @@ static inline bool hook_limit_reached(void) { // recording is off for good
     return atomic_load_explicit(&hook_limit_is_reached, memory_order_relaxed);
 }
 
-// Count bytes that are about to be written. Return false without counting them if that's more than the limit,
-// or for bytes that aren't needed more than most of it.
+// Count bytes that are about to be written. Returns false, without counting them, if they'd exceed the limit.
+// The limit is an eighth lower for bytes that aren't `needed`.
 bool hook_may_write(uint64_t size, bool needed);
 uint32_t hook_limit_chunk(uint32_t size); // the same size, or a smaller one if it's too much
 
@@ -251,7 +251,7 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); /
 
 // Programs that the command starts without the hook, for the report.
 
-// Why a program runs without the hook, from expected to probably a mistake.
+// Why a program runs without the hook. The later the reason, the more likely it's a mistake.
 enum loss {
     LOSS_NONE,
     LOSS_PROGRAM, // a static one, for example, can't be entered; programs it starts have the hook again
