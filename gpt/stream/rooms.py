@@ -10,8 +10,9 @@ So a lane claims a *room*, space for many records, and fills it by itself:
   claimed the room. Diverged parts of a warp have different lowest lanes, so they never share a room, and
   nobody has to wait.
 - A lane claims a new room when the old one is too small for a record. Its first room has LEAST bytes, which is enough
-  for three usual records, the next one twice as much, and so on, up to room number LAST. So a warp that saves three
-  times wastes little, and a warp that saves a million times claims rarely. A record that needs a larger room gets one.
+  for three usual records, the next one GROWTH times as many, and so on, up to room number LAST. So a warp that saves
+  three times wastes little, and a warp that saves a million times claims rarely. Where a record needs a larger room, it
+  gets one.
 - Rooms come from up to ARENAS arenas of equal size, each with a counter of its own, so that claims rarely wait either.
   The number of its block tells a lane which arena to use, so a launch that's repeated claims the same.
 - A record begins with the mask of its lanes, which is never 0, and a buffer begins as zeros. So a room needs no count:
@@ -42,7 +43,7 @@ SECTOR = 32  # rooms are a multiple of this
 DROPPED = 8  # offset of the second counter
 SHARE = 8  # blocks per arena, at least
 ROOM_HEAD = 32  # bytes of a room before its first record
-LEAST, LAST = 128, 8  # bytes of a lane's first room; the number of the room from which on they don't grow
+LEAST, GROWTH, LAST = 128, 4, 4  # bytes of a lane's first room; growth, and the number of the room where it ends
 RECORD_HEAD = 16  # a record's mask, forms and size, and clock
 UNIT = 16  # records are a multiple of this
 FORMS = 16  # the lowest bit of the forms: bits below have the size in units

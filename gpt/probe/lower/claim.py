@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gpt.probe.lower.emit import Condition, Emitter, Value
 from gpt.probe.lower.store import Stored, store
 from gpt.probe.plan.maps import PlacedMap
-from gpt.stream.rooms import APART, ARENAS, DROPPED, HEAD, LAST, LEAST, ROOM_HEAD, SECTOR
+from gpt.stream.rooms import APART, ARENAS, DROPPED, GROWTH, HEAD, LAST, LEAST, ROOM_HEAD, SECTOR
 
 NUMBER = 15  # the bits of `left` with the number of the next room
 ABSENT = 1 << 16  # more than the bytes of a room, and less than any address
@@ -82,7 +82,8 @@ def _claim(code: Emitter, placed: PlacedMap, base: str, group: str, size: str, s
     base, arena, end_of_arena = _find_arena(code, placed, base)
     counters = code.make("b64", "mad.wide.u32", arena, APART, base)
     number = code.make("b32", "and.b32", room.left, NUMBER)
-    wanted = code.make("b32", "shl.b32", code.make("b32", "mov.b32", LEAST), number)
+    growth = code.make("b32", "mul.lo.u32", number, GROWTH.bit_length() - 1)
+    wanted = code.make("b32", "shl.b32", code.make("b32", "mov.b32", LEAST), growth)
     least = code.make("b32", "add.u32", size, ROOM_HEAD + SECTOR - 1)
     wanted = code.make("b32", "max.u32", wanted, code.make("b32", "and.b32", least, 0x100000000 - SECTOR))
     wide = code.make("b64", "cvt.u64.u32", wanted)
