@@ -16,7 +16,7 @@
 #include "watch.h"
 
 enum { MOST_DEPTH = 3, MOST_ITEMS = 64 };                      // nested containers; items of each
-enum { MOST_INSIDE = 64, TAGGED = 1 << 16, NUMBER_BITS = 40 }; // a node's number has fewer bits in practice
+enum { MOST_INSIDE = 24, TAGGED = 1 << 16, NUMBER_BITS = 40 }; // a node's number has fewer bits in practice
 enum { LIST = 1 << 25, TUPLE = 1 << 26, DICT = 1 << 29 };      // in PyType_GetFlags
 enum { METH_O = 8 };
 
@@ -33,6 +33,7 @@ static const struct gpt_python *python;
 
 // Of a thread: the names of the modules that it is in, whether a module of its backward pass is open, and a
 // number for the thread.
+// glibc has about 1.6 kB for the hook's thread-local variables if --replace loads an audit library too.
 static TLS object *inside[MOST_INSIDE];
 static TLS unsigned depth; // may exceed MOST_INSIDE
 static TLS bool backward, in_region;
