@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from tests.runtime import hooked
 from tests.runtime.clients import LOOP
@@ -66,3 +67,10 @@ def test_an_older_one(tmp_path):
     assert trace.launches == {"foo": 100} and trace.records[-1]["kind"] == "end"
     line = [linker, "--library-path", libraries, hooked.runtime() / "gpt-hook", "--version"]
     assert subprocess.run(line, capture_output=True, text=True, check=True).stdout.startswith("gpt-hook ")
+
+
+def test_thread_local_variables_fit_beside_an_audit_library():
+    """With --replace, glibc 2.36 couldn't load the hook when it had 1,744 bytes of them."""
+    with (hooked.ROOT / "gpt/_runtime/libgpthook.so").open("rb") as file:
+        sizes = [s["p_memsz"] for s in ELFFile(file).iter_segments("PT_TLS")]
+    assert sum(sizes) <= 1440, "make thread-local arrays of the hook smaller"
