@@ -101,18 +101,20 @@ static inline uint64_t hook_unit_bytes(const struct woven_map *map) {
     return map->capacity ? map->head + map->capacity * map->stride : sizeof(uint64_t);
 }
 
+// Return how many units a block has.
+static inline uint64_t hook_units(const struct woven_map *map, const uint32_t block[3]) {
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    return map->level == LEVEL_THREAD ? threads : map->level == LEVEL_WARP ? (threads + 31) / 32 : 1;
+}
+
 // Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
 static inline bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3],
                                   const uint32_t block[3], uint64_t *bytes) {
-    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2], size;
-    uint64_t units = map->level == LEVEL_THREAD ? threads
-                     : map->level == LEVEL_WARP ? (threads + 31) / 32
-                                                : 1;
     if (map->log)
         size = ROOM_HEAD + (unsigned __int128)map->capacity * ROOM_SECTOR;
     else
-        size = (map->copies ? map->copies : blocks * units) * hook_unit_bytes(map);
+        size = (map->copies ? map->copies : blocks * hook_units(map, block)) * hook_unit_bytes(map);
     *bytes = (uint64_t)size;
     return size >> 62 == 0;
 }
@@ -422,7 +424,7 @@ struct rooms {         // a log that's being written to the trace
     uint64_t ends[ROOM_ARENAS];
     uint64_t dropped, needed; // entries; sectors that would have been enough
     uint64_t entries;         // in the parts read so far
-    uint64_t first, last;     // units of the rooms read so far
+    uint64_t first, last;     // the least and the largest unit in the rooms read so far
     uint64_t next, room_end;  // the next record or room, and where its room ends
     char head[ROOM_HEAD];     // as in the trace
 };

@@ -207,6 +207,14 @@ static void count_record(unsigned depth, uint64_t end) {
         } else if (buffer && is(key, "dropped")) {
             found.dropped += next(trace).number;
             found.full++;
+        } else if (buffer && is(key, "blocks")) {
+            if (next(trace).number != 2) {
+                trace->bad = true;
+                return;
+            }
+            uint64_t first = next(trace).number, last = next(trace).number;
+            found.first = found.last && found.first < first ? found.first : first;
+            found.last = found.last > last + 1 ? found.last : last + 1;
         } else if (memusage && is(key, "launches")) {
             found.needing += next(trace).number;
         } else if (memusage && is(key, "bytes")) {
