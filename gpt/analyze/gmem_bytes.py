@@ -8,7 +8,7 @@ from gpt.analyze.lib.answer import Column
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.sums import KernelSums
 
-EXPECTED = "expected: bytes that barriers waited for, the bulk copies by tensor map too; not in the total"
+EXPECTED = "expected: bytes that barriers waited for, including bulk copies by tensor map; not in the total"
 
 
 class GmemBytes(KernelSums):

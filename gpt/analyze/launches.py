@@ -167,7 +167,7 @@ def _ahead(sums: Sums) -> float | None:
 
 
 def _answer_path(path: UnitPath, who: str) -> Answers:
-    """Yield what the critical path of a unit consists of, most time first, and one path in order."""
+    """Yield the parts of a unit's critical path, longest first, and then one repetition's path in order."""
     from gpt.analyze.lib.critical_path import share_on_host
 
     rows = [

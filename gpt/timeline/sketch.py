@@ -154,7 +154,7 @@ class Row:
 
     took: Cells
     ends: set[int] = field(default_factory=set)
-    ranges: list[NamedRange] = field(default_factory=list)  # those with room for a name
+    ranges: list[NamedRange] = field(default_factory=list)  # wide enough for a name
     has_ranges: bool = False
     marks: dict[int, Mark] = field(default_factory=dict)  # the first in each slice
 

@@ -336,7 +336,7 @@ struct function { // also a kernel
     struct object object;
     struct entry *entry; // or NULL: the image can't be read
     char *name;
-    struct reference kernel; // the library's kernel that this is a function of
+    struct reference kernel; // to the kernel of a library, if the function came from one
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
     uint32_t set;            // bits: attributes that the program set
     struct earlier *earlier; // or NULL: settings of the API before CUDA 4.0

@@ -142,7 +142,8 @@ API cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
     return call(stream, function, NULL, data);
 }
 
-// How the thread that calls it waits for work doesn't matter here.
+// `mode` says how the driver's thread waits for work before it calls the function. That makes no difference
+// here.
 API cuLaunchHostFunc_v2(void *stream, void (*function)(void *), void *data, unsigned mode) {
     enum { SPINWAIT = 1 };
     return mode > SPINWAIT ? CUDA_ERROR_INVALID_VALUE : call(stream, function, NULL, data);

@@ -37,7 +37,7 @@ def test_bytes_add_up_by_kernel_and_launch():
     ]  # fmt: skip
     assert found.verdicts["kernels"] == [
         "gmem_bytes:4384",
-        "expected: bytes that barriers waited for, the bulk copies by tensor map too; not in the total",
+        "expected: bytes that barriers waited for, including bulk copies by tensor map; not in the total",
         "3 launches ran with probes",
     ]
     launches = [(r["launch"], r["kernel"], r["pid"], r["id"], r["total"], r["blocks"]) for r in found.rows["launches"]]

@@ -53,7 +53,7 @@ class WorkerResult(NamedTuple):
 
     trace: Trace
     passage: base.Passage
-    said: list[tuple[str, tuple[Any, ...]]]  # methods of a stage, and their arguments
+    said: list[tuple[str, tuple[Any, ...]]]  # the stage's methods to call, and their arguments
 
 
 class _Worker(Stage):

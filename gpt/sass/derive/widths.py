@@ -161,7 +161,7 @@ def find_counts(oracle: Oracle, every: Sequence[tuple[Samples, Sequence[int]]]) 
 
 
 def counts_of(samples: Samples) -> list[tuple[Count, Count]]:
-    """Return the writes and reads of each field, once they're measured."""
+    """Return how many registers each field writes and reads. All samples must have been measured."""
     return [
         (
             _count(samples, _selectors(samples, index, 0), index, 0),

@@ -906,7 +906,7 @@ static inline void hook_end_burst(void) {
 // Request a kernel with probes, unless that was done before. A cached result is loaded right away.
 void hook_ask_for(const struct looked_up *function, const char *name);
 asks_for_kernel hook_ask_later;   // doesn't load anything yet
-void hook_await(uint64_t handle); // waits until it is loaded or --wait is over
+void hook_await(uint64_t handle); // waits until the kernel is loaded, at most for --wait
 
 // The request for a kernel, and the cache key of its result.
 
