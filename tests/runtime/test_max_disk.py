@@ -174,9 +174,7 @@ def test_a_stream_has_no_size(tmp_path, output):
     """It's refused before gpt-hook waits for a reader."""
     os.mkfifo(tmp_path / "%fifo")
     line = hooked.command("run", "-o", output, "--max-disk", "1M", "--", "true")
-    done = subprocess.run(
-        line, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False, timeout=60
-    )
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False, timeout=60)
     assert done.returncode == 2 and "--max-disk: a stream has no size" in done.stderr
 
 

@@ -30,11 +30,25 @@ from tests.style import english
         ("a.py", "rows = []  # of launches\n", True),
         ("a.py", "rows = []  # one per launch\n", False),
         ("a.png", "what is left", False),
+        ("gpt-tool", "#!/bin/sh\n# List what is left.\n", True),
+        ("a.sh", "# List what is left.\n", True),
+        ("a.html", "<script>\n/** What is left. */\n</script>\n", True),
     ],
 )
 def test_what_it_finds(tmp_path, name, text, found):
     (tmp_path / name).write_text(text)
     assert bool([*english.iter_findings(tmp_path)]) == found
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["bin/gpt-debloat", "tests/test_arch.py", "gpt/timeline/page.html", "pyproject.toml", "tests/e2e/105-negativa.sh"],
+)
+def test_it_counts_in_files_of_all_kinds(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(english, "ROOT", tmp_path)
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("# List what is left.\n")
+    assert sum(english.count().values()) == 1
 
 
 def test_limits_only_go_down(tmp_path, monkeypatch, capsys):
