@@ -4,11 +4,13 @@ import pytest
 
 from tests.style import english
 
+LEFT = "Returns what is left."
+
 
 @pytest.mark.parametrize(
     ("name", "text", "found"),
     [
-        ("a.md", "Returns what is left.", True),
+        ("a.md", LEFT, True),
         ("a.md", "Of a kernel, the name.", True),
         ("a.md", "What is it for?", False),
         ("a.md", "```\nwhat is left\n```\nThe rest follows.", False),
@@ -30,9 +32,9 @@ from tests.style import english
         ("a.py", "rows = []  # of launches\n", True),
         ("a.py", "rows = []  # one per launch\n", False),
         ("a.png", "what is left", False),
-        ("gpt-tool", "#!/bin/sh\n# List what is left.\n", True),
-        ("a.sh", "# List what is left.\n", True),
-        ("a.html", "<script>\n/** What is left. */\n</script>\n", True),
+        ("gpt-tool", f"#!/bin/sh\n# {LEFT}\n", True),
+        ("a.sh", f"# {LEFT}\n", True),
+        ("a.html", f"<script>\n/** {LEFT} */\n</script>\n", True),
     ],
 )
 def test_what_it_finds(tmp_path, name, text, found):
@@ -46,8 +48,8 @@ def test_what_it_finds(tmp_path, name, text, found):
 )
 def test_it_counts_in_files_of_all_kinds(tmp_path, monkeypatch, path):
     monkeypatch.setattr(english, "ROOT", tmp_path)
-    (tmp_path / path).parent.mkdir(parents=True)
-    (tmp_path / path).write_text("# List what is left.\n")
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(f"# {LEFT}\n")
     assert sum(english.count().values()) == 1
 
 
