@@ -88,6 +88,7 @@ SPANS = (
     Column("peak", "u64", "bytes"),
     Column("live", "u64", "bytes", "at the part's end"),
 )
+SEEN = 1.01  # least ratio of pages to the memory in them that gets its own line
 TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
 GPU, HOST = "GPU memory", "host memory"
 PYTORCH, UNKNOWN = "libc10_cuda.", "not known"
@@ -369,7 +370,8 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
         all_ = amount(len(time), "moment")
         verdict.append(f"{len(chosen):,} of {all_}: the highest and the last of each group of neighbors")
     title = f"memory of process {pieces.process.pid}"
-    y = ["gpu"] if _is_simulated(pieces) else ["held", "gpu"]  # the last one is drawn in front
+    differ = bool((columns[1] > SEEN * columns[0]).any())  # otherwise one line would hide the other
+    y = ["held", "gpu"] if differ and not _is_simulated(pieces) else ["gpu"]  # the last one is drawn in front
     drawn = [plot("levels", "time", *y, title=title)] if columns[0].any() else []
     if columns[2].any():  # on a separate axis, as it's much less, or much more
         drawn.append(plot("levels", "time", "host", title=f"pinned host {title}"))

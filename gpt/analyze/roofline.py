@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.map_analysis import MapAnalysis
-from gpt.analyze.lib.peaks import find_bytes, find_flops, is_simulated
+from gpt.analyze.lib.peaks import PRECISIONS, find_bytes, find_flops, find_others, is_simulated
 from gpt.analyze.lib.timed_launches import TimedLaunches
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
@@ -46,12 +46,15 @@ KERNELS = (
     Column("device", "text", shown="never"),
     Column("peak_tflops", "f64?", shown="never"),
     Column("peak_gbytes", "f64?", shown="never"),
+    *(Column(f"peak_{name.lower()}", "f64?", title=name, shown="never") for name in PRECISIONS),
 )
 DEVICES = (
     Column("device", "text", title="peak of"),
     Column("flops_from", "text", shown="never"),
     Column("bytes_from", "text", shown="never"),
+    *(Column(f"peak_{name.lower()}", "f64?", title=f"{name} TFLOP/s", shown="any") for name in PRECISIONS[:3]),
     Column("peak_tflops", "f64?", title="TFLOP/s"),
+    *(Column(f"peak_{name.lower()}", "f64?", title=f"{name} TFLOP/s", shown="any") for name in PRECISIONS[3:]),
     Column("peak_gbytes", "f64?", title="GB/s"),
     Column("ridge", "f64?", title="FLOPs/byte"),
 )
@@ -190,14 +193,18 @@ class Roofline(MapAnalysis):
             for device in sorted({device for _, device in probed})
             for card in [self._cards.get(device, {})]
         }
-        rows = [_make_row(key, sums, *(peak.rate for peak in peaks[key[1]])) for key, sums in probed.items()]
+        others = {device: _find_others(self._cards.get(device, {})) for device in peaks}
+        rows = [
+            (*_make_row(key, sums, *(peak.rate for peak in peaks[key[1]])), *others[key[1]])
+            for key, sums in probed.items()
+        ]
         rows.sort(key=lambda row: (-(row[7] or 0) * row[10], row[0], row[11]))
         columns = [
             column._replace(shown="") if column.name == "device" and len(peaks) > 1 else column for column in KERNELS
         ]
         drawn = [plot("bars", "name", "share", title="share of the roof")] if any(row[3] for row in rows) else []
-        if any(row[4] and row[5] for row in rows):
-            y = ("tflops", "peak_tflops", "peak_gbytes")
+        if any(_is_drawn(row) for row in rows):
+            y = ("tflops", "peak_tflops", "peak_gbytes", "gbytes", *(f"peak_{name.lower()}" for name in PRECISIONS))
             drawn.insert(0, plot("roofs", "intensity", *y, color="name", title=_entitle(rows, peaks)))
         yield make_answer("kernels", columns, rows, [*_say(rows, found), *verdict], top=TOP, plots=drawn)
         if not probed:
@@ -206,7 +213,8 @@ class Roofline(MapAnalysis):
         for device, (flops, bytes_) in peaks.items():
             ridge = flops.rate / bytes_.rate if flops.rate and bytes_.rate else None
             rates = _scale(flops.rate, 1e12), _scale(bytes_.rate, 1e9)
-            devices.append((device, flops.source, bytes_.source, *rates, ridge))
+            more = others[device]
+            devices.append((device, flops.source, bytes_.source, *more[:3], rates[0], *more[3:], rates[1], ridge))
         known = (pair for device, pair in peaks.items() if not is_simulated(self._cards.get(device, {})))
         unknown = any(peak.rate is None for pair in known for peak in pair)
         lines = [*_describe(peaks)]
@@ -309,6 +317,17 @@ def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float
     return key[0], bound, timed, *numbers, key[1], *peaks
 
 
+def _find_others(card: Mapping[str, Any]) -> list[float | None]:
+    """Return 10^12 FLOPs in each of PRECISIONS, None if unknown."""
+    known = find_others(card)
+    return [_scale(known.get(name), 1e12) for name in PRECISIONS]
+
+
+def _is_drawn(row: tuple[Any, ...]) -> bool:
+    """Return whether a kernel is a point in the picture: under the roof of operations, or of bytes alone."""
+    return bool(row[4] and row[5]) or bool(row[6] and not row[9])
+
+
 def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
     """Yield the sources of the peaks, one line for each of the first devices."""
     for device, (flops, bytes_) in list(peaks.items())[:SOURCES]:
@@ -317,12 +336,8 @@ def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
 
 def _entitle(rows: list[tuple[Any, ...]], peaks: Mapping[str, Any]) -> str:
     """Return the title of the picture."""
-    absent = sum(not (row[4] and row[5]) for row in rows)
-    more = (
-        [f"not drawn, as they compute nothing in tensor cores or have no time: {amount(absent, 'kernel')}"]
-        if absent
-        else []
-    )
+    absent = sum(not _is_drawn(row) for row in rows)
+    more = [f"not drawn, as they have no time: {amount(absent, 'kernel')}"] if absent else []
     return "\n".join(["roofline", *_describe(peaks), *more])
 
 

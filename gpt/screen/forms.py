@@ -340,8 +340,8 @@ def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any,
 def _draw_roofs(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
     from gpt.screen.roofs import draw_roofs
 
-    del told  # the form sets the units of its axis itself
-    draw_roofs(axes, plot, columns, labels_of(columns[plot["color"]]))
+    titles = {name: column.get("title", name) for name, column in told.items()}
+    draw_roofs(axes, plot, columns, labels_of(columns[plot["color"]]), titles)
 
 
 def _draw_flame(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:

@@ -1,11 +1,14 @@
 """gpt-analyze roofline on kernels with known bytes, operations and times, under known roofs."""
 
+import io
 import struct
 
 import pytest
 
-from gpt.analyze.lib.peaks import HALF, PER_CLOCK, PUBLISHED, find_bytes, find_flops
-from gpt.stream import records
+from gpt.analyze.lib.peaks import HALF, PER_CLOCK, PUBLISHED, find_bytes, find_flops, find_others
+from gpt.analyze.roofline import Roofline
+from gpt.stream import records, wire
+from gpt.trace.process import iter_processes
 from tests.analyze.asked import ask, run
 from tests.analyze.blocks import saved
 from tests.trace import forge
@@ -163,9 +166,38 @@ def test_the_tables_agree():
         flops, bytes_ = PUBLISHED[name]
         assert find_flops(card).rate == pytest.approx(flops * 1e12, rel=0.01)
         assert find_bytes(card).rate == pytest.approx(bytes_ * 1e9, rel=0.01)
+    others = {  # published TFLOP/s: FP64 and TF32 in tensor cores where they have it
+        "Tesla V100-SXM2-16GB": {"FP64": 7.8, "FP32": 15.7},
+        "Tesla T4": {"FP32": 8.1},
+        "NVIDIA A100-SXM4-40GB": {"FP64": 19.5, "FP32": 19.5, "TF32": 156},
+        "NVIDIA A40": {"FP32": 37.4, "TF32": 74.8},
+        "NVIDIA L4": {"FP32": 30.3, "FP8": 242},
+        "NVIDIA H100 80GB HBM3": {"FP64": 67, "FP32": 67, "TF32": 494.7, "FP8": 1979},
+    }
+    for name, published in others.items():
+        arch, sms, clock, *_ = told[name]
+        found = find_others({"name": name, "arch": arch, "sms": sms, "clock_hz": clock * 10**6})
+        for precision, rate in published.items():
+            assert found[precision] == pytest.approx(rate * 1e12, rel=0.08), (name, precision)
+    geforce = find_others({"name": "NVIDIA GeForce RTX 4090", "arch": "sm_89", "sms": 128, "clock_hz": 2_520_000_000})
+    assert geforce["FP32"] == pytest.approx(82.6e12, rel=0.01) and geforce["TF32"] == pytest.approx(82.6e12, rel=0.01)
     card = {"name": "NVIDIA GeForce RTX 4090", "arch": "sm_89", "sms": 128, "clock_hz": 2_520_000_000}
     assert find_flops(card).rate == pytest.approx(165.2e12, rel=0.01)
     assert set(HALF[1]) <= set(PER_CLOCK)
+
+
+def test_a_kernel_without_tensor_operations_is_a_point():
+    """It's under the memory's roof; only a kernel without a time isn't drawn."""
+    plain = trace(moved(3000), computed(0), took(1000), device=H200)
+    timeless = trace(moved(3000), computed(9), device=H200, pid=11, name="other")
+    fold = Roofline()
+    for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(plain, timeless)), "in"), fold.kinds):
+        fold.take(process)
+        fold.end(process)
+    (answer,) = [one for one in fold.answer([]) if one["name"] == "kernels"]
+    roofs = answer["plots"][0]
+    assert (roofs["form"], roofs["y"][3]) == ("roofs", "gbytes") and "peak_fp8" in roofs["y"]
+    assert roofs["title"].endswith("not drawn, as they have no time: 1 kernel")
 
 
 @pytest.mark.full

@@ -57,11 +57,7 @@ RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # name -> options 
 }  # fmt: skip
 
 PICTURES: dict[str, tuple[str, ...]] = {  # file -> arguments of gpt-analyze, in which a run's name stands for its trace
-    "summary.png": ("summary", "compiled"),
-    "stages.png": ("stages", "plain"),
-    "gaps.png": ("gaps", "plain"),
-    "memory.png": ("memory", "plain"),
-    "ioctl.png": ("ioctl", "ioctl"),
+    "ioctl.png": ("ioctl", "ioctl"),  # traces of tests/analyze/causes show summary, stages, gaps and memory
     "graphs.png": ("graphs", "graphed"),
     "nvtx.png": ("nvtx", "ranks"),
     "collectives.png": ("collectives", "ranks"),

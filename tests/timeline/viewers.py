@@ -23,6 +23,7 @@ ASKED = """(async () => {
     for (const row = answer.iter({}); row.valid(); row.next()) rows.push(columns.map((name) => plain(row.get(name))));
     return rows;
 })()"""
+NO_BALLOON = "document.querySelectorAll('.pf-popup').forEach((one) => one.remove())"  # docs/analyses.md says why
 CHROME = "document.querySelector('x-profiling-view')"
 
 
@@ -71,6 +72,7 @@ class Perfetto:
         """Take a picture with all tracks."""
         time.sleep(SETTLED)  # some come later
         self.page.ask(EXPANDED)
+        self.page.ask(NO_BALLOON)
         shoot(self.page, path)
 
 

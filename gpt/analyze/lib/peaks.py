@@ -23,6 +23,19 @@ PER_CLOCK = {  # FLOPs per SM and clock, by compute capability
     "sm_100": 8192,
     "sm_120": 1024,
 }
+# Other precisions as multiples of that: FP64 and TF32 in tensor cores where these compute with them, FP32 outside.
+OTHERS = {
+    "sm_70": {"FP64": 1 / 16, "FP32": 1 / 8},
+    "sm_75": {"FP64": 1 / 256, "FP32": 1 / 8},
+    "sm_80": {"FP64": 1 / 16, "FP32": 1 / 16, "TF32": 1 / 2},
+    "sm_86": {"FP64": 1 / 256, "FP32": 1 / 4, "TF32": 1 / 2},
+    "sm_89": {"FP64": 1 / 256, "FP32": 1 / 4, "TF32": 1 / 2, "FP8": 2.0},
+    "sm_90": {"FP64": 1 / 16, "FP32": 1 / 16, "TF32": 1 / 2, "FP8": 2.0},
+    "sm_100": {"FP64": 1 / 64, "FP32": 1 / 32, "TF32": 1 / 2, "FP8": 2.0},
+    "sm_120": {"FP64": 1 / 256, "FP32": 1 / 4, "TF32": 1 / 2, "FP8": 2.0},
+}
+PRECISIONS = ("FP64", "FP32", "TF32", "FP8")  # FP16 and BF16 are the ones above
+OUTSIDE = ("FP64", "FP32")  # a GeForce accumulates these at full rate
 HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these reach half of it when accumulating in FP32
 PUBLISHED = {  # 10^12 FLOPs and 10^9 bytes per second, by the driver's device name
     "Tesla V100-SXM2-16GB": (125, 900),
@@ -73,6 +86,15 @@ def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
     if name in PUBLISHED:
         return Peak(PUBLISHED[name][0] * 1e12, "published, dense FP16")
     return UNKNOWN
+
+
+def find_others(card: Mapping[str, Any]) -> dict[str, float]:
+    """Return the FLOPs of a device in the other PRECISIONS that are known."""
+    flops, arch = find_flops(card).rate, card.get("arch", "")
+    if flops is None:
+        return {}
+    halved = 1 + (HALF[0] in card.get("name", "") and arch in HALF[1])
+    return {name: flops * part * (halved if name in OUTSIDE else 1) for name, part in OTHERS.get(arch, {}).items()}
 
 
 def find_bytes(card: Mapping[str, Any], given: float | None = None) -> Peak:

@@ -109,6 +109,7 @@ def _given(use: InstructionUse, operand: tree.Operand, count: int) -> str:
 
 def _transferred(use: InstructionUse, barrier: tree.Operand, count: str) -> str:
     """Write the arrival of `count` bytes at an mbarrier in shared memory."""
+    use.address_of(bracketed(barrier), 32)
     return f"host_transfer((uint64_t *){pointer(use, 'shared', bracketed(barrier), 8)}, -(int64_t){count});"
 
 
@@ -119,6 +120,7 @@ def _remote(use: InstructionUse) -> str:
     """
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)
+    use.address_of(bracketed(use.operands[0]), 32)
     does = store(use) if use.instruction.opcode == "st" else atomic(use)
     check = f"if (!t->cluster) t->services->fault(t, {use.site}, HOST_FAULT_CLUSTER, 0);"
     return (
@@ -179,7 +181,7 @@ def _matrix(use: InstructionUse) -> str:
     if use.words["W"] or use.place(where):
         row = pointer(use, "shared", where, 16)
     else:  # hardware treats an address below 4 GiB as one in shared memory
-        row = f"host_shared(t, {use.site}, host_to_shared(t, {use.address_of(where)}), 16)"
+        row = f"host_shared(t, {use.site}, host_to_shared(t, {use.address_of(where, 32)}), 16)"
     transposed = int(bool(use.words["trans"]))
     after = [use.assign(item, _U32, f"x_.elements[{n}]") for n, item in enumerate(items)] if load else []
     return (

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from gpt.asm.host.names import CLabel, CRegister, CVariable, Unsupported
 from gpt.asm.host.parts import ModuleCode
+from gpt.asm.host.pragmas import check_pragma
 from gpt.asm.host.table import TYPES
 from gpt.asm.host.use import InstructionUse
 from gpt.asm.host.variables import LINKING, check_declaration, element_of, shape_of, size_of, type_of
@@ -44,6 +45,10 @@ class CScope:
     labels: dict[str, CLabel] = field(default_factory=dict)
     lists: dict[str, tree.Statement] = field(default_factory=dict)  # .branchtargets, .calltargets, .callprototype
     begins: dict[str, int] = field(default_factory=dict)  # the statements that declare them, except parameters
+
+    def has(self, name: str) -> bool:
+        """Return whether the scope declares a name, except as one of several registers."""
+        return any(name in known for known in (self.plain, self.places, self.labels, self.lists))
 
     def outwards(self) -> Iterator[CScope]:
         """Yield this scope and the ones around it, innermost first."""
@@ -178,7 +183,7 @@ class BodyWriter:
             if statement.kind == "}":
                 scope = scope.outer or scope
             elif statement.kind == "label":
-                if statement.head in scope.labels or statement.head in scope.plain:
+                if scope.has(statement.head):
                     self.code.fault(statement.start, f"label '{statement.head}' is defined twice")
                 scope.labels[statement.head] = CLabel(self.new_name("L_", statement.head), index)
             elif statement.kind == "directive":
@@ -194,6 +199,8 @@ class BodyWriter:
         if word in (".branchtargets", ".calltargets", ".callprototype"):
             label, listed = parse_statement(module, statement)
             assert isinstance(label, tree.Label)
+            if scope.has(label.name):
+                raise Unsupported(f"'{label.name}' is declared twice")
             scope.lists[label.name] = listed
             scope.begins[label.name] = self.index
         elif word == ".reg" or word in _STATES or word in _BEFORE_STATES:
@@ -207,7 +214,10 @@ class BodyWriter:
                     self._declare_register(scope, node.specifiers, declarator)
                 else:
                     self._declare_variable(scope, node.specifiers, words, declarator)
-        elif word not in (".loc", ".pragma"):
+        elif word == ".pragma":
+            text = module.text[statement.start : statement.end]
+            check_pragma(text, "kernel" if self.is_kernel else "function", self.code.dialect.version)
+        elif word != ".loc":
             raise Unsupported(f"'{word}' in a function")
 
     def _declare_register(
@@ -239,18 +249,18 @@ class BodyWriter:
             return name in scope.counted or any(n and n[1] == name and int(n[2]) < count for n in numbers)
         number = _COUNTED.fullmatch(name)
         counted = number and number[1] in scope.counted and int(number[2]) < scope.counted[number[1]][0]
-        return name in scope.plain or name in scope.labels or bool(counted)
+        return scope.has(name) or bool(counted)
 
     def _declare_variable(
         self, scope: CScope, specifiers: tuple[tree.Specifier, ...], words: list[str], declarator: tree.Declarator
     ) -> None:
         state = next((_STATES[word] for word in words if word in _STATES), "")
+        if scope.has(declarator.name):
+            raise Unsupported(f"'{declarator.name}' is declared twice")
         scope.begins[declarator.name] = self.index
         if state not in ("local", "param"):  # a variable of the module, visible here only
             scope.places[declarator.name] = self.code.declare(specifiers, declarator, self.item.name)
             return
-        if declarator.name in scope.places:
-            raise Unsupported(f"'{declarator.name}' is declared twice")
         size, align = size_of(specifiers, declarator)
         name = self.new_name("m_", declarator.name)
         self._arrays.append(f"unsigned char {name}[{size or 1}] __attribute__((aligned({max(align, 16)}))) = {{0}};")
@@ -266,7 +276,7 @@ class BodyWriter:
         name = parameter.declarator.name
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         element = element_of(parameter.specifiers, parameter.declarator)
-        if name in scope.places or name in scope.plain:
+        if scope.has(name):
             raise Unsupported(f"parameter '{name}' is declared twice")
         if "ptr" in words and not self.is_kernel:
             raise Unsupported(f"'.ptr' of parameter '{name}': only kernels have it")

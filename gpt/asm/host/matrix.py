@@ -227,7 +227,7 @@ def _move(use: InstructionUse, shape: MatrixShape, matrix: str, type_: str) -> s
     lines = [
         shape.code.format(),
         f"{registers} d_[{len(items)}] = {{{given}}};",
-        f"uint64_t from_ = {use.address_of(bracketed(address))}, stride_ = {stride};",
+        f"uint64_t from_ = {use.address_of(bracketed(address), 32)}, stride_ = {stride};",
         f"for (unsigned i_ = 0; i_ < {count}; i_++) {{",
         f"uint64_t at_ = host_wmma_at(&s_, '{matrix}', {by_rows}, t->laneid, i_, stride_);",
         does.format(bits, check),

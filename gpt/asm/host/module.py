@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 
 from gpt.asm.host.body import BodyWriter
+from gpt.asm.host.consistency import iter_inconsistent
 from gpt.asm.host.names import WITHOUT_ABI, CVariable, Unsupported, c_function
 from gpt.asm.host.needs import Dialect
 from gpt.asm.host.opaque import OPAQUE, check_opaque
 from gpt.asm.host.opcodes import TABLE
+from gpt.asm.host.pragmas import check_heads, check_pragma
 from gpt.asm.host.shared import Shared
 from gpt.asm.host.table import Match
-from gpt.asm.host.variables import LINKING, ModuleVariable, declared
+from gpt.asm.host.variables import ModuleVariable, declared
 from gpt.base.errors import MalformedError
 from gpt.base.patterns import compiled
 from gpt.ptx import params, tree
@@ -54,12 +56,6 @@ def _check_pointers(variable: ModuleVariable, known: set[str]) -> None:
             )
 
 
-def _check_linking(name: str, known: set[str], words: set[str]) -> None:
-    """Reject a variable that's declared as `.extern` and then defined for this module only. Raises Unsupported."""
-    if ".extern" in known and not words & LINKING:
-        raise Unsupported(f"'{name}' is declared '.extern', and here it is neither '.visible' nor '.weak'")
-
-
 class ModuleWriter:
     """A module during its translation to C. `faults` collects what can't be translated, as (location, text)."""
 
@@ -90,7 +86,6 @@ class ModuleWriter:
         self._parameters: dict[str, list[params.Param]] = {}
         self._heads: dict[str, tree.FunctionNode] = {}
         self._aliases: dict[str, str] = {}  # alias: function
-        self._unused: dict[str, set[str]] = {}  # the words of variables that no kernel uses
         self._independent = head.texmode_independent
 
     def write(self) -> str:
@@ -113,6 +108,7 @@ class ModuleWriter:
             raise Unsupported(f"function '{item.name}' calls itself, {WITHOUT_ABI}")
         if item.kind == "func" and (strange := read_attributes(self.head(item.name)).keys() & _OF_KERNELS):
             raise Unsupported(f"'{min(strange)}' is for kernels: function '{item.name}'")
+        check_heads(self.module, item, self.dialect.version)
         self._bodies[item.name] = BodyWriter(self, item, self.head(item.name))
         functions.append(self._bodies[item.name].write())
 
@@ -225,8 +221,13 @@ class ModuleWriter:
                         self._try(item.start, partial(self.declare, node.specifiers, declarator))
             elif item.kind == "alias":
                 self._try(item.start, partial(self._alias, item))
-            elif item.body and self.module.find(item.name) != item:
-                self.fault(item.start, f"'{item.name}' is defined twice")
+        for start, text in iter_inconsistent(self._whole):
+            self.faults[f"{self._whole.name}:{self._whole.line(start)}", text] = None
+        for item in (one for one in self._whole.items if one.kind == "pragma"):
+            try:
+                check_pragma(self._whole.text[item.start : item.end], "module", self.dialect.version)
+            except Unsupported as error:
+                self.faults[f"{self._whole.name}:{self._whole.line(item.start)}", str(error)] = None
         self.shared = Shared(self)
         for _, variable in self._variables.values():
             self._try(
@@ -254,25 +255,16 @@ class ModuleWriter:
             try:
                 if words & OPAQUE and words & _SPACES:
                     check_opaque(node.specifiers, one, self._independent)
-                    self._declare_once(one.name, words)
                     continue
                 if not words & _SPACES:
                     raise Unsupported(
                         f"variable '{one.name}' outside of functions that isn't in .global, .const or .shared"
                     )
-                self._declare_once(one.name, words)
                 found.append(declared(node.specifiers, one, one.name))
                 _check_pointers(found[-1], self._addressable)
             except Unsupported as error:
                 self.faults[f"{self._whole.name}:{self._whole.line(item.start)}", str(error)] = None
         return found
-
-    def _declare_once(self, name: str, words: set[str]) -> None:
-        """Reject a second definition of a name that no kernel uses. Raises Unsupported."""
-        known, self._unused[name] = self._unused.get(name, set()), words
-        if known and ".extern" not in known | words:
-            raise Unsupported(f"'{name}' is declared twice")
-        _check_linking(name, known, words)
 
     def _alias(self, item: Item) -> None:
         function = self.module.aliases.get(item.name, "")
@@ -305,9 +297,8 @@ class ModuleWriter:
         words = {specifier.word for specifier in specifiers}
         if not words & _SPACES:
             raise Unsupported(f"variable '{name}' outside of functions that isn't in .global, .const or .shared")
-        if known and not known[1].external and ".extern" not in words:
+        if function and known:
             raise Unsupported(f"'{name}' is declared twice")
-        _check_linking(name, {".extern"} if known and known[1].external else set(), words)
         if not known or known[1].external:
             number = known[0] if known else len(self._variables)
             self._variables[name] = number, declared(specifiers, declarator, name)

@@ -67,6 +67,8 @@ class Shared:
                 try:
                     size, align = size_of(node.specifiers, one)
                     dynamic, element = ".extern" in words or not size, element_of(node.specifiers, one)
+                    if function and not dynamic and (function, one.name) in self._variables:
+                        raise Unsupported(f"'{one.name}' twice in shared memory of '{function}': rename one")
                     self._variables[function, one.name] = _Variable(size, align, dynamic, element)
                 except Unsupported as error:
                     code.fault(start, str(error))

@@ -31,6 +31,8 @@ _ON_SHARED = {"mapa", "getctarank"}
 _TAKE_VARIABLES = {"mov", "cvta", *_ON_SHARED}
 _DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # first result may be `_`
 _TAKE_NO_CONSTANT = {"movmatrix", "stackrestore"}
+_HALVES = {".f16", ".bf16", ".tf32"}
+_ADDRESSES = {f"{kind}{size}" for kind in "bus" for size in (8, 16, 32, 64)}  # registers that may be addresses
 _ZERO = tree.Number("0")
 _TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # around one register, as Triton writes them
 
@@ -159,9 +161,20 @@ class InstructionUse:
             too_large = packs and TYPES[name].bits > type_.bits  # elsewhere, .b8 accepts any register
             if too_large or (not self._takes(type_, name, exact) and not (same_size and self.words.get("V"))):
                 raise Unsupported(f"'{vector}' has elements of .{name} where .{type_.name} is expected")
+        if opcode == "mma":
+            self._check_factors(vector, type_, "float" in kinds, () if declared else constants)
         for number in () if declared else constants:
             if not takes_constant(type_.name, number) or (opcode == "mma" and type_.name == "b32"):
                 raise Unsupported(f"'{number}' where .{type_.name} is expected")
+
+    def _check_factors(self, vector: tree.Vector, type_: PtxType, floats: bool, constants: Sequence[str]) -> None:
+        """Reject what some forms of mma don't take. Raises Unsupported."""
+        modifiers = self.instruction.modifiers
+        if type_.name == "b32" and floats and ".m8n8k16" in modifiers:
+            raise Unsupported(f"'{vector}' has elements of a floating-point type where integers are expected")
+        wide = [one for one in constants if FLOAT.fullmatch(one) and one[:2].lower() != "0f"]
+        if type_.name == "f32" and wide and _HALVES.intersection(modifiers):
+            raise Unsupported(f"'{wide[0]}' has 64 bits where .f32 is expected: write it like 0f00000000")
 
     def refuse_sums(self, operands: Sequence[tree.Operand]) -> None:
         """Reject operands like `%r1+4` where ptxas does. Raises Unsupported."""
@@ -232,10 +245,19 @@ class InstructionUse:
                 found = self.body.find_register(name, parts)
                 if not found:
                     self._check_variable(operand, type_)
-                elif not type_.is_float and not takes_constant(type_.name, "1"):
-                    raise Unsupported(f"'{operand}' where .{type_.name} is expected")
-                if found and type_.is_float and found.declared[0] in "us":
-                    raise Unsupported(f"'{name}' is a register of .{found.declared} where .{type_.name} is expected")
+                else:
+                    self._check_sum(operand, found, type_, exact)
+
+    def _check_sum(self, operand: tree.Operand, found: CRegister, type_: PtxType, exact: bool) -> None:
+        """Reject a register plus a constant where ptxas does: registers of .f16, and sizes as in `check`."""
+        fits = type_.is_float or takes_constant(type_.name, "1")
+        video = self.instruction.opcode[0] == "v" and self.instruction.opcode != "vote"
+        fits &= found.declared != "f16" and not video
+        fits &= not (type_.is_float and (found.declared[0] in "us" or found.declared == "f16x2"))
+        if not fits or (exact and not self._takes(type_, found.declared, exact)):
+            raise Unsupported(
+                f"'{operand}', a sum with a register of .{found.declared}, where .{type_.name} is expected"
+            )
 
     def _takes_constant(self, type_: PtxType, text: str) -> bool:
         """Return True if ptxas accepts a constant for an operand of this type."""
@@ -373,8 +395,8 @@ class InstructionUse:
                 raise Unsupported(f"'{operand}', a part of a vector, as an address")
             case tree.Name(name, parts):
                 found = self.body.find_register(name, parts)
-                if found and (found.type.is_float or found.type.name == "pred" or found.type.bits < least):
-                    raise Unsupported(f"'{operand}' of type .{found.type.name} as an address")
+                if found and (found.declared not in _ADDRESSES or found.type.bits < least):
+                    raise Unsupported(f"'{operand}' of type .{found.declared} as an address")
                 return self.value(operand, ADDRESS)
             case tree.Expression((tree.Name() as base, *rest), (("+" | "-") as sign, *signs)):
                 if sign == "-":
@@ -425,9 +447,12 @@ def _refuse_number(address: tree.Address) -> None:
 
 
 def _number(item: tree.Operand) -> str:
-    """Return the text of a constant without its sign, or "" for anything else."""
+    """Return the text of a constant without its sign, or of a constant of its kind, or "" for anything else."""
     item = item.operand if isinstance(item, tree.Prefixed) else item
-    return item.text if isinstance(item, tree.Number) else ""
+    if isinstance(item, tree.Expression | tree.OperandGroup) and tree.is_constant(item):
+        item = item.operands[0] if isinstance(item, tree.Expression) else item.items[0]
+        return _number(item)
+    return "32" if item == tree.Name("WARP_SZ") else item.text if isinstance(item, tree.Number) else ""
 
 
 def _kind(declared: str) -> str:

@@ -167,9 +167,9 @@ def test_what_lies_outside(thread, text, fault):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("ld.global.u32 %r9, [%base+4];", "'%base' of type .u32 as an address"),
-        ("ld.u32 %r9, [%h0];", "'%h0' of type .u16 as an address"),
-        ("atom.global.add.u32 %r9, [%base], 1;", "'%base' of type .u32 as an address"),
+        ("ld.global.u32 %r9, [%base+4];", "'%base' of type .b32 as an address"),
+        ("ld.u32 %r9, [%h0];", "'%h0' of type .b16 as an address"),
+        ("atom.global.add.u32 %r9, [%base], 1;", "'%base' of type .b32 as an address"),
         ("ld.shared.u32 %r9, [%f0];", "'%f0' of type .f32 as an address"),
         ("ld.shared.u32 %r9, [%p0];", "'%p0' of type .pred as an address"),
         ("cvta.shared.u64 %generic, %base;", "'%base' is a register of .b32 where .u64 is expected"),

@@ -258,6 +258,19 @@ def test_operands(ptxas, tmp_path):
     assert_known(found)
 
 
+def test_operands_of_macros(ptxas, tmp_path):
+    """Compare instructions that ptxas expands first: it rejects their operands only if nothing else is wrong."""
+    lines = [
+        "wmma.load.a.sync.aligned.col.m16n16k16.global.bf16 {%b32_0, %b32_1, %b32_2, %b32_3}, [%b64_1];",
+        "wmma.load.a.sync.aligned.col.m16n16k16.global.bf16 {%b32_0, %b32_1, %b32_2, %b32_3}, [%b16_1];",
+        "wmma.store.d.sync.aligned.row.m16n16k16.f16 [%b16_1], {%b32_1, %b32_2, %b32_3, %b32_4};",
+        "ldmatrix.sync.aligned.m8n8.x1.b16 {%b32_1}, [%b16_1];",
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.u8.s32 {%b32_1, %b32_2}, {%f32_4}, {%b32_3}, {%b32_5, %b32_6};",
+    ]
+    for line in lines:
+        assert_same(differences([line], ptxas, "sm_90a", "8.7", tmp_path))
+
+
 @pytest.mark.parametrize(
     ("limit", "target", "version"),
     [

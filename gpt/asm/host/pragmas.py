@@ -1,0 +1,57 @@
+"""Check pragmas as ptxas does: none changes what a kernel computes, but ptxas rejects some.
+
+It ignores a pragma in a function if it doesn't know the word, and knows words by how they begin.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpt.asm.host.names import Unsupported
+from gpt.ptx.scan import Item, Module
+from gpt.ptx.tokens import STRING
+from gpt.ptx.types import integer
+
+_SYNTAX = re.compile(rf"\.pragma\s*({STRING}(?:\s*,\s*{STRING})*)\s*;", re.ASCII)
+_IN_HEAD = re.compile(r"\.pragma\b[^;]*;")
+_STRINGS = re.compile(STRING)
+_IN_BODIES = {"used_bytes_mask": (8, 3), "enable_smem_spilling": (8, 7), "frequency": (9, 0)}  # since .version
+_NUMBERED, _NUMBER = ("used_bytes_mask", "frequency"), re.compile(r"-?(?:0[xX][\da-fA-F]+|\d+)", re.ASCII)
+_OF_CALLS = ("abi_param_reg", "retaddr_reg")
+
+
+def check_pragma(text: str, where: str, version: tuple[int, int]) -> None:
+    """Reject a pragma in a `kernel`, a `function`, the `head` of a kernel or the `module`. Raises Unsupported."""
+    found = _SYNTAX.fullmatch(text.strip())
+    if not found:
+        raise Unsupported(f"'{' '.join(text.split())}': a pragma has strings")
+    for quoted in _STRINGS.findall(found[1]):
+        _check(quoted[1:-1], where, version)
+
+
+def check_heads(module: Module, function: Item, version: tuple[int, int]) -> None:
+    """Reject pragmas between the name of a kernel or function and its body. Raises Unsupported."""
+    for found in _IN_HEAD.finditer(module.skeleton, function.start, function.body):
+        if function.kind == "func":
+            raise Unsupported(f"a pragma before the body of function '{function.name}'")
+        check_pragma(module.text[found.start() : found.end()], "head", version)
+
+
+def _check(pragma: str, where: str, version: tuple[int, int]) -> None:
+    word = next((word for word in (*_IN_BODIES, *_OF_CALLS) if pragma.startswith(word)), "")
+    value = pragma[len(word) :].lstrip()
+    number = integer(value)
+    if word in _OF_CALLS and (where == "kernel" or (number is None and value != "all")):
+        raise Unsupported(f"pragma '{pragma}': only functions have it, with a number")
+    if word in _IN_BODIES and where in ("head", "module"):
+        raise Unsupported(f"pragma '{pragma}' outside of a function's body")
+    if not word and where == "module" and pragma != "nounroll":
+        raise Unsupported(f"pragma '{pragma}' of a module, which has only 'nounroll'")
+    if word in _IN_BODIES and version < _IN_BODIES[word]:
+        raise Unsupported("pragma '{}' needs .version {}.{} or later".format(pragma, *_IN_BODIES[word]))
+    if word == "enable_smem_spilling" and where == "function":
+        raise Unsupported(f"pragma '{pragma}': only kernels have it")
+    if (word == "frequency" and (number == 0 or value[:1] == "-")) or (
+        word in _NUMBERED and not _NUMBER.fullmatch(value)
+    ):
+        raise Unsupported(f"pragma '{pragma}' without a number")
