@@ -153,8 +153,8 @@ static void add_kernel(struct trace_file *trace, struct value name) {
         gpt_add_kernel(text, name.number);
 }
 
-// Write the path of a file that a trace names. It must be in the folder of the trace, as the program could write
-// any name.
+// Write the path of a file that a trace names. It must be in the folder of the trace, as the program could
+// write any name.
 static bool find_neighbour(const struct trace_file *trace, struct value name, char path[PATH_MAX]) {
     const char *slash = strrchr(trace->path, '/');
     size_t folder = slash ? (size_t)(slash + 1 - trace->path) : 0;
