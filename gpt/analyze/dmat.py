@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.lib.command import Analysis
-from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, find_blocks, launch_row
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.screen.units import amount, kept_share
@@ -83,6 +83,7 @@ class _Shown(NamedTuple):
     matrix: Matrix
     accesses: int
     lost: int
+    blocks: tuple[int, int] | None  # the first and the last with accesses, if some were lost
 
 
 class Dmat(MapAnalysis):
@@ -121,7 +122,8 @@ class Dmat(MapAnalysis):
         best = self._shown.accesses if self._shown else 0
         if accesses and (self._wanted == self._number or (self._wanted is None and accesses > best)):
             matrix = _make_matrix(slots, found, clock, self._shift, "count" in known)
-            self._shown = _Shown(self._number, process, buffer, matrix, accesses, saved.dropped)
+            blocks = find_blocks(buffer, saved)
+            self._shown = _Shown(self._number, process, buffer, matrix, accesses, saved.dropped, blocks)
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
         """Add a launch for which only sums were kept, so it has no matrix."""
@@ -142,11 +144,11 @@ class Dmat(MapAnalysis):
             lines = [f"no launch with the number {self._wanted} has accesses"] if self._wanted else []
             yield make_answer("accesses", ACCESSES, [], lines)
             return
-        number, process, buffer, matrix, accesses, lost = self._shown
+        number, process, buffer, matrix, accesses, lost, blocks = self._shown
         row, column = np.nonzero(matrix.counts)
         many = amount(matrix.rows, "page")
         where = f"{many} of {amount(1 << self._shift, 'byte')} a row, {amount(matrix.step, 'clock')} a column"
-        kept = f" ({kept_share(accesses, lost, 'access')})" if lost else ""
+        kept = f" ({kept_share(accesses, lost, 'access', blocks)})" if lost else ""
         said = f"launch {number}: {amount(accesses, 'access')}{kept}, {where}"
         known, start = (self._tensors, AFTER_ALL) if self._tensors else (process.tensors, buffer.launch.start)
         owners = _find_tensors(known, start, matrix.pages, 1 << self._shift)

@@ -63,9 +63,9 @@ class Recorder:
         self._new_region.argtypes, self._new_region.restype = [], ctypes.py_object
 
     def wrap(self, function: FunctionType, objects: tuple[Any, ...]) -> None:
-        """Let the library see calls of a function. `objects` are the last ones in struct gpt_python.
+        """Pass calls of a function through the library. `objects` are the last members of struct gpt_python.
 
-        Raise RuntimeError or AttributeError if this Python keeps functions in another form.
+        Raises RuntimeError or AttributeError if this Python keeps functions in another form.
         """
         api, pointer = self._ctypes.pythonapi, self._ctypes.c_void_p
         head = object.__basicsize__
@@ -80,7 +80,7 @@ class Recorder:
             raise RuntimeError("this version of Python isn't supported")
 
     def new_region(self) -> Any:
-        """Return the function that compiled code calls, after `wrap`."""
+        """Return the function that compiled code calls. Call `wrap` first."""
         return self._new_region()
 
     def _find_vectorcall(self, function: FunctionType) -> int | None:

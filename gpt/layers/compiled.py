@@ -1,12 +1,12 @@
-"""Name the modules of code that torch.compile has made, after the comments in it.
+"""Record the modules that code from torch.compile belongs to, based on the comments in it.
 
 Above each call of a kernel, Inductor's code names the operations that the kernel computes:
 
     # Topologically Sorted Source Nodes: [silu, linear_1], Original ATen: [aten.silu, aten.addmm]
 
-They are nodes of a graph whose metadata has the module of each. When such code is loaded, each of these comments
-becomes a call that says in which module the thread is from here on. Nothing else changes, neither the code's file nor
-the kernels. A kernel that computes operations of several modules belongs to the module of the last one.
+These operations are nodes of a graph, whose metadata has the module of each. When such code is loaded, each of these
+comments is replaced by a call that records the module that the thread is in from there on. Neither the file nor the
+kernels change. A kernel that computes operations of several modules belongs to the module of the last one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def shorten(path: str) -> str:
 
 
 def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
-    """Return the module of each node by the name that Inductor's comments use. `traced`: AOTAutograd made the graph."""
+    """Return each node's module, by the name in Inductor's comments. `traced`: AOTAutograd made the graph."""
     found = {}
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
@@ -45,7 +45,7 @@ def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
 
 
 class Site(Dict[Any, bytes]):
-    """A place in compiled code: its module by the module that the code runs in, which several modules may share."""
+    """A place in compiled code: the name of its module, by the module that runs the code. Several may run the same."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class CompiledCode:
         self._graphs = threading.local()
 
     def watch(self, original: Callable[..., Any], traced: bool) -> Callable[..., Any]:
-        """Return the function for `original`, which compiles a graph."""
+        """Return a function that replaces `original`, which compiles a graph."""
 
         @wraps(original)
         def compile_graph(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class CompiledCode:
         return compile_graph
 
     def compile(self, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compile the source of a module that Inductor wrote: it calls this in place of the built-in function."""
+        """Compile the source of a module that Inductor wrote. Inductor calls this instead of the built-in function."""
         modules, traced = getattr(self._graphs, "modules", None) or ({}, False)
         # from a cache, a backward pass comes without its graph
         if modules and isinstance(source, str) and (traced or not BACKWARD_CODE.search(source)):
@@ -88,7 +88,7 @@ class CompiledCode:
         return compile(source, *args, **kwargs)
 
     def mark(self, source: str, modules: dict[str, str]) -> str:
-        """Replace comments by calls, with the same number of lines. Return code without such comments as it is."""
+        """Replace comments with calls, and keep the number of lines. Code without such comments isn't changed."""
         lines = source.splitlines(keepends=True)
         free = next((at for at, line in enumerate(lines) if line.strip()[:1] in ("", "#")), None)
         if free is None or not NODES.search(source):

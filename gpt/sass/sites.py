@@ -47,7 +47,7 @@ def iter_sites(kernel: Kernel) -> Iterator[Site]:
     """
     code = kernel.code
     if code.table.arch.name != ARCH:
-        raise GptError(f"what probes see of {code.table.arch.name}'s instructions isn't known")
+        raise GptError(f"no PTX instructions are known to stand for the instructions of {code.table.arch.name}")
     faces = [(one, face) for one in code if (face := find_face(one)) is not None]
     live, flight = kernel.live, kernel.flight
     for one, face in [(code[0], ENTRY), *faces]:

@@ -47,11 +47,17 @@ def human_share(share: float) -> str:
     return f"{share:.1f} %" if abs(share) < 10**5 else f"{share:.3g} %"
 
 
-def kept_share(kept: int, dropped: int, noun: str = "record") -> str:
-    """Return the percentage of records that probes kept. 100 and 0 % are only used if they're exact."""
+def kept_share(kept: int, dropped: int, noun: str = "record", blocks: tuple[int, int] | None = None) -> str:
+    """Return the percentage of records that probes kept, and from which blocks: the first and the last. 100 and 0 % are
+    only used if they're exact.
+    """
     share = 100 * kept / (kept + dropped) if kept + dropped else 100.0
     text = "0.0" if not kept else f"{min(share, 99.9) if dropped else share:.1f}" if share >= 0.1 else f"{share:.2g}"
-    return f"{text} % of {amount(kept + dropped, noun)} {'was' if kept + dropped == 1 else 'were'} kept"
+    kept_ = f"{text} % of {amount(kept + dropped, noun)} {'was' if kept + dropped == 1 else 'were'} kept"
+    if blocks is None:
+        return kept_
+    first, last = blocks
+    return f"{kept_}, from block{f's {first:,} to {last:,}' if first < last else f' {first:,}'}"
 
 
 def human_time(ns: float) -> str:

@@ -219,6 +219,7 @@ RUNS: dict[str, Keys] = {
         "packed": ("u64?", "number of bytes in that file, if there is a codec"),
         "entries": ("u64?", "for a log: number of entries; in its last record, or in its first one without stored"),
         "dropped": ("u64?", "for a log, in its first record: entries that did not fit; absent for none"),
+        "blocks": ("[u64]?", "for a log with dropped entries, in its last record: first and last block with entries"),
         "data": ("bin?", "the bytes, if they are in no file"),
         "lost": ("str?", "reason code, if the buffer was lost; in old traces a sentence"),
     },

@@ -1,5 +1,6 @@
 """gpt-analyze dmat on accesses to known pages at known clocks."""
 
+import json
 import struct
 
 import numpy as np
@@ -51,6 +52,23 @@ def test_accesses_by_page_and_clock():
     found = ask("dmat", trace(ACCESSES, ACCESSES[:2]), args=("--launch", 2, "--page", 4))
     cells = [(row["page"] - LOW, row["clock"], row["accesses"]) for row in found.rows["accesses"]]
     assert cells == [(0, 0, 1), (4, 0, 1)]
+
+
+@pytest.mark.parametrize(("blocks", "told"), [([2, 5, 3, 2], "blocks 2 to 5"), ([6, 6, 6, 6], "block 6")])
+def test_it_says_from_which_blocks_a_full_log_has_accesses(blocks, told):
+    entries = np.zeros(4, ENTRY)
+    entries["unit"], entries["address"] = np.array(blocks) * 32 + 31, LOW
+    map_ = forge.probe_map("dmat", type_="log", level="thread", capacity=4, **FIELDS)
+    found = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]
+    found += [forge.probed(0, 3, 4, 8, 32), forge.buffer(0, struct.pack("<Q", 16) + entries.tobytes())]
+    trace = forge.trace(*found)
+    answers, done = ask("dmat", trace), run("dmat", "--json", data=forge.pack(trace))
+    (drawn,) = [plot for line in done.stdout.splitlines() for plot in json.loads(line).get("plots", ())]
+    kept = f"25.0 % of 16 accesses were kept, from {told}"
+    assert f"({kept})" in answers.verdicts["accesses"][0]
+    assert f"({kept})" in drawn["title"]
+    said = f"25.0 % of 16 records were kept, from {told}: the log of the launch"
+    assert answers.verdicts["launches"][0].startswith(said)
 
 
 def test_each_sm_has_a_clock_of_its_own():

@@ -9,6 +9,7 @@ import pytest
 
 from gpt.stream.rooms import HEAD, SECTOR
 from tests.runtime import hooked
+from tests.runtime.graphing import GRAPHS
 from tests.runtime.probing import CLIENT, COUNT, PTX, build, in_both_forms, kept, saved, unprobed
 
 ACCESSES = 3 * COUNT  # accesses of a launch of `scale`
@@ -74,6 +75,25 @@ int main(int argc, char **argv) {
     return 0;
 }
 """
+GRAPHED = (
+    GRAPHS.removeprefix(CLIENT)
+    + """
+int main(int argc, char **argv) {
+    (void)argc;
+    setup(argv[1]);
+    OK(D(cuStreamCreate)(&streams[0], 0));
+    void *graph = captured(1), *exec = instantiated(graph);
+    replay(exec, 1), replay(exec, 1), launched(2);
+    void *next = instantiated(graph);
+    replay(next, 1), launched(1);
+    CUgraphExecUpdateResultInfo info;
+    OK(D(cuGraphExecUpdate_v2)(exec, graph, &info));
+    replay(exec, 1), launched(1);
+    check();
+    return 0;
+}
+"""
+)
 LEFT = "of the records in logs were kept"
 
 
@@ -92,6 +112,15 @@ def test_second_launch_is_complete(tmp_path, rooms):
     kept_ = 2 * ACCESSES + found[0][0]
     share = 100 * kept_ / (3 * ACCESSES)
     assert f"{min(share, 99.9):.1f} % {LEFT}, {kept_} of {3 * ACCESSES}: 1 of 3 logs was" in said
+
+
+def test_it_says_from_which_blocks_the_records_are(tmp_path):
+    """The simulated device runs one block after the other, so the first blocks fill the log."""
+    once = SYNCED.replace("i < 3", "i < 1")
+    found, trace, said = run_logs(tmp_path, once, 4)
+    (record,) = [record for record in trace.of("buffer") if "blocks" in record]
+    assert is_partial(found[0]) and record["blocks"][0] == 0 < record["blocks"][1] < 5
+    assert f"{found[0][0]} of {ACCESSES}, from blocks 0 to {record['blocks'][1]}: 1 of 1 log was too small" in said
 
 
 def test_nothing_is_said_where_all_fits(tmp_path):
@@ -137,4 +166,11 @@ def test_a_full_log_counts_what_it_would_have_needed(tmp_path):
         expect(3);""")  # fmt: skip
     found, trace, _ = run_logs(tmp_path, main, 16)
     assert found[0][1] > 0 and sum(found[0]) == ACCESSES and found[1:] == [(ACCESSES, 0)] * 2
+    assert not unprobed(trace)
+
+
+@in_both_forms
+def test_a_graph_keeps_its_logs_until_it_is_made_or_updated(tmp_path):
+    found, trace, _ = run_logs(tmp_path, GRAPHED, 4)
+    assert all(map(is_partial, found[:2])) and found[2:] == [(ACCESSES, 0)] * 2
     assert not unprobed(trace)

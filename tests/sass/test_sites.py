@@ -174,5 +174,5 @@ def test_other_architectures_have_no_sites():
     """Their atomics would be reported as different ones."""
     table = replace(TABLE, arch=arch_of("sm_80"))
     kernel = Kernel("k", Code(dump_words(program("EXIT").words), table), 16, {})
-    with pytest.raises(GptError, match="sm_80's instructions"):
+    with pytest.raises(GptError, match="the instructions of sm_80"):
         list(iter_sites(kernel))

@@ -351,7 +351,7 @@ def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdi
 
 def _add_replays(part: _Part, manner: Manner, path: int, handle: int, since: int, sums: Sums, means: dict[str, float],
                  rows: dict[str, Sums], verdict: _Verdict) -> None:  # fmt: skip
-    """Add the launches and the GPU time of the replays of a graph."""
+    """Add a graph's replays: their launches and their GPU time."""
     graph = next((one for one in part.process.graphs.of(handle) if one.since == since), None)
     nodes = list(_iter_nodes(part, path, handle, graph, verdict, sums.launches)) if graph else []
     labels = [manner.label(part, *key) for key, _ in nodes]

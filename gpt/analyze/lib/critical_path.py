@@ -1,8 +1,8 @@
 """Find the critical path of a repeated unit: what the next unit waited for, from moment to moment.
 
-The path ends when the work of the unit's first launch begins in the next repetition, and goes back to when it began in
-this one. So its length is the time that a repetition takes, whether the host or the GPU is the limit. At each step, it
-follows whatever came last:
+The path ends when the work of the unit's first launch begins in the next repetition, and goes back to the beginning of
+that work in this repetition. So its length is the time that a repetition takes, whether the host or the GPU is the
+limit. Each step goes back to whatever ended last:
 
 - Work on the GPU waited for the earlier work in its stream if that ended after the launch call had returned. If the
 stream waits for an event, it waited for work in other streams, if that ended later. Otherwise it waited for its launch
@@ -45,7 +45,7 @@ HOST_CALL = [("start", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("api", "<u4")
 
 
 class Step(NamedTuple):
-    """A part of a path: what it is, its name, where (a thread or a stream), and when, in ns."""
+    """A part of a path: its kind and name, where it is (a thread or a stream), and when, in ns."""
 
     kind: str
     name: str
@@ -86,7 +86,7 @@ def find_path(trace: TraceModel, number: int, launches: Tape, period: Period) ->
 
 
 def _choose_windows(launches: Tape, period: Period) -> list[tuple[int, int]]:
-    """Return when the first work of some repetitions, and of the ones after them, begins; the most usual first."""
+    """Return when the first work of some repetitions, and of the next ones, begins. The most typical come first."""
     counts = (period.ends - period.begins) // period.length
     parts: list[Array] = []
     for _, places in iter_units(period.begins, counts, period.length):
@@ -135,7 +135,7 @@ def _read_work(trace: TraceModel, number: int, windows: list[tuple[int, int]]) -
 
 
 class _Walk:
-    """Goes back in time from some work, through the calls and the work of a process, both sorted by start."""
+    """Walks back in time through the calls and the work of a process, both sorted by start."""
 
     def __init__(self, process: Process, calls: Array, work: Array) -> None:
         self._process, self._work = process, work
@@ -167,7 +167,7 @@ class _Walk:
                 return
 
     def _leave_work(self, work: Any, time: int) -> tuple[Any, int, list[Step]]:
-        """Return what work that begins at a time waited for: other work, or a thread; and the steps in between."""
+        """Return what some work waited for before it began (other work, or a thread), and the steps in between."""
         thread, start, stream = int(work["thread"]), int(work["call"]), int(work["stream"])
         where = f"stream {stream:#x}" if stream else "default stream"
         call = self._find_call(thread, start)
@@ -245,5 +245,5 @@ class _Walk:
 
 
 def share_on_host(path: UnitPath) -> float:
-    """Return the part of the paths, from 0 to 1, that is on the host: its code, its calls, and delays of launches."""
+    """Return the share of the paths (0 to 1) on the host: host code, calls, and delays of launches."""
     return sum(time for (kind, _), (_, time) in path.sums.items() if kind in ON_HOST) / (path.took or 1)

@@ -73,6 +73,7 @@ class MapAnalysis(ABC):
         self._last_read = (0, 0), False  # pid and id of a launch, and whether it was reduced
         self._lost = Counter[str]()  # launches, by reason
         self._logs = Counter[str]()  # records `kept` and `dropped`, and launches: all, and those with `full` logs
+        self._blocks: tuple[int, int] | None = None  # the first and the last with records in full logs
         self._done = Coverage()  # processes that have ended
         self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # other processes, by function
 
@@ -136,6 +137,7 @@ class MapAnalysis(ABC):
         if saved.units is not None and buffer.map.capacity:
             full = saved.dropped > 0
             self._logs.update(kept=len(saved.units), dropped=saved.dropped, launches=1, full=int(full))
+            self._blocks = _join(self._blocks, find_blocks(buffer, saved))
         self.add(process, buffer, saved)
 
     def _count(self, process: Process, buffer: Buffer) -> None:
@@ -163,6 +165,7 @@ class MapAnalysis(ABC):
         self._details.update(other._details)
         self._lost.update(other._lost)
         self._logs.update(other._logs)
+        self._blocks = _join(self._blocks, other._blocks)
         self._done.merge(other._done)
 
     def renumbered(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
@@ -193,8 +196,12 @@ class MapAnalysis(ABC):
 
     @property
     def kept(self) -> str:
-        """Return the share of records that logs kept, or an empty string if they kept all."""
-        return kept_share(self._logs["kept"], self._logs["dropped"]) if self._logs["dropped"] else ""
+        """Return the share of records that logs kept, or an empty string if they kept all. If no launch is complete,
+        this includes the blocks that they're from.
+        """
+        logs = self._logs
+        blocks = self._blocks if logs["full"] == logs["launches"] else None
+        return kept_share(logs["kept"], logs["dropped"], blocks=blocks) if logs["dropped"] else ""
 
     def titled(self, title: str) -> str:
         """Return the title of a picture of all launches, which gives the share of records that were kept."""
@@ -210,8 +217,8 @@ class MapAnalysis(ABC):
             full, launches = self._logs["full"], self._logs["launches"]
             which = f"{full:,} of {amount(launches, 'launch')}" if launches > 1 else "the launch"
             yield (
-                f"{self.kept}: the log of {which} was too small; later launches of the same kernel and grid "
-                "get a larger one, within --max-memory"
+                f"{self.kept}: the log of {which} was too small; later launches of the same kernel get "
+                "a larger one, within --max-memory"
             )
 
     def _lost_lines(self) -> Iterator[str]:
@@ -219,3 +226,16 @@ class MapAnalysis(ABC):
             yield f"{'1 launch lost what it' if count == 1 else f'{count:,} launches lost what they'} saved: {reason}"
         if more := sum(sorted(self._lost.values())[:-3]):
             yield f"{amount(more, 'launch')} lost records for other reasons"
+
+
+def find_blocks(buffer: Buffer, saved: SavedBuffer) -> tuple[int, int] | None:
+    """Return the first and the last block with entries in a log that dropped some; None for other maps."""
+    if saved.units is None or not saved.dropped or not len(saved.units):
+        return None
+    units = buffer.map.units(buffer.launch.threads)
+    return int(saved.units.min()) // units, int(saved.units.max()) // units
+
+
+def _join(one: tuple[int, int] | None, other: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return a range of blocks that has both."""
+    return (min(one[0], other[0]), max(one[1], other[1])) if one and other else one or other

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, make_array_answer, plot
-from gpt.analyze.lib.map_analysis import MapAnalysis
+from gpt.analyze.lib.map_analysis import MapAnalysis, find_blocks
 from gpt.base.options import Option
 from gpt.screen.units import kept_share
 
@@ -62,6 +62,7 @@ class _Shown(NamedTuple):
     values: list[Any]  # the columns LINES
     records: int
     dropped: int
+    blocks: tuple[int, int] | None  # the first and the last with records, if some were dropped
 
 
 class ProgressFold(MapAnalysis):
@@ -125,7 +126,7 @@ class ProgressFold(MapAnalysis):
             np.minimum.at(zero, where, slots[self.axis.name])
             since = slots[self.axis.name] - zero[where]
             values = [array[listed][:POINTS] for array in (warp, slots["sm"], since, 100 * progress)]
-            self._shown = _Shown(self._number, values, len(warp), saved.dropped)
+            self._shown = _Shown(self._number, values, len(warp), saved.dropped, find_blocks(buffer, saved))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
         """Add a launch for which only sums were kept, which don't show how a warp progressed."""
@@ -162,10 +163,10 @@ class ProgressFold(MapAnalysis):
         )
         yield make_answer("rates", rate_columns, rates, top=TOP_RATES, plots=[drawn])
         if self._shown:
-            number, values, records, dropped = self._shown
+            number, values, records, dropped, blocks = self._shown
             said = f"launch {number}" + (", that with most records: --launch shows another" if not self._wanted else "")
             title = f"progress of warps, launch {number}"
-            title += f"\n{kept_share(records, dropped)}" if dropped else ""
+            title += f"\n{kept_share(records, dropped, blocks=blocks)}" if dropped else ""
             drawn = plot("lines", self.axis.name, "progress", color="warp", title=title)
             yield make_array_answer(
                 "warps", (*LINES, self.axis, PROGRESS), values, [said], top=TOP_LINES, plots=[drawn]

@@ -127,7 +127,7 @@ class Writer:
             if log["dropped"]:
                 which = f"{log['full']:,} of {amount(log['launches'], 'launch')}"
                 messages.say(TOOL, "warning", name, f"{kept_share(log['kept'], log['dropped'])}: the log of {which} "
-                             "was too small; later launches of the same kernel and grid get a larger one, if there's "
+                             "was too small; later launches of the same kernel get a larger one, if there's "
                              "device memory for it")  # fmt: skip
         for fact in find_unused(self._asked["kernels"], self._asked["filter"], list(self._names)):
             messages.say(TOOL, "warning", "", fact)

@@ -6,8 +6,9 @@ Two registers per thread belong to a log: `cursor` and `left`. Both are 0 at fir
     there       address of the next record      bytes left, a multiple of 16, plus the number of the next room
     not there   bytes left, less than ABSENT    the number of the next room
 
-The number is less than 16, so `left` is less than any record's size if the room isn't there. One comparison then says
-whether a lane can write. A claim takes a uniform branch, as most saves need none.
+The number is less than 16, so `left` is less than the size of any record if the room isn't there: it was claimed, but
+didn't fit into the arena. One comparison therefore tells whether a lane can write. Most saves need no claim, so the
+code for claims is behind a uniform branch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpt.stream.rooms import APART, ARENAS, DROPPED, HEAD, LAST, LEAST, ROOM_HEA
 
 NUMBER = 15  # the bits of `left` with the number of the next room
 ABSENT = 1 << 16  # more than the bytes of a room, and less than any address
-STREAMED = ".cs"  # drop it from the cache early: this launch doesn't read it again
+STREAMED = ".cs"  # evict early: this launch doesn't read it again
 
 
 class Room(NamedTuple):
@@ -33,7 +34,7 @@ class Room(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A log, the register with its address, a lane's room in it, and what makes a label."""
+    """A log: its map, the register with its address, a lane's room in it, and a function that makes labels."""
 
     placed: PlacedMap
     base: str
@@ -49,8 +50,10 @@ def make_room(
     here: str,
     leader: Condition,
 ) -> None:
-    """Claim a room if the leader's is too small for a record of this size. If there's none to be had, count the
-    entries, one for each lane in the `group`, and take bytes from a room that isn't there. All lanes are `here`.
+    """Claim a room if the leader's is too small for a record of this size.
+
+    If no room fits into the arena, count the entries, one for each lane in `group`, as dropped, and take the record's
+    bytes from the room that isn't there. `here` has all lanes that execute this code.
     """
     placed, base, room, label = place
     known, go_on = code.known_values(), label()
@@ -72,7 +75,7 @@ def make_room(
 
 
 def _claim(code: Emitter, placed: PlacedMap, base: str, group: str, size: str, short: str, room: Room) -> None:
-    """Claim a room for a leader whose room is too small, or isn't there."""
+    """Claim a room for a leader that has none, or whose room is too small."""
     absent = code.make("pred", "setp.lt.u64", room.cursor, ABSENT)
     left = code.make("b32", "selp.b32", code.make("b32", "cvt.u32.u64", room.cursor), room.left, absent)
     claims = Condition(code.make("pred", "setp.lt.and.u32", left, size, short))
@@ -104,7 +107,7 @@ def _claim(code: Emitter, placed: PlacedMap, base: str, group: str, size: str, s
 
 
 def _write_head(code: Emitter, placed: PlacedMap, place: str, size: str, fits: Condition) -> None:
-    """Write a room's head. In pairs, which takes fewer registers: this is rarely done."""
+    """Write a room's head, in pairs of words, which takes fewer registers. Speed doesn't matter here."""
     unit = code.unit(placed.map.level)
     if placed.map.level == "thread":
         unit = code.make("b64", "sub.u64", unit, code.make("b64", "cvt.u64.u32", code.special("%laneid")))

@@ -2,9 +2,9 @@
 
 gpt/stream/rooms.py explains rooms, and claim.py how a lane knows its room.
 
-A record's bytes depend on how the lanes' values differ. Mostly all 32 lanes save values that are the same distance
-apart. This case comes first, in as few instructions as possible. It avoids slow ones, which count bits or find one.
-Everything else takes a branch. All branches are uniform: all lanes that get here vote, and take the same path.
+The size of a record depends on how the lanes' values differ. Usually, all 32 lanes save values at equal distances. This
+case comes first and takes few instructions: it needs none of the slow ones for counting or finding bits. All other
+cases take a branch. All branches are uniform: the lanes that execute this code vote and then take the same path.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ class _Lanes(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """A field: the register with its form if that isn't fixed, what the leader stores, and the 32-bit words that each
-    lane stores, each with its condition. `is_lane`: forms are kept for such a field. `tiled`: it's in that form.
+    """A field of the record.
+
+    `form` is the register with its form, unless that's fixed. `shared` is what the leader stores, `columns` the 32-bit
+    words that each lane stores, each with its condition. `is_lane` says that the field has a form, `tiled` is the
+    predicate that it has the form TILED.
     """
 
     form: str
@@ -61,8 +64,10 @@ class _Compared(NamedTuple):
 
 
 class _Inspected(NamedTuple):
-    """The contents of a record: the lanes and their leader, fields with a form or columns, and the registers with its
-    bytes, its word with forms and size, and the words of its columns if it may have any.
+    """The contents of a record: its lanes, their leader, and its fields with a form or columns.
+
+    `size`, `head` and `words` are registers: the record's bytes, the word with its forms and size, and the number of
+    words in its columns, if it can have any.
     """
 
     lanes: _Lanes
@@ -74,8 +79,10 @@ class _Inspected(NamedTuple):
 
 
 class _Save(NamedTuple):
-    """A SAVE to a log: the register with the log's address, those with the values' bits by the number of the field,
-    which values are the same in all threads, and what makes a label.
+    """A SAVE to a log.
+
+    `base` is the register with the log's address. `values` are the registers with the values, by field number.
+    `constant` says which values are the same in all threads. `label` makes labels.
     """
 
     placed: PlacedMap
@@ -98,7 +105,7 @@ class _Save(NamedTuple):
 
     @property
     def words(self) -> int:
-        """The words that each lane stores at most."""
+        """The maximum number of words that each lane stores."""
         return sum(
             field.words
             for number, field in self.fields.items()
@@ -107,7 +114,7 @@ class _Save(NamedTuple):
 
     @property
     def shared(self) -> list[Stored]:
-        """The values that lanes share whatever they are."""
+        """The values of the fields that lanes always share."""
         return [
             Stored(field.at, max(WORD, field.size), self.values[number])
             for number, field in self.fields.items()
@@ -154,8 +161,10 @@ def _share(
     body: Callable[[Emitter, _Save, list[str]], None],
     changed: list[Value],
 ) -> None:
-    """Run `body` in a function that places share, which changes some registers. It reads the clock by itself: if that
-    was passed, ptxas would keep it in uniform registers, which takes four instructions more.
+    """Run `body` in a function that several places share, and that changes some registers.
+
+    The function reads the clock itself. If the clock were passed, ptxas would keep it in uniform registers, which takes
+    four more instructions.
     """
     fields = save.fields
     passed = [number for number, field in fields.items() if field.stored != "clock"]
@@ -176,7 +185,7 @@ def _share(
 
 
 def _share_append(code: Emitter, save: _Save, name: str, append: Callable[[Emitter, _Save], None]) -> None:
-    """Append a record in a function that places share."""
+    """Append a record in a function that several places share."""
     room = [Value(save.room.cursor, "b64"), Value(save.room.left, "b32")]
     _share(code, save, name, lambda inner, one, changed: append(inner, one._replace(room=Room(*changed))), room)
 
@@ -233,8 +242,9 @@ def _append(code: Emitter, save: _Save) -> None:
 def _continue_line(
     code: Emitter, here: str, lane: str, field: StoredField, value: str, same: bool
 ) -> tuple[list[Stored], str | None]:
-    """Return what lane 0 stores of a field, and whether this lane's value follows from that, or None if it always does.
-    All lanes save, or else the results are useless.
+    """Return what lane 0 stores of a field, and a predicate: this lane's value follows from that.
+
+    The predicate is None if it always does. The results are only valid if all lanes save.
     """
     shared = [Stored(field.at, max(WORD, field.size), value)]
     if same:
@@ -253,8 +263,10 @@ def _continue_line(
 
 
 def _share_any(code: Emitter, save: _Save, here: str, group: str) -> None:
-    """Append a record in functions that places share. If the room could be too small, one first finds how large it has
-    to be. With a single function, ptxas would keep all it has found in registers while it claims a room.
+    """Append a record in functions that several places share.
+
+    If the room may be too small, a separate function first computes the size of the record. In a single function, ptxas
+    would keep everything computed for the record in registers during the claim.
     """
     known = code.known_values()
     leader = code.both(code.first(group), save.condition) or code.first(group)
@@ -272,12 +284,12 @@ def _share_any(code: Emitter, save: _Save, here: str, group: str) -> None:
 
 
 def _find_size(code: Emitter, save: _Save, changed: list[str]) -> None:
-    """Find out how many bytes a record has."""
+    """Compute the size of a record."""
     code.put(f"mov.b32 {changed[0]}, {_inspect(code, save).size}")
 
 
 def _append_any(code: Emitter, save: _Save) -> None:
-    """Append a record, whatever lanes save and however their values differ."""
+    """Append a record for any lanes and any values."""
     clock = save.clock(code)
     most = code.make("b32", "mov.b32", save.placed.layout.size + LANES * WORD * save.words)
     if not code.functions:
@@ -299,7 +311,7 @@ def _append_any(code: Emitter, save: _Save) -> None:
 
 
 def _inspect(code: Emitter, save: _Save) -> _Inspected:
-    """Find out what a record has to hold."""
+    """Find out what a record contains."""
     here, group = code.group(save.condition)
     rank = code.once("b32", "popc.b32", code.below(group))
     count = code.once("b32", "popc.b32", group)
@@ -363,8 +375,10 @@ def _compare(code: Emitter, lanes: _Lanes, field: StoredField, value: str, same:
 
 
 def _is_tiled(code: Emitter, lanes: _Lanes, distance: str, narrow: str | None) -> str:
-    """Return whether all lanes save, and their distances are sums of a term for each bit in the lane's number. The lane
-    without the lowest bit and the lane with this bit alone have distances that add up to this lane's.
+    """Return whether all lanes save, and each distance is a sum of one term per bit in the lane's number.
+
+    That holds if each lane's distance is the sum of two other lanes' distances: one lane's number is the lowest bit of
+    this lane's number, and the other's is the rest of the bits.
     """
     low, rest = _split(code)
     terms = [_read_lane(code, distance, one, lanes.here) for one in (low, rest)]
@@ -397,7 +411,7 @@ def _all(code: Emitter, lanes: _Lanes, holds: str) -> str:
 
 
 def _measure(code: Emitter, placed: PlacedMap, compared: list[_Compared], count: str) -> tuple[str, str, str | None]:
-    """Return a record's bytes, its word with forms and size, and the words of its columns if it may have any."""
+    """Return a record's size, the word with its forms and size, and the words of its columns if it can have any."""
     least = placed.layout.size
     fixed = sum(len(found.columns) for found in compared if not found.form)
     forms, number = "", code.make("b32", "mul.lo.u32", count, fixed) if fixed else ""
@@ -424,8 +438,9 @@ def _filled(code: Emitter, record: list[Stored]) -> list[Stored]:
 
 
 def _write(code: Emitter, save: _Save, size: str, record: list[Stored], leader: Condition) -> str:
-    """Write what the lanes share if the leader's room is there, and go on to the next record. Return the predicate that
-    it's there.
+    """Write what the lanes share, if the leader has room for it, and advance to the next record.
+
+    Return the predicate that the leader has room.
     """
     cursor, left = save.room
     there = code.make("pred", "setp.ge.and.u32", left, size, code.positive(leader))
@@ -461,12 +476,12 @@ def _write_columns(code: Emitter, found: _Inspected, after: int, at: str, there:
 
 
 def _bit_of_lane(code: Emitter) -> str:
-    """Return which bit is the lowest one in this lane's number."""
+    """Return the position of the lowest bit that is 1 in this lane's number."""
     return code.once("b32", "popc.b32", code.once("b32", "sub.u32", _split(code)[0], 1))
 
 
 def _is_needed(code: Emitter, tiled: str) -> str:
-    """Return whether this lane stores its distance: all lanes do, but in a tile only those with one bit."""
+    """Return whether this lane stores its distance. In a tile, only lanes whose number has a single bit do."""
     low, rest = _split(code)
     several = code.make("pred", "setp.ne.u32", rest, 0)
     spared = code.make("pred", "setp.eq.or.u32", low, 0, several)

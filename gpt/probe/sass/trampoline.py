@@ -48,9 +48,12 @@ _R = (1 << 255) - 1
 
 @dataclass(frozen=True)
 class Given:
-    """A value for a register of a snippet. `kind` is kept (`slot` is its place below the stack pointer, unless it has a
-    register), parameter (`value` is its offset in the constant bank), guard, zero, or operand (plus `value`, plus the
-    uniform register).
+    """A value for a register of a snippet. Its `kind` is
+
+    - kept: in `register`, or else below the stack pointer at `slot`;
+    - parameter: at the offset `value` in the constant bank;
+    - operand: `register` plus `value` plus the uniform register;
+    - guard or zero.
     """
 
     kind: str

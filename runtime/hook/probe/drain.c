@@ -29,7 +29,7 @@
 
 enum { SECOND = 1000000000, BEHIND = 200000000 };                 // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
-// Ns: age of an old launch; time between two checks.
+// In ns: the age of an old launch, and the time between two checks.
 enum { OLD = 50000000, LOOK_OLD = 25000000 };
 
 // Guarded by hook_pools_lock
@@ -460,12 +460,16 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
             break;
         }
         bool counted = map->log && at + length == size;
+        bool some = counted && log.dropped && log.entries;
+        uint64_t units = hook_units(map, save->block_size), blocks[2] = {0};
+        for (int i = 0; some && i < 2; i++)
+            blocks[i] = (i ? log.last : log.first) / (units ? units : 1);
         HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size, .at = {at != 0, at},
                    .length = {length != size, length}, .units = {part.thin, part.units},
                    .codec = hook_str(packed.codec), .row = {packed.row, packed.row}, .quick = {quick, quick},
                    .path = hook_str(beside ? hook_name_beside() : NULL), .offset = {beside, offset},
                    .packed = {beside && packed.codec, packed.size}, .entries = {counted, log.entries},
-                   .dropped = {!at && log.dropped, log.dropped},
+                   .dropped = {!at && log.dropped, log.dropped}, .blocks = {some ? blocks : NULL, 2},
                    .data = {beside ? NULL : packed.data, packed.size});
     }
     if (lost)

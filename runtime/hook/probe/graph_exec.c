@@ -53,8 +53,11 @@ static void put_probes(struct dressed *made, const struct wanted *wanted) {
     if (made->members && refuse)
         strip_all(made->members, refuse);
     if (made->members && has_probes(made->members)) {
-        made->set.bytes = hook_place_members(made->members, wanted->place);
-        if (made->set.bytes && !(made->set.slab = hook_hold(made->set.bytes, wanted->replaced, &refuse)))
+        do {
+            made->set.bytes = hook_place_members(made->members, wanted->place);
+            made->set.slab = made->set.bytes ? hook_hold(made->set.bytes, wanted->replaced, &refuse) : NULL;
+        } while (made->set.bytes && !made->set.slab && hook_shrink_members(made->members));
+        if (made->set.bytes && !made->set.slab)
             strip_all(made->members, refuse);
         else
             hook_point_members(made->members, made->set.slab ? hook_slab_address(made->set.slab) : 0);
@@ -340,14 +343,21 @@ static void place_member(struct prepared *graph, const struct member *old, struc
     const struct reason *reason = WHY(graph_outgrown);
     struct set set = {0};
     unsigned place = 0;
-    if (old->save && new->save->bytes <= old->room) {
+    bool fits = old->save && new->save->bytes <= old->room;
+    if (!fits && ((place = hook_find_place(graph)) == MOST_SETS ||
+                  !(set.slab = hook_hold(new->save->bytes, 0, &reason)))) {
+        if (old->save && new->save->demand) // it keeps its place, with smaller logs
+            hook_size_logs(new->save, old->room);
+        fits = old->save && new->save->bytes <= old->room;
+        if (!fits) {
+            hook_strip_member(new, reason);
+            return;
+        }
+    }
+    if (fits) {
         new->save->offset = old->save->offset;
         new->room = old->room;
         new->set = old->set;
-    } else if ((place = hook_find_place(graph)) == MOST_SETS ||
-               !(set.slab = hook_hold(new->save->bytes, 0, &reason))) {
-        hook_strip_member(new, reason);
-        return;
     } else {
         set.bytes = new->save->bytes;
         new->set = place;

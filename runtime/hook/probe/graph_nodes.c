@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "driver_calls.h"
 #include "graphs.h"
@@ -35,7 +36,17 @@ static struct choice choose(const struct graph_node *node, const struct launch *
     return choice;
 }
 
-static void give_save(struct member *member, const struct launch *launch) {
+// Make logs as large as earlier launches needed. They keep this size until the node is made or changed again.
+static void size_logs(struct save *save, const struct launch *launch, uint64_t context) {
+    const struct demand *earlier;
+    save->demand = hook_find_demand(save, launch->block, &earlier);
+    const struct claim any = {
+        .context = context, .thread = (uint32_t)gettid(), .stream = UINT64_MAX, .dependent = true};
+    if (earlier && !hook_settings.memusage)
+        hook_size_logs(save, hook_wait_for_count(&any, earlier) / 2); // a graph gets half of the memory
+}
+
+static void give_save(struct member *member, const struct launch *launch, uint64_t context) {
     bool silent = !launch->params && !launch->extra; // this is also how a node with packed parameters looks
     member->save = hook_new_save(member->choice.probed, launch);
     if (member->save)
@@ -45,6 +56,7 @@ static void give_save(struct member *member, const struct launch *launch) {
     else if (!hook_size_buffers(member->save, launch))
         hook_strip_member(member, WHY(buffers_too_large));
     else {
+        size_logs(member->save, launch, context);
         member->room = member->save->bytes;
         member->save->shared = hook_find_room(&member->choice, launch);
     }
@@ -92,7 +104,7 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
     member->function = first ? first->function : hook_ask_function(launch.function);
     member->reason = member->choice.reason;
     if (!member->reason)
-        give_save(member, &launch);
+        give_save(member, &launch, context);
     hook_let_choice_go(&member->choice);
 }
 
@@ -278,6 +290,16 @@ uint64_t hook_place_members(struct members *members, unsigned set) {
             bytes += member->room;
         }
     return bytes;
+}
+
+bool hook_shrink_members(struct members *members) {
+    bool any = false;
+    for (struct member *member = members->all; member < members->all + members->count; member++)
+        if (member->save && member->save->demand && hook_size_logs(member->save, 0)) {
+            member->room = member->save->bytes;
+            any = true;
+        }
+    return any;
 }
 
 void hook_point_members(struct members *members, uint64_t address) {

@@ -82,6 +82,7 @@ bool hook_is_copied(const struct member *member, const struct written *written);
 void hook_check_constants(const struct members *members, struct member *member);
 
 uint64_t hook_place_members(struct members *members, unsigned set); // returns the bytes of all buffers
+bool hook_shrink_members(struct members *members); // give all logs their least size; false if they have it
 void hook_point_members(struct members *members, uint64_t address); // point at the buffers
 
 // The parameters of a node with probes and without.

@@ -101,18 +101,20 @@ static inline uint64_t hook_unit_bytes(const struct woven_map *map) {
     return map->capacity ? map->head + map->capacity * map->stride : sizeof(uint64_t);
 }
 
+// Return how many units a block has.
+static inline uint64_t hook_units(const struct woven_map *map, const uint32_t block[3]) {
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    return map->level == LEVEL_THREAD ? threads : map->level == LEVEL_WARP ? (threads + 31) / 32 : 1;
+}
+
 // Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
 static inline bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3],
                                   const uint32_t block[3], uint64_t *bytes) {
-    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2], size;
-    uint64_t units = map->level == LEVEL_THREAD ? threads
-                     : map->level == LEVEL_WARP ? (threads + 31) / 32
-                                                : 1;
     if (map->log)
         size = ROOM_HEAD + (unsigned __int128)map->capacity * ROOM_SECTOR;
     else
-        size = (map->copies ? map->copies : blocks * units) * hook_unit_bytes(map);
+        size = (map->copies ? map->copies : blocks * hook_units(map, block)) * hook_unit_bytes(map);
     *bytes = (uint64_t)size;
     return size >> 62 == 0;
 }
@@ -422,7 +424,7 @@ struct rooms {         // a log that's being written to the trace
     uint64_t ends[ROOM_ARENAS];
     uint64_t dropped, needed; // entries; sectors that would have been enough
     uint64_t entries;         // in the parts read so far
-    uint64_t first, last;     // units of the rooms read so far
+    uint64_t first, last;     // the least and the largest unit in the rooms read so far
     uint64_t next, room_end;  // the next record or room, and where its room ends
     char head[ROOM_HEAD];     // as in the trace
 };
@@ -583,7 +585,7 @@ struct pool *hook_pool_here(void); // the current context's, or NULL. Don't hold
 char *hook_make_zeros(void);       // for the current context
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the first bytes, in our stream
 
-// Under the lock. Functions that call the driver drop it for that time.
+// Under the lock. Functions marked "calls" call the driver, and drop the lock for that time.
 
 void hook_step(struct slab *slab, enum slab_event event);
 // Stop launches from taking places in a claimed slab, before it's handed, marked or sent. Returns false if a
@@ -596,8 +598,8 @@ void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
 bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
 bool hook_free_memory(struct pool *pool);      // calls; also gives unused memory back to the driver
-// Make a slab, in state TAKEN. Calls; `calls` is set while it does, unless it's NULL. Returns NULL if there's
-// no memory.
+// Make a slab in the state TAKEN (calls). Sets `calls`, unless it's NULL, while it calls the driver. Returns
+// NULL if there's no memory.
 struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls);
 void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied,
                        _Atomic bool *calls);           // make a slab for later, unless one is ready
@@ -665,14 +667,14 @@ void hook_hand(struct slab *slab);                              // to the markin
 void hook_want_slab(struct pool *pool, uint64_t size);          // asks the marking thread for a slab
 bool hook_is_marking(const struct pool *pool);                  // the marking thread is in a call for it
 void hook_mark(struct slab *slab);                              // calls; within a call about its stream
-// Mark a slab of the caller's stream: a full one, or any. Each once in a round, as the stream may be
-// captured. Returns false if there's none left. Calls.
+// Mark a slab of the caller's stream (calls): a full one, or with `any` another one too. A slab is marked
+// once per round, because the stream may be captured. Returns false if there's none left.
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 // Take the slabs of the caller's stream back from the marking thread, whose current pass doesn't get them
 // again. Returns true if there were any, or it had to wait for one.
 bool hook_recall(struct pool *pool, uint64_t stream, uint32_t thread);
-// Send slabs of other streams back, for later launches. Calls.
+// Send slabs of other streams back, for later launches (calls).
 void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t round);
 
 // -- moments.c -------------------------------------------------------------
@@ -794,9 +796,8 @@ uint64_t hook_mover(void);      // or 0
 
 // Variables that a kernel with probes shares with the program's module.
 
-// Fill the table of addresses and copy constants in the current context. Returns false and sets `missing` if
-// a variable isn't found.
-// Return why it can't use the variables of the program's module in this context, or NULL.
+// Fill the table of addresses and copy constants in the current context. Returns NULL, or why the kernel
+// can't use the variables of the program's module there.
 const struct reason *hook_share_variables(const struct probed *probed, struct bound *bound);
 bool hook_must_copy(const struct bound *bound);
 bool hook_copy_variables(const struct bound *bound, uint64_t stream); // those the program may have written to
@@ -874,7 +875,7 @@ void hook_zstd_setup(const struct linker *linker);
 
 // Functions that the program looked up, kept so that gpt-hook ctl can ask for other probes later.
 
-// Remember a function. `asked`: its order has asked for it.
+// Remember a function. `asked`: it was requested for the current order.
 void hook_know(const struct looked_up *function, const char *name, bool asked);
 void hook_ask_known(void); // ask for functions of the current context that the last order hasn't covered
 

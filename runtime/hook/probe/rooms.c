@@ -57,6 +57,7 @@ bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, co
     }
     log->needed = (most + ROOM_SECTOR - 1) / ROOM_SECTOR << (number >> 5);
     log->next = log->room_end = ROOM_HEAD;
+    log->first = UINT64_MAX;
     return true;
 }
 
@@ -79,6 +80,10 @@ static void count_entries(struct rooms *log, const char *data, uint64_t at, uint
             log->next = limit;
             log->room_end = limit;
         } else if (opens) {
+            uint64_t unit;
+            memcpy(&unit, data + (log->next - at) + 2 * sizeof(*words), sizeof(unit));
+            log->first = unit < log->first ? unit : log->first;
+            log->last = unit > log->last ? unit : log->last;
             log->room_end = log->next + size;
             log->next += size < ROOM_SECTOR ? size : ROOM_SECTOR;
         } else {

@@ -90,7 +90,7 @@ static struct nodes *nodes_of(void *graph) {
 
 #define PIECE 512 // nodes per record
 
-// Write where the kernel nodes come from that a replay launches.
+// Write the origins of the kernel nodes that a replay launches.
 static void write_origins(uint64_t exec, uint64_t at, const struct nodes *nodes) {
     struct found {
         uint64_t functions[PIECE], threads[PIECE], calls[PIECE];
@@ -116,7 +116,7 @@ static void write_origins(uint64_t exec, uint64_t at, const struct nodes *nodes)
     munmap(found, sizeof(*found));
 }
 
-// `moved`: other nodes launch kernels than before, or other kernels.
+// `moved`: the nodes that launch kernels have changed, or their kernels have.
 static void write_nodes(uint64_t exec, const struct nodes *nodes, bool moved) {
     uint64_t at = hook_now();
     struct found {

@@ -1,8 +1,8 @@
 // Calls of torch.nn.Module, and the nodes of PyTorch's autograd graph, for gpt/layers/__init__.py.
 //
-// Every call of a module calls the Python function torch.nn.Module.__call__, through the pointer that such an
-// object has for that: its `vectorcall`. We put our own there. So no Python code is added: for torch.compile,
-// which looks at functions and their bytecode, nothing has changed, and a call costs little.
+// Every call of a module calls the Python function torch.nn.Module.__call__, through the pointer `vectorcall`
+// in the function object. We replace that pointer. So no Python code is added: torch.compile, which looks at
+// functions and their bytecode, sees no change, and a call costs little.
 //
 // We aren't linked to Python, so gpt/layers passes the addresses of its functions. All of this runs with the
 // GIL.
@@ -31,8 +31,8 @@ struct method { // PyMethodDef
 
 static const struct gpt_python *python;
 
-// Of a thread: the names of the modules that it is in, whether a module of its backward pass is open, and a
-// number for the thread.
+// Per thread: the names of the modules that it is in, whether a module of its backward pass or a compiled
+// region is open, and a number for the thread.
 static TLS object *inside[MOST_INSIDE];
 static TLS unsigned depth; // may exceed MOST_INSIDE
 static TLS bool backward, in_region;
@@ -43,8 +43,8 @@ static object *type_of(object *one) { return *(object **)((char *)one + python->
 
 static object *outer(void) { return depth && depth <= MOST_INSIDE ? inside[depth - 1] : python->none; }
 
-// An error in what we do isn't the program's, but a signal handler's exception is. Return false for such a
-// one.
+// Clear an error that our own calls caused. Returns false for an exception from a signal handler, which
+// belongs to the program.
 static bool drop_error(void) {
     if (!python->matches_error(python->exception))
         return false;
@@ -90,7 +90,7 @@ static bool is_new(uint64_t number) {
            key;
 }
 
-// Let the node that made a tensor belong to a module unless it belongs to one already.
+// Assign the node that made a tensor to a module, unless the node belongs to one already.
 static bool tag_tensor(object *tensor, object *name) {
     object *node = python->get_attribute(tensor, python->grad_fn), *number = NULL, *hook = NULL, *done = NULL;
     if (node == python->none) {

@@ -1,5 +1,5 @@
-// Where the nodes of graphs come from: the call that created each, or that was captured as it. A trace has
-// the ranges that were open during that call and its stack, so replays can be attributed to them.
+// Where the nodes of graphs come from: the call that created each node, or was captured and became the node.
+// A trace has the ranges that were open during that call and its stack, so replays can be attributed to them.
 //
 // After a captured call, we ask the driver for the last node of its stream: the call added it. A clone or a
 // child graph has its nodes in the order of the original, as executable graphs do (graphs.c), and gets the

@@ -46,8 +46,8 @@ enum { LENGTH = 16, STATE = 32, UTF8 = 16 }; // in a str; bytes that a compact o
 enum { BYTES_SIZE = 16, BYTES = 32, TYPE = 8 }; // in a bytes object; in any object
 enum { POINTER = ~7 };                          // 3.14 has tags in the lowest bits of references
 
-// A code object that we've read. It may be gone, and another one may have its address, so we compare all of
-// its key.
+// A code object that we've read. It may be gone, and another one may have its address, so we compare
+// all fields of its key.
 struct code {
     struct {
         uint64_t at, file, name, lines;
@@ -76,7 +76,7 @@ static bool read_word(uint64_t at, uint64_t *word) {
 // Finding the interpreter
 
 static bool find_published(const uint64_t *words, uint32_t version, struct python_layout *layout) {
-    // Where the sections begin that we need: thread_state, interpreter_frame, code_object.
+    // The offsets of three sections: thread_state, interpreter_frame and code_object.
     size_t thread = version == 0x030d ? 19 : 22, frame = version == 0x030d ? 28 : 31, code = frame + 6;
     if (version == 0x030e)
         code += 2;

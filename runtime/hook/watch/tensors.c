@@ -41,7 +41,7 @@ int gpt_hook_tensor(uint64_t id, const char *name, uint64_t address, uint64_t by
 void gpt_hook_tensor_end(uint64_t id) {
     uint64_t now = hook_now();
     int error = errno;
-    if (writing_thread()) // also while nothing is recorded: it may have been before
+    if (writing_thread()) // even if recording is off: the tensor may have been recorded earlier
         HOOK_WRITE(tensor_end, .id = id, .at = now);
     errno = error;
 }

@@ -67,13 +67,17 @@ static bool say_loss(const char *trace, enum loss least) {
 
 // Always reports lost log records.
 static void say_logs(const struct trace_totals *found) {
-    char line[320];
+    char line[400], blocks[80] = "";
     double share = 100.0 * (double)found->entries / ((double)found->entries + (double)found->dropped);
+    if (found->first + 1 < found->last && found->full == found->logs)
+        snprintf(blocks, sizeof(blocks), ", from blocks %lu to %lu", found->first, found->last - 1);
+    else if (found->last && found->full == found->logs)
+        snprintf(blocks, sizeof(blocks), ", from block %lu", found->first);
     snprintf(
         line, sizeof(line),
-        "gpt-hook: warning: %.1f %% of the records in logs were kept, %lu of %lu: %lu of %lu log%s %s too "
-        "small; later launches of the same kernel and grid get a larger one, within --max-memory",
-        share > 99.9 ? 99.9 : share, found->entries, found->entries + found->dropped, found->full,
+        "gpt-hook: warning: %.1f %% of the records in logs were kept, %lu of %lu%s: %lu of %lu log%s %s too "
+        "small; later launches of the same kernel get a larger one, within --max-memory",
+        share > 99.9 ? 99.9 : share, found->entries, found->entries + found->dropped, blocks, found->full,
         found->logs, found->logs == 1 ? "" : "s", found->full == 1 ? "was" : "were");
     gpt_write_line(line);
 }

@@ -112,7 +112,7 @@ static uint64_t number_kernel(const struct trace_file *trace, uint64_t function)
     return trace->number << 32 | (uint32_t)function;
 }
 
-// Of gpu_times.
+// Add the GPU times of kernels.
 static void add_times(const struct trace_file *trace, const struct table *table) {
     uint64_t rows = table->stride < sizeof(struct row_gpu) ? 0 : table->size / table->stride;
     for (uint64_t i = 0; i < rows; i++) {
@@ -237,6 +237,14 @@ static void count_record(unsigned depth, uint64_t end) {
         } else if (buffer && is(key, "dropped")) {
             found.dropped += next(trace).number;
             found.full++;
+        } else if (buffer && is(key, "blocks")) {
+            if (next(trace).number != 2) {
+                trace->bad = true;
+                return;
+            }
+            uint64_t first = next(trace).number, last = next(trace).number;
+            found.first = found.last && found.first < first ? found.first : first;
+            found.last = found.last > last + 1 ? found.last : last + 1;
         } else if (memusage && is(key, "launches")) {
             found.needing += next(trace).number;
         } else if (memusage && is(key, "bytes")) {

@@ -158,8 +158,8 @@ static inline bool hook_limit_reached(void) { // recording is off for good
     return atomic_load_explicit(&hook_limit_is_reached, memory_order_relaxed);
 }
 
-// Count bytes that are about to be written. Return false without counting them if that's more than the limit,
-// or for bytes that aren't needed more than most of it.
+// Count bytes that are about to be written. Returns false, without counting them, if they'd exceed the limit.
+// The limit is an eighth lower for bytes that aren't `needed`.
 bool hook_may_write(uint64_t size, bool needed);
 uint32_t hook_limit_chunk(uint32_t size); // the same size, or a smaller one if it's too much
 
@@ -251,7 +251,7 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); /
 
 // Programs that the command starts without the hook, for the report.
 
-// Why a program runs without the hook, from expected to probably a mistake.
+// Why a program runs without the hook. The later the reason, the more likely it's a mistake.
 enum loss {
     LOSS_NONE,
     LOSS_PROGRAM, // a static one, for example, can't be entered; programs it starts have the hook again
@@ -489,9 +489,10 @@ struct trace_totals {
     uint64_t needed, most, needing; // for --memusage: total bytes, the largest launch, number of launches
     uint64_t logs, full;            // logs of launches, and how many of them overflowed
     uint64_t entries, dropped;      // entries in all logs, and how many didn't fit
-    uint64_t stopped;               // processes that --max-disk stopped
-    uint64_t quick;                 // bytes of buffers that were packed without zstd
-    int fault;                      // errno if the first file can't be opened
+    uint64_t first, last; // first block with entries in logs that overflowed, and the one after the last
+    uint64_t stopped;     // processes that --max-disk stopped
+    uint64_t quick;       // bytes of buffers that were packed without zstd
+    int fault;            // errno if the first file can't be opened
 };
 
 // Add up the trace at a path and the traces of the processes it names. Call once per process: the result is
