@@ -57,7 +57,7 @@ def run(
     """Run a command like `subprocess.run` with `input` and `capture_output`. Standard input is a pipe.
 
     `stdin` and `stdout` may be files or descriptors; then `data`, or the returned output, is empty. With options in
-    `more`, and if the environment is one that Python itself reads, `subprocess.run` runs the command.
+    `more`, and if the environment has other variables that Python itself reads, `subprocess.run` runs the command.
     """
     if more or (env and any(key.startswith("PYTHON") for key, _ in env.items() ^ os.environ.items())):
         more |= {"input": data} if stdin is None else {"stdin": stdin}

@@ -8,7 +8,7 @@ from gpt.tensors.types import find_reader
 
 
 class Pointed:
-    """As a tensor of PyTorch."""
+    """Has the attributes of a PyTorch tensor."""
 
     def __init__(self, address=4096, shape=(4, 8), stride=None, item=4, is_cuda=True):
         self.address, self.shape, self.item, self.is_cuda = address, shape, item, is_cuda

@@ -1,4 +1,4 @@
-"""How compute capabilities are written on command lines."""
+"""Compute capabilities on command lines."""
 
 import pytest
 

@@ -193,7 +193,7 @@ def test_calls_that_lie_are_refused(changes):
         list(jsonl.lines(CALLS | changes))
 
 
-# What is not a stream
+# Malformed input
 
 SYNC = '{"kind": "sync", "id": 1}'
 

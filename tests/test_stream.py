@@ -144,7 +144,7 @@ def test_a_header_that_lacks_a_key_is_refused():
         read(msgpack.packb(header))
 
 
-# What is not known passes
+# Unknown kinds and keys pass
 
 
 def test_unknown_kinds_and_keys_are_read():

@@ -68,7 +68,7 @@ def is_in_part(item: pytest.Item) -> bool:
 
 @cache
 def _touched() -> list[str]:
-    """Return the test files that the last commit changed, and those that mirror its changes in gpt/.
+    """Return the test files that the last commit changed, or that mirror its changes in gpt/.
 
     Tests mirror the tree: gpt/probe/verify.py has tests/probe/test_verify.py. For a commit in several folders, running
     all tests of those folders would take longer than the rest of CI, so the other tests run once within eight commits.

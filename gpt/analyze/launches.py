@@ -298,4 +298,4 @@ def _iter_ranges(found: list[ProcessLaunches]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: (-row[1], row[0])) if set(ranges) - {None} else []
 
 
-ANALYSIS = Analysis("Say whether launches are the limit, and what would save them.", Launches)
+ANALYSIS = Analysis("Say whether launches are the limit, and what helps.", Launches)

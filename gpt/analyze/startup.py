@@ -228,4 +228,4 @@ def _advise_loading(startup: Startup) -> str:
     return f"{told}: run a warm-up before it matters, or cut the code with gpt-debloat"
 
 
-ANALYSIS = Analysis("Show where the time goes until a program iterates steadily.", StartupFold)
+ANALYSIS = Analysis("Show where the time goes before steady work.", StartupFold)

@@ -51,7 +51,7 @@ def asm(
     ] = None,
     relocatable: Annotated[bool, Option("--compile-only", "-c", help="Passed to ptxas: relocatable code.")] = False,
     line_info: Annotated[bool, Option("--lineinfo", help="Passed to ptxas: line numbers.")] = False,
-    save: Annotated[Path | None, Option(metavar="DIR", help="Also write cubins or fatbins to files.")] = None,
+    save: Annotated[Path | None, Option(metavar="DIR", help="Also write the results to files.")] = None,
     ptxas: Annotated[str | None, Option(metavar="FILE", help="The ptxas to use.")] = None,
     which: Annotated[bool, Option("--which", help="Print which ptxas is found first, and exit.")] = False,
     tools: Annotated[bool, Option("--tools", help="Print which compilers there are, and exit.")] = False,

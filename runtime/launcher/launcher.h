@@ -42,6 +42,7 @@ void check_calls(const char *option, const char *calls); // fails for an unknown
 // With `callbacks`, which are zero-terminated, the trace goes through gpt-dump, which runs only these
 // callbacks.
 struct gpt_bytes;
+bool is_stream(const char *output); // the trace goes to a command, standard output or a named pipe
 void begin_trace(const char *output, bool force, bool quiet, const struct gpt_bytes *callbacks, char **argv);
 
 // probe.c

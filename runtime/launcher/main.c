@@ -181,10 +181,10 @@ static int run(int argc, char **argv) {
     const char *pipeline = use_probing(&request.probing);
     if (request.disk && probe_callbacks.size)
         fail(USAGE, "--max-disk", "the trace goes through gpt-dump, for the callbacks of its probes");
+    if (request.disk && is_stream(request.output))
+        fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");
     begin_trace(request.output, request.force, request.quiet, &probe_callbacks, request.command);
 
-    if (request.disk && getenv("GPT_HOOK_FOLDER"))
-        fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");
     set_report(!request.quiet);
     set_disk(request.disk);
     set("GPT_HOOK_CALLS", request.calls);

@@ -244,8 +244,6 @@ static void check_request(struct request *request) {
     check_calls("--calls", request->calls);
     if (request->disk && strtoull(request->disk, NULL, 10) < LEAST_DISK)
         fail(USAGE, "--max-disk", "less than 1M has no room for a trace");
-    if (request->disk && (!strcmp(output, "-") || *output == '|'))
-        fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");
     if (request->sample_host)
         check_rate("--sample-host", request->sample_host);
     if (request->stacks)

@@ -26,6 +26,13 @@ static void expand(const char *from, char path[PATH_MAX]) {
     gpt_expand_name(from, path, PATH_MAX);
 }
 
+// Expand the name that -o gives.
+static void expand_output(const char *output, char path[PATH_MAX]) {
+    if (strlen(output) > PATH_MAX - 512)
+        fail(USAGE, output, "the name is too long");
+    expand(output, path);
+}
+
 static bool is_trace(const char *path) {
     unsigned char head[30];
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -97,9 +104,7 @@ static bool is_replaceable(const char *path, const struct stat *found) {
 
 static void prepare_output(const char *output, bool force) {
     char path[PATH_MAX];
-    if (strlen(output) > PATH_MAX - 512)
-        fail(USAGE, output, "the name is too long");
-    expand(output, path);
+    expand_output(output, path);
     struct stat status;
     if (!lstat(path, &status)) {
         if (!is_replaceable(path, &status))
@@ -239,18 +244,29 @@ static const char *find_dump(const char *output, const char *file, const struct 
     return command.data;
 }
 
+static bool names_stream(const char *output) { return *output == '|' || !strcmp(output, "-"); }
+
+static bool is_pipe(const char *path) {
+    struct stat status;
+    return !stat(path, &status) && S_ISFIFO(status.st_mode);
+}
+
+bool is_stream(const char *output) {
+    char path[PATH_MAX] = "";
+    if (names_stream(output))
+        return true;
+    expand_output(output, path);
+    return is_pipe(path);
+}
+
 // Decide where the trace goes.
 void begin_trace(const char *output, bool force, bool quiet, const struct gpt_bytes *callbacks, char **argv) {
     unsetenv("GPT_HOOK_FOLDER");
     char path[PATH_MAX] = "";
-    struct stat status;
-    bool stream = *output == '|' || !strcmp(output, "-");
-    if (!stream) {
-        if (strlen(output) > PATH_MAX - 512)
-            fail(USAGE, output, "the name is too long");
-        expand(output, path);
-    }
-    bool is_fifo = !stream && !stat(path, &status) && S_ISFIFO(status.st_mode);
+    bool stream = names_stream(output);
+    if (!stream)
+        expand_output(output, path);
+    bool is_fifo = !stream && is_pipe(path);
     if (!stream && !is_fifo) {
         output = absolute(output);
         prepare_output(output, force);

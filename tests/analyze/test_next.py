@@ -45,6 +45,16 @@ def test_idle_unless_something_else_is_plain():
     assert named(made(gpu=False)) == ("gaps", "when nothing was launched (--gpu-time says more)")
 
 
+def test_a_busy_gpu_is_not_called_idle():
+    def find(idle):
+        return named(Made().run(0, 500).run(500 + idle, 500 - idle).segment())
+
+    assert find(50) == ("idle", "why the GPU is idle 5.0 % of the time")
+    assert find(49) == ("block_sched", "how the GPU, busy 95.1 % of the time, ran blocks (-p block_sched)")
+    answer = answers("summary", Made().run(0, 10).run(10, 10).segment())
+    assert answer.rows["next"][0]["option"] == "-p block_sched"
+
+
 def test_the_last_line_names_it():
     done = run("summary", data=forge.pack(made()))
     assert done.stdout.splitlines()[-1].split() == b"gpt-analyze idle  why the GPU is idle 67.7 % of the time".split()

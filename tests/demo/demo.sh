@@ -62,7 +62,7 @@ mkdir before after
 original=$(grep -l "$kernel" before/*.ptx)
 set -- after/*
 test $# -eq 1 || off "$# PTX texts are left, not one"
-cmp "$original" "$1" || off "what is left is not what it was"
+cmp "$original" "$1" || off "the PTX was changed"
 cuobjdump -lelf slim/libdemo.so 2>/dev/null | grep . && off "a cubin is left that the simulated device cannot run"
 
 before=$(wc -c <libdemo.so)

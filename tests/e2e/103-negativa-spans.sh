@@ -1,5 +1,5 @@
 #!/bin/sh
-# Negativa-ML's files can be read and written: its trace.json says what is used, its spans/LIB.json what is cut, and
+# Negativa-ML's files can be read and written: its trace.json lists used kernels, its spans/LIB.json the spans to cut, and
 # cutting by a file of spans gives the same library as cutting by the spans that were just found.
 set -eu
 command -v jq >/dev/null || { echo "no jq"; exit 77; }

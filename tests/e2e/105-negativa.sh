@@ -34,7 +34,7 @@ cmp w/s/libdemo.so.json nml_workspace/spans/libdemo.so.json
 gpt-negativa reconstruct -s w/s/libdemo.so.json -o w/r
 cmp w/r/libdemo.so reconstructed/libdemo.so
 
-# A report from another machine, and one that doesn't say which devices it is for.
+# A report from another machine, and a report that names no devices.
 jq -n --arg used $used --arg path "$PWD/libdemo.so" '{loaded_sos: [$path], detected_kernels: [$used]}' >theirs.json
 gpt-negativa locate -r theirs.json -o theirs --arch sm_90
 cmp theirs/libdemo.so.json nml_workspace/spans/libdemo.so.json

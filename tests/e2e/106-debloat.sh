@@ -191,8 +191,7 @@ gpt-debloat --check --device sim -- ./use ./lib/libdemo.so matmul where >out 2>e
 test $status -eq 1
 grep -q "^+.*/slim/libdemo.so" err
 
-# The command is the one on the caller's PATH, not one that's installed next to the stages (another python, for
-# example).
+# The command comes from the caller's PATH, not from the folder of the stages, which may have another python.
 mkdir beside outside
 for place in beside outside; do
     printf '#!/bin/sh\necho %s\n' $place >$place/which-one

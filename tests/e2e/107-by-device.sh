@@ -68,7 +68,7 @@ fails 2 "not a compute capability" --arch sm90 -r lib -o no
 fails 2 "recompress requires --mode compact" --arch sm_90 --recompress --mode hole -r lib -o no
 fails 1 "no code for sm_60: there is .*: nothing is cut for that" --arch sm_60 --arch sm_90 -r demo-1.2-py3-none-any.whl -o some
 test "$(ls some)" = demo-1.2+sm90-py3-none-any.whl # the others are
-mkdir sealed # a member that can't be read is an error; the wheel is written all the same, which is said
+mkdir sealed # a member that can't be read is an error, which a message reports; the wheel is written anyway
 cp demo-1.2-py3-none-any.whl sealed
 cat >seal.py <<'EOF'
 import zipfile
@@ -90,7 +90,7 @@ cp demo-1.2-py3-none-any.whl again
 fails 2 "two wheels have the name 'demo-1.2-py3-none-any.whl'" --arch sm_90 -r demo-1.2-py3-none-any.whl \
     -r again/demo-1.2-py3-none-any.whl -o some
 
-# No code is for this architecture: no library is written, or replaced by one that's merely recompressed.
+# No code is for this architecture: no library is written, and none is replaced by a recompressed copy.
 fails 1 "no code for sm_60: there is cubin for sm_75, sm_90; ptx for sm_90: nothing is cut" --arch sm_60 -r lib -o no
 fails 1 "gpt-locate failed to decide about these libraries (its errors say why), so they aren't written" --arch sm_60 --recompress --apply -r lib
 fails 1 "no code for sm_60" --arch sm_60 --recompress -r demo-1.2-py3-none-any.whl -o no

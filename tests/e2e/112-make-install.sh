@@ -50,7 +50,7 @@ if [ "$(id -u)" = 0 ]; then
     grep -q "^install: error: $shared: you can't write there: become root, or choose another PREFIX=DIR" err.txt
 fi
 
-# A newer version, with extras, over an older one that had a tool which no longer exists; another program has one of our
+# A newer version, with extras, over an older one with a tool that no longer exists; another program uses one of our
 # names.
 touch "$prefix/lib/gpt/bin/gpt-gone" "$prefix/lib/gpt/share/man/man1/gpt-gone.1" "$prefix/share/man/man1/gpt-gone.1"
 ln -s ../lib/gpt/bin/gpt-gone "$prefix/bin/gpt-gone"

@@ -171,6 +171,7 @@ def options_of_page(page):
 def test_help_fits_80_columns(tool):
     lines = [line for text in helps_of(tool) for line in text.splitlines()]
     assert not [line for line in lines if len(line) > 80]
+    assert not [line for line in lines if re.search(r"\w(?:\.\.\.|\u2026)$", line)], "cut"
 
 
 @pytest.mark.parametrize("tool", [*TOOLS, *SCRIPTS])

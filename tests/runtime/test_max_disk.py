@@ -155,6 +155,8 @@ def test_buffers_too(tmp_path):
     done = run(tmp_path, program, PTX, options=("-p", tmp_path / "noise.toml"), size="8M")
     assert done.returncode == 0, done.stderr
     assert written(tmp_path) <= 8 << 20 and done.stderr.count("--max-disk is reached") == 1
+    assert (tmp_path / "t.mp.buffers").stat().st_size > 4 << 20
+    assert f" 1 process, {written(tmp_path) / (1 << 20):.1f} MiB" in done.stderr
     trace = hooked.Trace(tmp_path / "t.mp")
     lost = {str(parse(r["lost"])) for r in trace.of("buffer") if "lost" in r}
     assert lost == {"--max-disk was reached"}
@@ -167,10 +169,12 @@ def test_sizes_that_make_no_sense(tmp_path, size):
     assert done.returncode == 2 and "--max-disk" in done.stderr
 
 
-@pytest.mark.parametrize("output", ["-", "|cat"])
+@pytest.mark.parametrize("output", ["-", "|cat", "%%fifo"])
 def test_a_stream_has_no_size(tmp_path, output):
+    """It's refused before gpt-hook waits for a reader."""
+    os.mkfifo(tmp_path / "%fifo")
     line = hooked.command("run", "-o", output, "--max-disk", "1M", "--", "true")
-    done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False, timeout=60)
     assert done.returncode == 2 and "--max-disk: a stream has no size" in done.stderr
 
 

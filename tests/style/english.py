@@ -24,11 +24,12 @@ import toml
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m tests.style.english"
 LIMITS = Path(__file__).with_name("limits.toml")
-KINDS = {".py", ".c", ".h", ".S", ".md", ".1", ".5", ".7", ".toml"}
+KINDS = {"", ".py", ".c", ".h", ".S", ".md", ".1", ".5", ".7", ".toml", ".html", ".sh"}  # "": a program in bin/
 CODE = {".py", ".c", ".h", ".S"}
 SKIPPED = {"_runtime", "figures", "__pycache__"}  # built, or measured
 FOLDERS = (
-    "README.md", "CHANGELOG.md", "docs", "man", "probes", "gpt/*/", "gpt/*.py", "runtime/*/", "tests/*/",
+    "README.md", "CHANGELOG.md", "pyproject.toml", "bin", "docs", "man", "probes", "gpt/*/", "gpt/*.py", "runtime/*/",
+    "tests/*/", "tests/*.py",
 )  # fmt: skip
 PATTERNS = {
     "that of, those of": r"\b(?:that|those) of\b",

@@ -4,11 +4,13 @@ import pytest
 
 from tests.style import english
 
+LEFT = "Returns what is left."
+
 
 @pytest.mark.parametrize(
     ("name", "text", "found"),
     [
-        ("a.md", "Returns what is left.", True),
+        ("a.md", LEFT, True),
         ("a.md", "Of a kernel, the name.", True),
         ("a.md", "What is it for?", False),
         ("a.md", "```\nwhat is left\n```\nThe rest follows.", False),
@@ -30,11 +32,25 @@ from tests.style import english
         ("a.py", "rows = []  # of launches\n", True),
         ("a.py", "rows = []  # one per launch\n", False),
         ("a.png", "what is left", False),
+        ("gpt-tool", f"#!/bin/sh\n# {LEFT}\n", True),
+        ("a.sh", f"# {LEFT}\n", True),
+        ("a.html", f"<script>\n/** {LEFT} */\n</script>\n", True),
     ],
 )
 def test_what_it_finds(tmp_path, name, text, found):
     (tmp_path / name).write_text(text)
     assert bool([*english.iter_findings(tmp_path)]) == found
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["bin/gpt-debloat", "tests/test_arch.py", "gpt/timeline/page.html", "pyproject.toml", "tests/e2e/105-negativa.sh"],
+)
+def test_it_counts_in_files_of_all_kinds(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(english, "ROOT", tmp_path)
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(f"# {LEFT}\n")
+    assert sum(english.count().values()) == 1
 
 
 def test_limits_only_go_down(tmp_path, monkeypatch, capsys):

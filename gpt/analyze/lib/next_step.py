@@ -8,8 +8,9 @@ The first rule that applies decides:
 - startup: the program takes at least LONG, and longer than all its units, until it repeats a unit steadily; or it takes
   that much longer, and at least WARM, from its first launch until then.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
-- idle: GPU times are recorded.
-- gaps: they aren't.
+- gaps: no GPU times are recorded.
+- idle: the GPU is idle for at least SOME of the time.
+- block_sched: it's busy.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ NEXT = (
 MUCH, MOST = 0.2, 0.5  # shares of the GPU time
 LONG, WARM = 10_000_000_000, 100_000_000  # ns
 GROWING = 5  # minimum number of allocations without a free
+SOME = 5  # minimum % of the time that a GPU must be idle for that to matter
 BUSY = 25  # maximum % of the time that a busy GPU is idle
 
 
@@ -128,6 +130,9 @@ def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hin
             return "startup", f"where {human_time(before)} go before steady work of {human_time(one.steady)}", None
     if graphs > MOST * whole and share < BUSY:
         return *in_graphs, "-p block_sched"
-    if idle:
+    if not idle:
+        return "gaps", "when nothing was launched (--gpu-time says more)", "--gpu-time"
+    if share >= SOME:
         return "idle", f"why the GPU is idle {human_share(share)} of the time", None
-    return "gaps", "when nothing was launched (--gpu-time says more)", "--gpu-time"
+    busy = human_share(100 - share)
+    return "block_sched", f"how the GPU, busy {busy} of the time, ran blocks (-p block_sched)", "-p block_sched"

@@ -127,6 +127,22 @@ static void add_times(const struct trace_file *trace, const struct table *table)
 
 static void count_file(unsigned depth);
 
+// Return whether a file hasn't been counted yet.
+static bool is_new(ino_t file) {
+    static size_t count;
+    for (uint64_t at = file * 0x9e3779b97f4a7c15u >> 40; count < FILES / 2; at++) {
+        ino_t *place = &counted[at % FILES];
+        if (*place == file)
+            return false;
+        if (!*place) {
+            *place = file;
+            count++;
+            return true;
+        }
+    }
+    return false;
+}
+
 // Add a kernel that the program looked up, unless its C++ name is too long.
 static void add_kernel(struct trace_file *trace, struct value name) {
     static char text[64 << 10];
@@ -137,21 +153,33 @@ static void add_kernel(struct trace_file *trace, struct value name) {
         gpt_add_kernel(text, name.number);
 }
 
-// Count the trace that a `child` names. It must be in the folder of its parent's trace, as the program could
+// Write the path of a file that a trace names. It must be in the folder of the trace, as the program could
 // write any name.
-static void count_child(unsigned depth, struct value path) {
-    const char *from = files[depth].path, *slash = strrchr(from, '/');
-    if (depth + 1 == DEPTH || path.type != TEXT || path.number >= AHEAD / 2 ||
-        memchr(path.data, '/', path.number))
-        return;
-    size_t folder = slash ? (size_t)(slash + 1 - from) : 0;
-    if (folder + path.number >= PATH_MAX)
-        return;
-    char *to = files[depth + 1].path;
-    memcpy(to, from, folder);
-    memcpy(to + folder, path.data, path.number);
-    to[folder + path.number] = '\0';
-    count_file(depth + 1);
+static bool find_neighbour(const struct trace_file *trace, struct value name, char path[PATH_MAX]) {
+    const char *slash = strrchr(trace->path, '/');
+    size_t folder = slash ? (size_t)(slash + 1 - trace->path) : 0;
+    if (name.type != TEXT || name.number >= AHEAD / 2 || memchr(name.data, '/', name.number) ||
+        folder + name.number >= PATH_MAX)
+        return false;
+    memcpy(path, trace->path, folder);
+    memcpy(path + folder, name.data, name.number);
+    path[folder + name.number] = '\0';
+    return true;
+}
+
+// Count the trace that a `child` names.
+static void count_child(unsigned depth, struct value name) {
+    if (depth + 1 < DEPTH && find_neighbour(&files[depth], name, files[depth + 1].path))
+        count_file(depth + 1);
+}
+
+// Add the size of the file with the bytes of buffers, when a `buffer` names it for the first time.
+static void add_side_file(const struct trace_file *trace, struct value name) {
+    static char path[PATH_MAX];
+    struct stat status;
+    if (find_neighbour(trace, name, path) && !fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW) &&
+        S_ISREG(status.st_mode) && is_new(status.st_ino))
+        found.bytes += (uint64_t)status.st_size;
 }
 
 static void count_record(unsigned depth, uint64_t end) {
@@ -198,6 +226,8 @@ static void count_record(unsigned depth, uint64_t end) {
                 snprintf(is_code ? code : detail, AHEAD, "%.*s", (int)size, (const char *)text.data);
         } else if (buffer && (is(key, "size") || is(key, "length"))) {
             size = next(trace).number;
+        } else if (buffer && is(key, "path")) {
+            add_side_file(trace, next(trace));
         } else if (buffer && is(key, "quick")) {
             found.quick += size;
             next(trace);
@@ -255,19 +285,6 @@ static uint64_t count_chunk(unsigned depth, uint64_t at) {
         else
             trace->at++; // padding
     return at + size;
-}
-
-static bool is_new(ino_t file) {
-    for (uint64_t at = file * 0x9e3779b97f4a7c15u >> 40; found.processes < FILES / 2; at++) {
-        ino_t *place = &counted[at % FILES];
-        if (*place == file)
-            return false;
-        if (!*place) {
-            *place = file;
-            return true;
-        }
-    }
-    return false;
 }
 
 // Count the trace at the path of this depth.
