@@ -4,8 +4,7 @@ import pytest
 
 from gpt.stream import records
 from tests.analyze.asked import ask
-from tests.analyze.test_launches import steps
-from tests.analyze.working import TIMES, US, ZERO, Made
+from tests.analyze.working import TIMES, US, ZERO, Made, steps
 from tests.trace import forge
 
 WAITS_FOR_EVENT = 20  # id of a function

@@ -11,21 +11,10 @@ from gpt.trace.process import iter_processes
 from tests import tiers
 from tests.analyze.asked import answers, ask, run
 from tests.analyze.segments import make_segments
-from tests.analyze.working import Made
+from tests.analyze.working import Made, steps
 from tests.trace import forge
 
 US = 1000
-
-
-def steps(count=4):
-    """Steps of 30 us: two short kernels after slow launches, and a long kernel."""
-    made = Made()
-    for number in range(count):
-        at = 30 * number
-        made.call("cuLaunchKernel", at, 4, at + 5, 2, function=1)
-        made.call("cuLaunchKernel", at + 5, 4, at + 10, 3, function=1)
-        made.call("cuLaunchKernel", at + 10, 2, at + 13, 10, function=2)
-    return made
 
 
 def test_a_graph_saves_nothing_if_the_gpu_is_the_limit():

@@ -58,3 +58,14 @@ class Made:
 
     def segment(self, **header):
         return forge.trace(*self.found, pid=self.pid, **header)
+
+
+def steps(count=4):
+    """Steps of 30 us: two short kernels after slow launches, and a long kernel."""
+    made = Made()
+    for number in range(count):
+        at = 30 * number
+        made.call("cuLaunchKernel", at, 4, at + 5, 2, function=1)
+        made.call("cuLaunchKernel", at + 5, 4, at + 10, 3, function=1)
+        made.call("cuLaunchKernel", at + 10, 2, at + 13, 10, function=2)
+    return made

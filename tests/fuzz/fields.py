@@ -83,7 +83,7 @@ def saves() -> list[Record]:
         *maps, kernel, plain, node, *(forge.buffer(1, data[map_["id"]], map_["id"]) for map_ in maps),
         *(forge.buffer(2, data[map_["id"]], map_["id"]) for map_ in maps[3:] if map_["id"] not in sums),
         *(forge.buffer(2, found, id_) | {"reduced": len(data[id_])} for id_, found in sums.items()),
-        forge.buffer(2, data[1], 1, entries=3, dropped=2, path="absent", offset=0, packed=9,
+        forge.buffer(2, data[1], 1, entries=3, dropped=2, blocks=[0, 1], path="absent", offset=0, packed=9,
                      codec="columns+zstd", row=16, quick=1),
         forge.buffer(2, data[2], 2, lost="no room"),
         records.make("buffer", launch=2, map=3, size=whole, at=0, length=whole, units=1, codec="zstd", data=frame),

@@ -377,7 +377,8 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
         *("posix_spawn", "posix_spawnp", "system", "popen"),
     }
     nvtx = {"InitializeInjectionNvtx2", "InitializeInjectionNvtxExtension"}
-    called = nvtx | {"gpt_hook_tensor", "gpt_hook_tensor_end", "gpt_hook_layer", "gpt_hook_layer_end"}
+    layers = ("layer", "layer_end", "layer_outside", "wrap_calls", "new_region", "tag", "end_backward")
+    called = nvtx | {f"gpt_hook_{name}" for name in ("tensor", "tensor_end", *layers)}
     assert {name for name in names if not name.startswith("cu")} == stands_in | called
 
 

@@ -16,7 +16,7 @@ from tests.runtime.probing import BLOCKS, CLIENT, PTX, build, check_bytes, good,
 COPY = PTX.read_text().replace("ld.global.u32 %r6, [%d1]", "ld.global.u32 %r6, [%d1+1680]")
 NEEDS = {
     "gmem_bytes": BLOCKS * 32,  # a record for each block
-    "dmat": 512 + 17 * 512,  # a log: a head, and a room for each warp that accesses anything
+    "dmat": 16 * 128 + 17 * 128,  # a log: a head, and a room for each warp that accesses anything
 }
 
 
@@ -149,7 +149,7 @@ def test_the_line_at_the_end(tmp_path, program, ptx):
     line = hooked.command("run", *options, program, ptx, quiet=False)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=env)
-    needs = "4 launches would need 9.0 KiB at most, 36 KiB together"
+    needs = "4 launches would need 4.1 KiB at most, 16 KiB together"
     assert done.stderr.splitlines()[1:] == [f"gpt-hook: buffers of {needs}: gpt-analyze memusage says which"]
 
 

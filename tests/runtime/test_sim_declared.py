@@ -15,7 +15,7 @@ DECLARED = """
 .const .align 16 .f64 doubles[3] = {1.5, 1.0e-5, 0d3ff0000000000000}, lone = 1.0;
 .global .v4 .f32 vector = {1.0, 2.0, 3.0, 4.0}; .global .u16 rows[3][2] = {{1}, {2, 3}, /* ; } */ {4}}, after = 5;
 .func named(.param .u64 a) { .global .s8 inner[4] = {-1, 2}; { ret; } }
-.visible .global .attribute(.managed) .align 8 .b64 managed = 9; .weak .global .u32 zero; .extern .global .u32 other[];
+.visible .global .attribute(.managed) .align 8 .b64 managed = 9; .weak .global .u32 zero; .extern .global .u32 other;
 .global .align 4 .b8 large[500000000];
 .global .u64 places[4] = {numbers+4*2, generic(numbers)-8, 0};
 .global .u8 bytes[3] = {0xFF(numbers), 0xFF00(numbers), 1};
