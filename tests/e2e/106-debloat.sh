@@ -148,6 +148,12 @@ gpt-debloat --apply --device sim -- sh -c "./use ./lib/libdemo.so matmul; exit 3
 test $status -eq 1
 grep -q "ended with status 3: nothing is applied" err
 test "$(sum lib/libdemo.so)" = "$original"
+status=0
+gpt-debloat --apply --check --traces matmul.mp --device sim -- \
+    sh -c "./use ./lib/libdemo.so matmul; exit 3" >out 2>err || status=$?
+test $status -eq 1
+grep -q "ended with status 3: nothing is applied" err
+test "$(sum lib/libdemo.so)" = "$original"
 
 # A whole folder: it also has a copy that no program loaded, a link to it, and an earlier backup. The copy is read-only.
 mkdir -p env/deep
