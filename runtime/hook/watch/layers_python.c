@@ -31,20 +31,15 @@ struct method { // PyMethodDef
 
 static const struct gpt_python *python;
 
-struct inside { // a call of a module, on the stack of its thread
-    object *name;
-    struct inside *outer;
-};
-
 // Of a thread. There's little room for such variables: programs load this library with others that have some.
-static TLS struct inside *inside;   // the innermost call, or NULL
+static TLS object *inside;          // the name of the innermost module, or NULL outside of all
 static TLS object *backward_module; // the open module of a backward pass, or NULL
 static TLS uint32_t thread_number;
 static TLS bool in_region; // a module is open in compiled code
 
 static object *type_of(object *one) { return *(object **)((char *)one + python->type_at); }
 
-static object *outer(void) { return inside ? inside->name : python->none; }
+static object *outer(void) { return inside ? inside : python->none; }
 
 // Clear an error that our own calls caused. Returns false for an exception from a signal handler, which
 // belongs to the program.
@@ -199,10 +194,10 @@ static object *call_module(object *function, object *const *args, size_t flags, 
         return NULL;
     end_region(); // an exception may have ended compiled code
     bool entered = name != python->none && gpt_hook_layer(python->text_of(name));
-    struct inside call = {name, inside};
-    inside = &call;
+    object *before = inside; // in a local variable: greenlets swap the stack, so nothing may point to it
+    inside = name;
     object *result = python->vectorcall(function, args, flags, keywords);
-    inside = call.outer;
+    inside = before;
     end_region();
     if (entered)
         gpt_hook_layer_end();
