@@ -14,6 +14,7 @@ from gpt.probe.plan.maps import PlacedMap, Room
 
 # After this many additions, a lane empties the bins in shared memory. 1,024 lanes add less than 2^32 in that time.
 PERIOD = 1 << 20
+BIN = 4  # bytes
 UNREAD = 4  # offset in a room
 NOWHERE = (1 << 32) - 1
 
@@ -49,7 +50,7 @@ def count_value(
     code.lines.append(f"{done}:")
 
 
-def find_room(room: Room) -> str:
+def find_address(room: Room) -> str:
     """Return the kernel's register with the address of its room, or NOWHERE. Finding it at each place would take longer
     than counting.
     """
@@ -58,7 +59,7 @@ def find_room(room: Room) -> str:
 
 def has_no_room(code: Emitter, room: Room) -> Condition:
     """Return the condition that's true if this launch has no room."""
-    return Condition(code.once("pred", "setp.eq.u32", find_room(room), NOWHERE))
+    return Condition(code.once("pred", "setp.eq.u32", find_address(room), NOWHERE))
 
 
 def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, group: str, here: str, label: str) -> None:
@@ -73,7 +74,7 @@ def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, grou
     code.lines.append(f"{label}:")
     there = Condition(code.make("pred", "setp.lt.and.u32", number, placed.bins, condition))
     found = code.make("b32", "mov.u32", 0)
-    place = code.make("b32", "mad.lo.u32", number, 4, find_room(placed.room))
+    place = code.make("b32", "mad.lo.u32", number, BIN, find_address(placed.room))
     code.put(f"atom.shared.exch.b32 {found}, [{place}+{placed.room.offset}], 0", there)
     address = code.make("b64", "mad.wide.u32", number, 8, copy)
     some = Condition(code.make("pred", "setp.ne.u32", found, 0))
@@ -93,10 +94,10 @@ def _count_inside(
     reads: for a guard, ptxas would let the lanes branch.
     """
     assert placed.room
-    start = code.once("b32", "add.u32", find_room(placed.room), placed.room.offset)
-    place = code.make("b32", "mad.lo.u32", number, 4, start)
+    start = code.once("b32", "add.u32", find_address(placed.room), placed.room.offset)
+    place = code.make("b32", "mad.lo.u32", number, BIN, start)
     if condition:
-        unread = code.once("b32", "add.u32", find_room(placed.room), UNREAD)
+        unread = code.once("b32", "add.u32", find_address(placed.room), UNREAD)
         place = code.make("b32", "selp.b32", place, unread, code.positive(condition))
     code.put(f"red.shared.add.u32 [{place}], 1")
     counted = find_counter(placed)

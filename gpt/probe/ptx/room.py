@@ -24,8 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpt.probe.lower.emit import Condition, Emitter
-from gpt.probe.lower.histogram import NOWHERE, empty_bins, find_counter, has_no_room
-from gpt.probe.lower.histogram import find_room as find_address
+from gpt.probe.lower.histogram import BIN, NOWHERE, empty_bins, find_address, find_counter, has_no_room
 from gpt.probe.model import Position
 from gpt.probe.plan.maps import PlacedMap, Room
 from gpt.probe.plan.plan import Plan
@@ -34,8 +33,7 @@ from gpt.probe.ptx.edits import DECLARE, KERNEL_EXIT, STATE_IN, Insertions, mark
 from gpt.probe.ptx.function import PtxFunction
 from gpt.ptx.scan import Module
 
-HEAD = 8  # bytes before the bins: the number of threads that have exited
-BIN = 4
+HEAD = 8  # bytes before the bins: the number of threads that have exited, and the unread word
 MOST = 16 << 10
 SIZES = ("%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size")  # special registers
 CLUSTERS = (".reqnctapercluster", ".maxclusterrank", ".explicitcluster")
