@@ -264,7 +264,7 @@ def _iter_modules(found: list[Pieces], trace: TraceModel) -> Answers:
     """Yield who asked by module of a model or NVTX range, most bytes at the peak first; nothing without ranges."""
     import numpy as np
 
-    from gpt.analyze.lib.modules import find_modules
+    from gpt.trace.modules import find_modules
 
     sums: dict[str, Any] = defaultdict(float)
     for pieces in found:

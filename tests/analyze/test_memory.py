@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gpt.analyze.lib.allocations import PAGE
-from gpt.analyze.lib.modules import LAYERS
 from gpt.stream import records
+from gpt.trace.modules import LAYERS
 from tests.analyze.asked import answers, ask, run
 from tests.trace import forge
 
