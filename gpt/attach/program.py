@@ -134,7 +134,7 @@ def watch(function: DriverFunction) -> FunctionProbes:
 
 
 def _quote(path: str) -> str:
-    """Return a path as bpftrace takes it. Raises UsageError rather than to escape anything."""
+    """Return a path in quotes, as bpftrace takes it. Raises UsageError if any character might have to be escaped."""
     if not PLACE.fullmatch(path):
         raise UsageError("a program cannot name it: copy or link it to a path of letters, digits and . _ + - /", path)
     return f'"{path}"'
