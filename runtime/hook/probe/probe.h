@@ -437,7 +437,7 @@ const char *hook_read_rooms(struct rooms *log, uint64_t at, uint64_t length);
 
 // -- reduce.c --------------------------------------------------------------
 
-// Launches after the first ones of --detail: the sums of their buffers.
+// Launches beyond the first N of --detail, of whose buffers only sums are kept.
 
 enum { SUM_COUNTS = 3, SUM_FIELD = 3 + 65 }; // words of sums: before the fields, and for each
 void hook_load_reducer(struct pool *pool);   // in the pool's context, which is current
@@ -671,8 +671,8 @@ void hook_mark(struct slab *slab);                              // calls; within
 // once per round, because the stream may be captured. Returns false if there's none left.
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
-// Take the slabs of the caller's stream back from the marking thread, whose current pass doesn't get them
-// again. Returns true if there were any, or it had to wait for one.
+// Take the slabs of the caller's stream back from the marking thread, which doesn't get them again in its
+// current pass. Returns true if there were any, or it had to wait for one.
 bool hook_recall(struct pool *pool, uint64_t stream, uint32_t thread);
 // Send slabs of other streams back, for later launches (calls).
 void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t round);
