@@ -220,8 +220,8 @@ def generate(
     """Return the program. `functions` come with their files, `kernel` are more probes, `about` is a comment in lines.
 
     With `pid`, only calls of that process are printed; it counts in the machine's first pid namespace. `exits` says
-    that the kernel's tracepoints are available, to report when processes end. `tag`: see above.
-    Raises UsageError for a file that can't be named safely.
+    that the kernel's tracepoints are available, to report when processes end. `tag` is the TAG of each line. Raises
+    UsageError for a file that can't be named safely.
     """
     listed = ", ".join(
         f"{number} {function.symbol} {_words(function)}" for number, (_, function) in enumerate(functions)

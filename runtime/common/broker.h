@@ -287,7 +287,7 @@ const char *gpt_add_pipeline(const char *digest, const char *text); // NULL, or 
 
 // Start the supervisor and set GPT_HOOK_BROKER; if that fails, the variable stays unset. The paths of the
 // stages are kept. `probe` is the pipeline that weaves probes, or NULL, and `digest` its name in questions.
-// `controlled`: gpt-hook ctl may name other pipelines.
+// `controlled` says that gpt-hook ctl may name other pipelines.
 void gpt_start_broker(char *const paths[GPT_STAGES], const char *digest, const char *probe, bool controlled);
 
 #endif

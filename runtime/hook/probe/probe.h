@@ -875,7 +875,7 @@ void hook_zstd_setup(const struct linker *linker);
 
 // Functions that the program looked up, kept so that gpt-hook ctl can ask for other probes later.
 
-// Remember a function. `asked`: it was requested for the current order.
+// Remember a function. `asked` says that it was requested for the current order.
 void hook_know(const struct looked_up *function, const char *name, bool asked);
 void hook_ask_known(void); // ask for functions of the current context that the last order hasn't covered
 
@@ -996,7 +996,7 @@ const struct reason *hook_add_request(uint64_t function, struct gpt_asked *asked
 // The pipeline's answer about a whole image. `key` names the answer: the image, the pipeline and the device.
 
 // Find the answer about a function's image. Returns false if it isn't known; then hook_refuse_image has to
-// say what the cache has. Sets `reason`: why no kernel of the image gets probes, or NULL if some may.
+// say what the cache has. Sets `reason` to why no kernel of the image gets probes, or to NULL if some may.
 bool hook_find_refusal(uint64_t function, const char key[65], const struct reason **reason);
 // Remember it. Returns the reason that launches are counted by.
 const struct reason *hook_refuse_image(uint64_t function, const char key[65], const struct reason *reason);

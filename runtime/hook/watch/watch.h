@@ -389,7 +389,7 @@ struct python_frame {
 
 bool hook_find_python(void); // false if there's no Python that we can read
 // Collect the frames of a thread, innermost first, or the innermost PYTHON_DEEPEST. Returns their number.
-// `changed`: inner frames changed meanwhile, and are left out.
+// Sets `changed` if inner frames changed meanwhile and are left out.
 size_t hook_python_frames(uint32_t tid, struct python_frame *frames, bool *changed);
 
 // -- samples.c -------------------------------------------------------------
