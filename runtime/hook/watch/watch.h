@@ -327,8 +327,8 @@ EXPORT int gpt_hook_tag(gpt_object *value, gpt_object *name);
 EXPORT void gpt_hook_end_backward(void);
 EXPORT int gpt_hook_layer_outside(const char *name); // gpt_hook_layer if the thread is in no module
 
-// Return a new Python function, which code made by torch.compile calls: with a place in that code, whose
-// module the thread is in from here on, or None.
+// Return a new Python function for code made by torch.compile to call. Its argument is a place in that code,
+// whose module the thread is in from then on, or None.
 EXPORT gpt_object *gpt_hook_new_region(void);
 
 // -- libraries.c -----------------------------------------------------------
@@ -383,7 +383,8 @@ bool hook_has_namespaces(void);                             // made by dlmopen o
 // Return false if there's no Python that we can read. A message about that names this option.
 bool hook_find_python(const char *option);
 // Return the number of the stack of a thread's frames, of which the outermost may be missing, or 0 if it has
-// none. `changed`: inner frames changed meanwhile, and are left out; NULL for the thread that calls this.
+// none. `changed`: set if inner frames changed meanwhile and are left out; NULL for the thread that calls
+// this.
 uint64_t hook_number_python(uint32_t tid, bool *changed);
 extern handler hook_on_python_site; // like hook_on_site
 
@@ -440,8 +441,8 @@ bool hook_is_readable(const void *start, size_t size);
 // invalid: then this returns false and zeros. For the caller's stack, where most arguments live, it's a
 // memcpy.
 bool hook_read(const void *from, void *into, size_t size);
-// For values that are likely near each other. `there`: the number of a page that's there, or 0; asking the
-// kernel about a page takes longer than all the rest.
+// Do the same for values that are likely near each other. `there` is the number of a page known to be mapped,
+// or 0, because asking the kernel about a page takes longer than everything else.
 bool hook_read_near(const void *from, void *into, size_t size, uintptr_t *there);
 
 // -- missing.c -------------------------------------------------------------
