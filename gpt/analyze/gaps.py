@@ -160,7 +160,7 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
 
 def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> Iterator[str]:
-    """Name the processes whose recording was off at times, and say where the gaps around that are."""
+    """Name the processes whose recording was off at times, and say which totals include the gaps around these times."""
     from gpt.analyze.lib.gap_lengths import describe_cut
     from gpt.analyze.lib.launch_gaps import WAITS
 

@@ -174,7 +174,7 @@ def _make_ioctls(rows: list[_Row], total: float, spent: dict[int, float]) -> Any
 
 
 def _make_callers(rows: list[_Row], total: float, spent: dict[int, float]) -> Any:
-    """Return functions, longest time in ioctls first, and what each asks for."""
+    """Return functions, longest time in ioctls first, each followed by the ioctls that it makes."""
     found: list[tuple[Any, ...]] = []
     for (function,), group in _grouped(rows, "function"):
         for name, part in [(None, group), *((n, p) for (n,), p in _grouped(group, "name"))]:

@@ -197,7 +197,7 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
     """Return elements in regions, bare cubins, and PTX text outside the known ranges.
 
     After bytes that don't parse, the scan continues at the next magic number. A malicious file could keep that going
-    forever, so WASTE limits the bytes read in vain.
+    forever, so WASTE limits how many bytes may be read without result.
     """
     found: list[fatbin.Element] = []
     done = 0  # end of the last element found

@@ -219,7 +219,7 @@ def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding
 
 
 def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended: frozenset[int]) -> Iterator[Finding]:
-    """Find words of a trampoline that aren't the snippet's, or the kernel's."""
+    """Find words of a trampoline that differ from the snippet's or the kernel's."""
     words, table = new.code.words, original.code.table
     first = trampoline.sources[0]
     branch = make_branch(first, trampoline.start, table.arch.branch)

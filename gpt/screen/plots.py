@@ -32,7 +32,7 @@ NAME, SENTENCE = 90, 105  # columns of a title, and of a line below it
 
 
 def check(path: Path) -> None:
-    """Raise UsageError if the name isn't one of a picture, MissingError without matplotlib."""
+    """Raise UsageError if the file name isn't a picture's, and MissingError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"the name of a plot ends in {' or '.join(SUFFIXES)}", str(path))
     try:

@@ -158,7 +158,7 @@ def test_exception_through_a_call(tmp_path, odd, caller):
         return caught != 1000;
     }
     """.replace("CALLER", caller)
-    # The driver must be able to unwind, so it's C code compiled for that.
+    # Exceptions must pass through the driver, so it's compiled with -fexceptions.
     hooked.compile_c(
         odd / "libcuda.so.1", ODD_DRIVER, *SHARED, "-fexceptions", "-Wl,-soname,libcuda.so.1", prelude=False
     )

@@ -1,4 +1,4 @@
-"""Read the traces and ask an analysis about them.
+"""Read the traces, pass them to an analysis, and write its answers.
 
 In the terms of gpt-stream(5), an analysis is a filter. It removes the kinds of records that it uses, because nobody
 wants a one-page answer followed by a trace of ten million calls, and passes all others on. Its answer goes where

@@ -224,7 +224,7 @@ class Emitter:
         return self.once("b64", "mad.lo.u64", block, self.once("b64", "cvt.u64.u32", count), wide)
 
     def sampled(self, level: str, every: int) -> Condition:
-        """Return the condition that this thread's block or warp runs a probe, as one in `every` does."""
+        """Return the condition that this thread's block or warp is a sampled one: one in `every` runs the probe."""
         return Condition(self.make("pred", "setp.eq.u64", self.remainder(self.unit(level), every), 0))
 
     def remainder(self, value: str, divisor: int) -> str:

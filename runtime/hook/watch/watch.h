@@ -277,8 +277,8 @@ int hook_record_ioctl(int (*real)(int, unsigned long, ...), int file, unsigned l
 
 // The modules of a model, for Python programs (gpt/layers).
 
-// This thread enters a module with this name; a name is cut to 1,023 bytes. Returns 1 if that is recorded.
-// Then gpt_hook_layer_end says that the thread leaves it.
+// Record that this thread enters the module with this name, which is cut to 1,023 bytes. Returns 1 if that is
+// recorded; then call gpt_hook_layer_end when the thread leaves it.
 EXPORT int gpt_hook_layer(const char *name);
 EXPORT void gpt_hook_layer_end(void);
 bool hook_records_layers(void); // now
