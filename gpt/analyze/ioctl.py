@@ -1,4 +1,4 @@
-"""gpt-analyze ioctl: what the driver asks the Linux kernel for, and which CUDA calls cause it.
+"""gpt-analyze ioctl: the driver's requests to the Linux kernel, and the CUDA calls that cause them.
 
 Each ioctl to NVIDIA's devices has the name of its escape; an ioctl that controls or allocates an object also has a
 command or class. gpt-hook records which driver call each ioctl is part of. An ioctl without a call comes from a thread

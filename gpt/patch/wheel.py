@@ -172,7 +172,7 @@ def unpack(wheel: Source, member: str, out: Path) -> None:
 def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: Renaming = SAME_NAMES) -> list[str]:
     """Write a wheel with these members replaced by files.
 
-    Returns the replaced members that RECORD doesn't list, so that nothing in it vouches for them. Raises GptError.
+    Returns the replaced members that RECORD doesn't list, so that installers can't check them. Raises GptError.
     """
     names = wheel.by_name
     if signature := next((name for name in names if _is_own(name, SIGNED)), None):

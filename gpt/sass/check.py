@@ -24,8 +24,8 @@ following hold:
    and given back within one part, during which no other lane runs.
 6. *Facts*. Register count, list of exits, stack and number of barriers are what the words need (`_check_facts`).
 
-It can't see where snippets' loads and stores go (the probe language bounds that), nor whether weaving at these places
-is what the user asked for.
+The checker can't see which addresses snippets load from and store to (the probe language limits them), or whether the
+user wanted probes at these places.
 
 A finding doesn't mean that the kernel is wrong. A proof may just need something that the words don't say; the kernel is
 left alone then.

@@ -190,9 +190,9 @@ class TrampolineCheck:
         yield from self._follow(index, part, state)
 
     def _facts_of(self, number: int) -> tuple[int, int]:
-        """Return two sets for a part: the registers that the first moved instruction reads, whose values have therefore
-        arrived (unless a moved instruction wrote them), and the registers that are live at the kernel's next
-        instruction.
+        """Return two sets for a part. The first one has the registers that the first moved instruction reads and no
+        moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
+        kernel's next instruction.
         """
         found = self._facts.get(number)
         if found is None:
@@ -292,5 +292,5 @@ class TrampolineCheck:
 
 
 def _can_split(word: int) -> bool:
-    """Return whether a branch depends on each lane's values. BRA.DIV doesn't: all active lanes take it."""
+    """Return whether lanes may differ in taking a branch. They never do with BRA.DIV: all active lanes take it."""
     return not guard_of(word).always or bits(word, 87, 4) != PT

@@ -1,4 +1,4 @@
-"""Draw answers as pictures. Their `plots` say how, so no analysis is treated specially here.
+"""Draw answers as pictures, as their `plots` describe, so no analysis is treated specially here.
 
 Each plot is a panel with a form (forms.py). An answer without plots gets bars: its first numeric column with a unit,
 for each text of its first column.

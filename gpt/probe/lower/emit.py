@@ -130,8 +130,9 @@ class Emitter:
     def share(
         self, name: str, given: list[Value], changed: list[Value], body: Callable[[Emitter, list[str], list[str]], None]
     ) -> None:
-        """Run `body`, which writes code that reads the `given` registers and changes others. The code goes into a
-        function that all places with this name share, or right here. `body` gets an Emitter and the registers to use.
+        """Run `body`, which writes code that reads the `given` registers and changes others. Its code becomes a
+        function that all places with this name share, or is written in place. `body` gets an Emitter and the registers
+        to use.
         """
         if self.functions is None:
             known = self.known_values()

@@ -894,7 +894,7 @@ extern handler hook_after_load_image, hook_after_load_file, hook_after_function,
     hook_after_functions, hook_after_kernels;
 void hook_finish_lookups(void); // load results that have arrived, without waiting
 
-// A burst of look-ups shares one time limit. A launch ends it.
+// A burst of look-ups, which ends with a launch, shares one time limit.
 extern _Atomic uint64_t hook_burst_spent; // ms waited in it
 static inline void hook_end_burst(void) {
     if (atomic_load_explicit(&hook_burst_spent, memory_order_relaxed))
@@ -1001,7 +1001,7 @@ bool hook_find_refusal(uint64_t function, const char key[65], const struct reaso
 // Remember it. Returns the reason that launches are counted by.
 const struct reason *hook_refuse_image(uint64_t function, const char key[65], const struct reason *reason);
 
-// After a load: keep the image. Returns false if there's none to keep.
+// Keep the image that was just loaded. Returns false if there's none.
 bool hook_keep_loaded_image(struct frame *frame);
 bool hook_keep_loaded_file(struct frame *frame);
 

@@ -515,8 +515,8 @@ enum { NVTX_SLOTS = 16 };
 extern nvtx_function *hook_nvtx_core[NVTX_SLOTS], *hook_nvtx_core2[NVTX_SLOTS];
 extern nvtx_function *hook_nvtx_payload[NVTX_SLOTS];
 
-// How our functions end: they call the other tool's function, if there is one, and the program gets its
-// result.
+// What our functions do last: call the other tool's function, if there is one, and return its result to the
+// program.
 #define NVTX_CALL(type, next, ...) ((type (*)())next)(__VA_ARGS__)
 #define NVTX_PASS(type, next, mine, ...)                                                                     \
     do {                                                                                                     \

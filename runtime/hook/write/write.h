@@ -57,7 +57,7 @@ extern struct live *hook_live;
 
 // References to things that may be gone.
 
-// An object as it was when we saw it. It may be gone since. All zero: no object.
+// An object as it was when we saw it, which may no longer exist. All zero means no object.
 struct reference {
     const _Atomic uint64_t *current; // the generation of the object there now
     uint64_t generation;
