@@ -32,7 +32,7 @@ from gpt.formats.source import Source
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 MAX_RATIO = 64  # a file may unpack to MAX_UNPACKED and this many times its size; the most ever seen is 14
 HEAD = 1 << 16  # PTX text must have its .version within this many bytes
-WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read in vain, on top of the file's size
+WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read without finding code, on top of the file's size
 MAX_NESTED = 8  # archives in archives
 MIN_WASTE = 4096  # trying a magic number or reading a header counts as this many of them
 

@@ -80,7 +80,7 @@ class TrampolineCheck:
             known = states.get(index)
             joined = join(known, arriving)
             if joined is None:
-                self.faults.append((index, "lanes", "ways meet here with different BSSYs open"))
+                self.faults.append((index, "lanes", "paths meet here with different BSSYs open"))
                 continue
             if joined != known:
                 states[index] = joined
@@ -273,14 +273,16 @@ class TrampolineCheck:
         """Check the state that the kernel finds when it continues at `to`."""
         self._fault(index, "live", self.around.needed(to) & ~state.own, "isn't what the kernel left there")
         rest = state.ours
-        self._fault(index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight on the way back")
+        self._fault(
+            index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight at the branch back"
+        )
         if state.meetings:
-            self.faults.append((index, "lanes", "the way back is between BSSY and BSYNC"))
+            self.faults.append((index, "lanes", "the branch back is between BSSY and BSYNC"))
         stall = max(self.code.controls.stalls[index], BRANCH_CYCLES)
         for mask, left, other in state.pending:
             is_ours = other != KERNEL and isinstance(self.trampoline.parts[other], Inserted)
             if is_ours and left > stall:
-                self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet on the way back")
+                self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet at the branch back")
         self.ends.append(state)
 
     def _next_source(self, number: int) -> int | None:
