@@ -18,7 +18,7 @@ class Saved(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A room of a lane: its unit and SM, what it saved, and the bytes that stay free behind that."""
+    """A room of a lane: its unit and SM, what it saved, and the number of bytes that stay free after it."""
 
     unit: int
     sm: int
