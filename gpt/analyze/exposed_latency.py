@@ -62,7 +62,10 @@ class Figure(NamedTuple):
 
 
 def read_figures(path: Path) -> list[Figure]:
-    """Read a file's rows; gpt-analyze(1) has the format. Raises OSError, and MalformedError with the line."""
+    """Read a file's rows, whose format is in gpt-analyze-exposed_latency(1).
+
+    Raises OSError, and MalformedError with the line.
+    """
     with open(path, "rb") as file:
         data = file.read(LONGEST + 1)
     if len(data) > LONGEST:
