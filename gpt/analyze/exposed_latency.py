@@ -156,7 +156,7 @@ Key = tuple[str, str]  # probes and kernel
 
 
 class ExposedLatency(TimedFold[Key, Bar]):
-    """The bars of all traces, and of a file of figures."""
+    """The bars of all traces, and of a file with another tool's figures."""
 
     def __init__(self, beside: Path | None = None) -> None:
         super().__init__()
