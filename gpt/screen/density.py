@@ -86,7 +86,7 @@ def _draw_scale(axes: Any, drawn: Any, told: Record, least: float, most: float) 
 
 
 def _name_bands(axes: Any, names: Sequence[str], image: Any) -> None:
-    """Separate the bands, and write as many names as there's room for, starting with the band with the most accesses."""
+    """Separate the bands, and name as many as there's room for, the ones with the most accesses first."""
     import numpy as np
 
     opens = [at for at, name in enumerate(names) if not at or name != names[at - 1]]

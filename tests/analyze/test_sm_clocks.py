@@ -1,15 +1,21 @@
 """Clocks of SMs that are aligned by pairs: times are right within the bound that's printed, whatever the clocks are."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpt.trace
+from gpt.analyze.lib.over_time import count_warps
 from gpt.analyze.lib.sm_clocks import SmClocks
+from gpt.timeline.saved import Ran
 from gpt.trace.rooms import ClockPairs
+from tests.analyze.blocks import trace
 from tests.tiers import examples
+from tests.trace import forge
 
 SMS = 16  # numbers of SMs, of which a launch uses some
 WHOLE = 3  # ns: clocks are whole numbers
@@ -118,3 +124,17 @@ def test_what_pairs_do_not_tell():
     assert SmClocks(pairs, first, last, math.inf).rate is None
     none = ClockPairs(np.full(2, 1 << 31, np.uint32), *2 * [np.array([5, (1 << 64) - 1], np.uint64)])
     assert SmClocks(none, first, last, 0.5).rate is None
+
+
+def test_a_timeline_says_how_far_off_resident_warps_are(tmp_path):
+    """The two SMs' clocks differ by 2^40, and their blocks take turns."""
+    blocks = [(1000 * at + (1 << 40) * (at % 2), 900, at % 2) for at in range(40)]
+    (tmp_path / "t.mp").write_bytes(forge.pack(trace(blocks)))
+    (launch,) = gpt.trace.open(tmp_path / "t.mp").launches
+    (counter,) = count_warps([Ran(launch, 0, 5)])
+    assert re.fullmatch(r"GPU 0 resident warps \(SMs within \S+\)", counter.name)
+    alone = [(start % (1 << 40), took, 0) for start, took, _ in blocks]
+    (tmp_path / "t.mp").write_bytes(forge.pack(trace(alone)))
+    (launch,) = gpt.trace.open(tmp_path / "t.mp").launches
+    (counter,) = count_warps([Ran(launch, 0, 5)])
+    assert counter.name == "GPU 0 resident warps"
