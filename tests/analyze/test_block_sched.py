@@ -98,7 +98,7 @@ def test_times_across_sms_are_those_of_the_common_clock():
     assert found.began == pytest.approx(found.begin / 2 + 300 * found.which, abs=40)
     assert found.ended == pytest.approx(found.end / 2 + 300 * found.which, abs=40)
     assert found.began.min() == 0
-    assert found.step == 32 and 32 <= found.bound <= 100
+    assert 32 <= found.bound <= 100
 
 
 def test_a_short_launch_has_the_clock_of_its_device():
@@ -171,7 +171,7 @@ def test_launches_add_up_and_the_longest_is_shown():
     assert found.verdicts["sms"] == ["launch 2, the longest: --launch shows another", aligned]
     assert [row["running"] for row in found.rows["blocks"]][:1] == [200]
     fourth = ask("block_sched", first, second, args=("--launch", 4))
-    assert fourth.verdicts["sms"] == ["launch 4"] and fourth.rows["blocks"][0]["running"] == 100
+    assert fourth.verdicts["sms"][0] == "launch 4" and fourth.rows["blocks"][0]["running"] == 100
 
 
 def test_a_stream_keeps_what_others_use():
