@@ -43,8 +43,8 @@ def test_what_was_torn_or_altered_is_not_there_and_made_anew(tmp_path, change):
     path = tmp_path / KEY
     path.write_bytes(change(path.read_bytes()))
     assert Cache(tmp_path).get(KEY) is None
-    Cache(tmp_path).put(KEY, b"anew")
-    assert Cache(tmp_path).get(KEY) == b"anew"
+    Cache(tmp_path).put(KEY, b"again")
+    assert Cache(tmp_path).get(KEY) == b"again"
 
 
 def test_the_oldest_goes_first_and_use_makes_young(tmp_path):

@@ -476,7 +476,7 @@ def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
 
 @alike
 def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder):
-    """Sinks always write text; other stages do with --table. It has no colours, and 80 columns."""
+    """Sinks always write text; other stages do with --table. A table has no colours, and 80 columns."""
     args = as_text(stage, *([] if stage.name == "gpt-analyze" else ["--table"]))
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     text = quiet(run(args, folder, data=work, env=env)).decode()

@@ -81,7 +81,7 @@ def test_attacks_on_buffers(tmp_path):
 
 @pytest.mark.full
 def test_cost_of_an_event(tmp_path):
-    """The device's clock counts instructions. An event that a register counts takes one more."""
+    """The device's clock counts instructions. Counting an event in a register takes one more instruction."""
     rows = [line.rsplit(maxsplit=5) for line in script("events.py", folder=tmp_path).splitlines()[1:]]
     cycles = {(name, events): float(count) for name, events, _, count, *_ in rows}
     assert [cycles["counter", events] for events in ("1", "10")] == [1, 1]

@@ -160,7 +160,7 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
 
 def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> Iterator[str]:
-    """Name the processes whose recording was off at times, and say where the gaps around that are."""
+    """Name the processes whose recording was off at times, and say which totals include the gaps around these times."""
     from gpt.analyze.lib.gap_lengths import describe_cut
     from gpt.analyze.lib.launch_gaps import WAITS
 
@@ -294,7 +294,9 @@ def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tupl
 
 
 def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
-    """Return where a thread spent most of a gap, as which share, and the call if it's a single one."""
+    """Return what a thread did for most of a gap, the share of the gap that this took, and the call if it was a single
+    one.
+    """
     api = gap.calls.api
     if api is not None and gap.calls.longest >= MOST_OF * gap.time:
         name = process.api(api).name

@@ -406,7 +406,9 @@ class _Answer:
         return f"{count}: the trace doesn't say which call launched what ran next"
 
     def _find_doing(self, waited: str | None) -> str:
-        """Say what the host does after a wait while the GPU is idle, if one thing takes at least half of that time."""
+        """Say what the host does in idle times after waiting in this function (None: without a wait), if one activity
+        takes at least half of them.
+        """
         from gpt.analyze.lib.host_samples import describe_places
         from gpt.analyze.lib.idle_causes import HOST_CODE, QUEUED, UNKNOWN
 

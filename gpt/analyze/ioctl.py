@@ -1,4 +1,4 @@
-"""gpt-analyze ioctl: what the driver asks the Linux kernel for, and which CUDA calls cause it.
+"""gpt-analyze ioctl: the driver's requests to the Linux kernel, and the CUDA calls that cause them.
 
 Each ioctl to NVIDIA's devices has the name of its escape; an ioctl that controls or allocates an object also has a
 command or class. gpt-hook records which driver call each ioctl is part of. An ioctl without a call comes from a thread
@@ -174,7 +174,7 @@ def _make_ioctls(rows: list[_Row], total: float, spent: dict[int, float]) -> Any
 
 
 def _make_callers(rows: list[_Row], total: float, spent: dict[int, float]) -> Any:
-    """Return functions, longest time in ioctls first, and what each asks for."""
+    """Return functions, longest time in ioctls first, each followed by the ioctls that it makes."""
     found: list[tuple[Any, ...]] = []
     for (function,), group in _grouped(rows, "function"):
         for name, part in [(None, group), *((n, p) for (n,), p in _grouped(group, "name"))]:

@@ -1,4 +1,4 @@
-"""gpt-analyze memory: a program's memory over time, where it was asked for, and what's left at the end.
+"""gpt-analyze memory: a program's memory over time, which code allocated it, and what's left at the end.
 
 A piece of memory exists from the return of the call that allocates it to the call that frees it; memory of cuMemCreate
 exists until its handle is released and it's no longer mapped. If an address is allocated again while it's in use, the

@@ -289,7 +289,7 @@ def _iter_kernels(totals: Totals) -> Rows:
 
 
 def _graph_times(totals: Totals) -> list[float]:
-    """Return the GPU time in ns of functions that launch graphs, whose kernels have no times of their own."""
+    """Return the GPU time of graph launches in ns. Kernels in graphs have no GPU times of their own."""
     return [function.gpu.total for api, function in totals.functions.items() if api[:2] == GRAPHS]
 
 

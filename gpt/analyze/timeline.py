@@ -116,7 +116,7 @@ class Drawing:
     def _iter_drawn(
         self, forms: list[TimelineFormat], incomplete: list[str]
     ) -> Iterator[tuple[TimelineFormat, Iterator[bytes]]]:
-        """Yield each form with its contents. Text needs little memory; the others share a Timeline."""
+        """Yield each form with its contents. Text is made in little memory; the other forms share a Timeline."""
         from gpt.analyze.lib.allocations import read_memory_calls
         from gpt.analyze.lib.over_time import count_memory, count_warps
 

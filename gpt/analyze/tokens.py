@@ -253,7 +253,7 @@ def _split(steps: list[_Step]) -> list[list[_Step]]:
 
 
 def _iter_times(generation: list[_Step]) -> Iterator[tuple[_Step, int]]:
-    """Yield the steps that another one follows, and when that begins."""
+    """Yield each step that's followed by another one, and when the next one begins."""
     yield from ((step, after.begin) for step, after in pairwise(generation))
 
 

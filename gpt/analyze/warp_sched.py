@@ -1,4 +1,5 @@
-"""gpt-analyze warp_sched: how long warps run, alone and together with other kernels, and how long the last ones take.
+"""gpt-analyze warp_sched: how long warps run, with and without other kernels at the same time, and how long the last
+warps take.
 
 Times are ns on a clock that all SMs share, so launches can be compared. A launch is `shared` if its warps ran at the
 same time as the warps of another launch on its GPU; the others ran `alone`. Each launch keeps its warps' run times as a

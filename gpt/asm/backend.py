@@ -89,7 +89,9 @@ class Backend(Protocol[T]):
         """Return the target to use for a module when the user asks for `target`."""
 
     def key(self, text: bytes, target: T) -> list[bytes]:
-        """Return everything besides the text that `make` depends on. Raises GptError if it can't take this module."""
+        """Return everything that the result of `make` depends on besides the text. Raises GptError if it can't take
+        this module.
+        """
 
     def make(self, text: bytes, name: str, target: T) -> AssembledModule:
         """Compile a module, called `name` in messages.

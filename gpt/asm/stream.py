@@ -91,7 +91,7 @@ class Assembly:
         yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
 
     def _begin(self, record: dict[str, Any]) -> Records:
-        """Yield a record and, if it asks for one, its outline."""
+        """Yield a record and, if it requests one, its outline."""
         yield record
         if self._host and record.get("want") in ("outline", "load"):
             from gpt.asm.host.outline import read_outline

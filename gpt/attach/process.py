@@ -79,7 +79,7 @@ class WatchedProcess:
         self._rows: dict[tuple[int, str], _Rows] = {}
 
     def api(self, symbol: str, kernel: bool) -> int:
-        """Return the id of a function; a new one gets its record too."""
+        """Return the id of a function, after making its record if the function is new."""
         if symbol not in self._apis:
             number = self._apis[symbol] = len(self._apis) + 1
             type_, op, name, _ = ("other", "kernel", symbol, symbol) if kernel else find_api(symbol)

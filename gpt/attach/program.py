@@ -148,7 +148,7 @@ def _word(text: str) -> str:
 
 
 def of_process(pid: int | None) -> str:
-    """Return a predicate for one process: others that are watched at the same time run the same code."""
+    """Return a predicate for one process, because other watched processes may run the same code."""
     return f"/pid == {pid}/ " if pid else ""
 
 
@@ -217,7 +217,8 @@ def generate(
     tag: str,
     pid: int | None = None,
 ) -> str:
-    """Return the program. `functions` come with their files, `kernel` are more probes, `about` is a comment in lines.
+    """Return the program. `functions` are given with their files; `kernel` has additional probes, and `about` the lines
+    of a comment.
 
     With `pid`, only calls of that process are printed; it counts in the machine's first pid namespace. `exits` says
     that the kernel's tracepoints are available, to report when processes end. `tag` is the TAG of each line. Raises

@@ -208,7 +208,7 @@ class SegmentWriter:
         self._turn = process.number
 
     def finish(self, complete: bool) -> Iterator[Record]:
-        """Yield the rest; unless it's `complete`, the segments get no end."""
+        """Yield the remaining records. The segments only get an `end` if the input is `complete`."""
         self._add_under_way(self._printed if self.ended else self._under_way)
         for pid in list(self._open):
             yield from self._close(pid, over=complete)

@@ -1,7 +1,7 @@
 """Make text from outside safe to print: names of files, members, kernels and modules, reasons, messages.
 
-Such text can contain anything: escape sequences, line feeds, characters that reverse the text around them. Everything
-that prints it goes through this module, so that a single place decides what's safe.
+Text from outside can contain anything: escape sequences, line feeds, characters that reverse the text around them.
+Everything that prints it goes through this module, so that a single place decides what's safe.
 """
 
 from __future__ import annotations

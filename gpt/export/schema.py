@@ -63,7 +63,7 @@ COPIES = {"HtoD": 1, "DtoH": 2, "DtoD": 8, "peer": 10}  # from ENUM_CUDA_MEMCPY_
 REGULAR, COOPERATIVE = 1, 2  # from ENUM_CUDA_KERNEL_LAUNCH_TYPE
 
 RUNTIME = ExportTable("CUPTI_ACTIVITY_KIND_RUNTIME", make_fields(CALL))
-# Always NULL, but queries written for Nsight Systems ask for them.
+# Always NULL, but queries written for Nsight Systems expect them.
 UNSAID = "u32 greenContextId registersPerThread staticSharedMemory localMemoryPerThread localMemoryTotal"
 KERNEL = ExportTable("CUPTI_ACTIVITY_KIND_KERNEL", make_fields(f"{WORK}; {NAMES}; u8 launchType; {SHAPE}; {UNSAID}"))
 MEMCPY = ExportTable("CUPTI_ACTIVITY_KIND_MEMCPY", make_fields(f"{WORK}; u64 bytes; u8 copyKind"))

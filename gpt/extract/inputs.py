@@ -134,7 +134,7 @@ class Extraction:
     def read_loaded(self, traces: list[Path]) -> Records:
         """Yield the records of all libraries with GPU code that these traces saw loaded, each file once.
 
-        The traces may be incomplete. Only the stage that decides what's unused cares about that.
+        The traces may be incomplete: that only matters to the stage that decides what's unused.
         """
         from gpt.trace.inputs import find_library
         from gpt.trace.used import Loaded, read_used

@@ -9,8 +9,8 @@ that one is returned: its PTX reduced to what the kernel needs, or all of it wit
 without PTX is refused, unless a later stage takes cubins; then its cubin is returned.
 
 Most images that a stock PyTorch program loads have no PTX. The headers of their elements show that without unpacking,
-and the answer covers the whole image, so that nobody asks about its other kernels. NVIDIA's closed code is never
-returned; gpt/formats/closed.py recognizes it.
+and the answer covers the whole image, so its other kernels aren't requested. NVIDIA's closed code is never returned;
+gpt/formats/closed.py recognizes it.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class Listing:
 
 
 def _no_digest() -> None:
-    """Blank the digest of a file if nobody needs it."""
+    """Leave out the digest of a file if it isn't needed."""
 
 
 def _write(path: Path, item: Opened) -> None:

@@ -51,7 +51,7 @@ def section_headers(data: Data | Source) -> memoryview:
 def parse_cubin(data: Data | Source) -> Contents:
     """Return a cubin's kernels and device functions, in symbol table order, and the number of its variables.
 
-    Of a Source, only the tables are read, a few percent of it.
+    If it's a Source, only its tables are read, a few percent of the bytes.
     """
     headers = section_headers(data)
     types = headers.cast("I")[1 :: SHDR_SIZE // 4].tolist()

@@ -180,7 +180,7 @@ def dead_element(head: bytes, size: int) -> bytes:
 
 
 class _Room:
-    """Reused memory, because getting and zeroing its pages costs as much as unpacking into them."""
+    """This memory is reused, because mapping and zeroing new pages takes as long as unpacking into them."""
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | bytearray = bytearray()

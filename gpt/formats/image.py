@@ -32,7 +32,7 @@ from gpt.formats.source import Source
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 MAX_RATIO = 64  # a file may unpack to MAX_UNPACKED and this many times its size; the most ever seen is 14
 HEAD = 1 << 16  # PTX text must have its .version within this many bytes
-WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read in vain, on top of the file's size
+WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read without finding code, on top of the file's size
 MAX_NESTED = 8  # archives in archives
 MIN_WASTE = 4096  # trying a magic number or reading a header counts as this many of them
 
@@ -197,7 +197,7 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
     """Return elements in regions, bare cubins, and PTX text outside the known ranges.
 
     After bytes that don't parse, the scan continues at the next magic number. A malicious file could keep that going
-    forever, so WASTE limits the bytes read in vain.
+    forever, so WASTE limits how many bytes may be read without result.
     """
     found: list[fatbin.Element] = []
     done = 0  # end of the last element found

@@ -1,10 +1,10 @@
 """Find wrappers, which tell the driver where a program's fatbins are.
 
 nvcc and clang emit one per region in the section `.nvFatBinSegment`: `{u32 magic, u32 version, u64 data, u64 other}`.
-The program's constructors register their addresses, and the driver follows `data` and nothing else. A tool that moves a
-fatbin section without its wrappers leaves a file that looks intact: its regions parse, but no launch finds its code.
-(patchelf 0.14 does that if the section is where it needs room.) So each wrapper is followed here as the loader and the
-driver would: through the relocation of `data`, to the bytes there.
+The program's constructors register their addresses, and the driver follows only `data`. A tool that moves a fatbin
+section without its wrappers leaves a file that looks intact: its regions parse, but no launch finds its code. (patchelf
+0.14 does that if the section is where it needs room.) So each wrapper is followed here as the loader and the driver
+would: through the relocation of `data`, to the bytes there.
 
 In a library or program, relocations are found as the loader finds them, through PT_DYNAMIC, whether or not there are
 section headers; in an object, through its relocation section. An address that only the loader will know, such as that

@@ -73,7 +73,7 @@ class Zip:
         return self._ends[info.header_offset]
 
     def open(self, info: ZipInfo) -> IO[bytes]:
-        """Return a member, which is unpacked as it's read. Reading raises faults too, so do it within `faults`."""
+        """Return a member, which is unpacked as it's read. Reading may also raise errors, so do it within `faults`."""
         if info.compress_type not in METHODS:
             raise self._fault("members that are neither stored nor deflated are not read", info)
         if info.flag_bits & ENCRYPTED:

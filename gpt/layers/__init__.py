@@ -1,7 +1,7 @@
 """Name the module of a PyTorch model that each launch belongs to: 'gpt-hook run --layers' loads this into programs.
 
 Calls of `torch.nn.Module.__call__` pass through a C function in libgpthook.so, which records the module that is entered
-and left (runtime/hook/watch/layers_python.c). The Python function stays as it was, and so does what torch._dynamo sees:
+and left (runtime/hook/watch/layers_python.c). Neither the Python function nor what torch._dynamo sees of it changes:
 compiled code has the same graphs, breaks and guards as without. So everything in a compiled region belongs to the
 compiled module.
 

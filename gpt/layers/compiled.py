@@ -47,7 +47,9 @@ def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
 
 
 class Site(Dict[Any, bytes]):
-    """A place in compiled code: the name of its module, by the module that runs the code. Several may run the same."""
+    """A place in compiled code: the name of its module, by the module that runs the code. Several modules may run the
+    same code.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__()

@@ -198,7 +198,7 @@ def _measure(
 def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
     """Return the elements whose kernel names decided what's removed.
 
-    For linked code that includes elements that stay.
+    If elements were compared with linked code, all elements count, including the kept ones.
     """
     if LINKED in reasons:
         return doomed.live

@@ -107,7 +107,8 @@ class Patcher:
     def _is_undecided(self, request: Request) -> bool:
         """Return whether gpt-locate didn't decide about the library. If it did, there's a tally, even an empty one.
 
-        It leaves out its records if --arch or a list turns out to be wrong. An uncut library isn't recompressed either.
+        gpt-locate writes no records if --arch or a list turns out to be wrong. Then nothing is cut, and the library
+        isn't recompressed either.
         """
         decided = request.spans or request.unused or request.tallies or self._by_arch
         return not decided and "gpt-locate" in self._stage.header.get("via", [])

@@ -3,8 +3,8 @@
 Kernels are dropped if the cubin is understood and the result passes a check (gpt/formats/cubin_drop.py). Otherwise, or
 if dropping wasn't requested, their code is zeroed. Zeros aren't an instruction, so launching such a kernel ends with an
 error; the rest of the cubin stays unchanged. A compressed element is compressed again with the same codec, and its
-header gets the new sizes. An uncompressed element with zeroed code keeps its size, and the zeros become holes. If a
-level for zstd is given, all of them are compressed with that instead, whatever their codec was (recompress.py).
+header gets the new sizes. An uncompressed element with zeroed code keeps its size, and the zeros become holes. With a
+level for zstd, every changed element is compressed with zstd instead, whatever its codec was (recompress.py).
 """
 
 from __future__ import annotations

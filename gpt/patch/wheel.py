@@ -1,12 +1,12 @@
 """Write wheels with some members replaced: other members don't change, and RECORD gets the new digests and sizes.
 
 Other members are copied byte for byte, compressed, together with the bytes before and between them, and compared with
-their checksums, so that a damaged wheel is refused. Only the directory is written anew, with the new offsets.
+their checksums, so that a damaged wheel is refused. Only the directory is rewritten, with the new offsets.
 
 RECORD is CSV with a line per member, `PATH,sha256=DIGEST,SIZE`, with the digest in URL-safe base64 without padding
 (packaging specifications, "Recording installed projects"). Lines of other members aren't changed. Only the wheel's own
 RECORD counts, `NAME.dist-info/RECORD`; RECORD files of packages inside of packages are ordinary members. A signed wheel
-(`.jws`, `.p7s`) is refused. With a label (versions.py), members with the version in their name are written anew too.
+(`.jws`, `.p7s`) is refused. With a label (versions.py), members with the version in their name are rewritten too.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def unpack(wheel: Source, member: str, out: Path) -> None:
 def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: Renaming = SAME_NAMES) -> list[str]:
     """Write a wheel with these members replaced by files.
 
-    Returns the replaced members that RECORD doesn't list, so that nothing in it vouches for them. Raises GptError.
+    Returns the replaced members that RECORD doesn't list, so that installers can't check them. Raises GptError.
     """
     names = wheel.by_name
     if signature := next((name for name in names if _is_own(name, SIGNED)), None):

@@ -10,7 +10,7 @@ SAME_IN_WARP = {"CLOCK", "TIME", "SMID", "WARPID", "BLOCK", "ACTIVE"}  # helpers
 
 
 def find_stored(file: ProbeFile, map_: Map) -> tuple[str, ...]:
-    """Return how a log stores each of its fields, which follows from what the file's probes save there."""
+    """Return how a log stores each of its fields, judging by the values that the file's probes save."""
     given: list[set[str]] = [set() for _ in map_.fields]
     for _, snippet in (one for probe in file.probes for one in probe.snippets):
         for save in (save for save in snippet.saves if save.map == map_.name):

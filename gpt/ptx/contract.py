@@ -152,7 +152,7 @@ def _move(type_: str) -> str:
 
 # Pairs
 
-# By product: the sums that read it, and as which operand; None stands for another use.
+# For each product, the sums that read it, each with the number of the operand; None stands for any other use.
 _Uses = dict[int, list["tuple[int, int] | None"]]
 
 
@@ -229,7 +229,9 @@ def _copy(statement: Statement, product: _Product) -> str:
 
 
 def _places(module: Module, statement: Statement, name: str, product: _Product) -> list[int]:
-    """Return the operands through which a sum that may be fused reads a product; none if it isn't such a sum."""
+    """If an instruction is a sum that may be fused with the product, return the numbers of the operands that name it;
+    otherwise none.
+    """
     found = _SUM.fullmatch(statement.head)
     if not found or (found[4], bool(found[2])) != product.kind:
         return []

@@ -1,8 +1,8 @@
 """The tokens of PTX: the only table of their forms. The scanner's patterns are built from it, and everything that reads
 token by token, including the grammar, uses TOKEN.
 
-ptxas decides what a token is: `.u$32` is one word, `>=` one operator wherever it stands, a blank is ASCII. The patterns
-are for re.ASCII, and possessive: they never backtrack.
+ptxas decides what a token is: `.u$32` is one word, `>=` is always one operator, and blanks are ASCII. The patterns are
+for re.ASCII, and possessive: they never backtrack.
 """
 
 from __future__ import annotations

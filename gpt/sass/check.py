@@ -24,8 +24,8 @@ following hold:
    and given back within one part, during which no other lane runs.
 6. *Facts*. Register count, list of exits, stack and number of barriers are what the words need (`_check_facts`).
 
-It can't see where snippets' loads and stores go (the probe language bounds that), nor whether weaving at these places
-is what the user asked for.
+The checker can't see which addresses snippets load from and store to (the probe language limits them), or whether the
+user wanted probes at these places.
 
 A finding doesn't mean that the kernel is wrong. A proof may just need something that the words don't say; the kernel is
 left alone then.
@@ -140,11 +140,11 @@ def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Ite
             if part.start != place:
                 yield Finding(part.start, "places", "parts that don't follow each other")
             place = part.start + part.length
-        if sources and place != trampoline.end - _has_way_back(original, trampoline):
+        if sources and place != trampoline.end - _has_branch_back(original, trampoline):
             yield Finding(trampoline.start, "places", "a trampoline that ends elsewhere")
 
 
-def _has_way_back(original: Kernel, trampoline: Trampoline) -> bool:
+def _has_branch_back(original: Kernel, trampoline: Trampoline) -> bool:
     """Return whether a trampoline must end with a branch, because its last instruction may continue."""
     last = trampoline.parts[-1]
     if isinstance(last, Inserted) or not 0 <= last.source < len(original.code):
@@ -219,7 +219,7 @@ def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding
 
 
 def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended: frozenset[int]) -> Iterator[Finding]:
-    """Find words of a trampoline that aren't the snippet's, or the kernel's."""
+    """Find words of a trampoline that differ from the snippet's or the kernel's."""
     words, table = new.code.words, original.code.table
     first = trampoline.sources[0]
     branch = make_branch(first, trampoline.start, table.arch.branch)
@@ -236,11 +236,11 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended:
             text = compare_moved(words[part.start], part.start, word, part.source, was.entry, has_guard_on_branch)
             if text:
                 yield Finding(part.start, "moved", text)
-    if _has_way_back(original, trampoline):
+    if _has_branch_back(original, trampoline):
         at = trampoline.end - 1
         back = make_branch(at, trampoline.sources[-1] + 1, table.arch.branch)
         if (words[at] ^ back) & ~CONTROL or compare_control(words[at], back | _PLAIN):
-            yield Finding(at, "places", "the way back leads elsewhere")
+            yield Finding(at, "places", "the branch back leads elsewhere")
 
 
 _PLAIN = 1 << 105 | 7 << 110 | 7 << 113  # a stall of 1, no barriers

@@ -80,7 +80,7 @@ class TrampolineCheck:
             known = states.get(index)
             joined = join(known, arriving)
             if joined is None:
-                self.faults.append((index, "lanes", "ways meet here with different BSSYs open"))
+                self.faults.append((index, "lanes", "paths meet here with different BSSYs open"))
                 continue
             if joined != known:
                 states[index] = joined
@@ -190,9 +190,9 @@ class TrampolineCheck:
         yield from self._follow(index, part, state)
 
     def _facts_of(self, number: int) -> tuple[int, int]:
-        """Return two sets for a part: the registers that the first moved instruction reads, whose values have therefore
-        arrived (unless a moved instruction wrote them), and the registers that are live at the kernel's next
-        instruction.
+        """Return two sets for a part. The first one has the registers that the first moved instruction reads and no
+        moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
+        kernel's next instruction.
         """
         found = self._facts.get(number)
         if found is None:
@@ -273,14 +273,16 @@ class TrampolineCheck:
         """Check the state that the kernel finds when it continues at `to`."""
         self._fault(index, "live", self.around.needed(to) & ~state.own, "isn't what the kernel left there")
         rest = state.ours
-        self._fault(index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight on the way back")
+        self._fault(
+            index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight at the branch back"
+        )
         if state.meetings:
-            self.faults.append((index, "lanes", "the way back is between BSSY and BSYNC"))
+            self.faults.append((index, "lanes", "the branch back is between BSSY and BSYNC"))
         stall = max(self.code.controls.stalls[index], BRANCH_CYCLES)
         for mask, left, other in state.pending:
             is_ours = other != KERNEL and isinstance(self.trampoline.parts[other], Inserted)
             if is_ours and left > stall:
-                self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet on the way back")
+                self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet at the branch back")
         self.ends.append(state)
 
     def _next_source(self, number: int) -> int | None:
@@ -292,5 +294,5 @@ class TrampolineCheck:
 
 
 def _can_split(word: int) -> bool:
-    """Return whether a branch depends on each lane's values. BRA.DIV doesn't: all active lanes take it."""
+    """Return whether lanes may differ in taking a branch. They never do with BRA.DIV: all active lanes take it."""
     return not guard_of(word).always or bits(word, 87, 4) != PT

@@ -173,7 +173,7 @@ class Code:
         ]
 
     def borrow(self, other: Code) -> None:
-        """Take over what another Code knows about words that both have in the same place."""
+        """Reuse what another Code has decoded, for words that both have in the same place."""
         if "masks" in self.__dict__ or self.table is not other.table:
             return
         count = min(len(self), len(other))

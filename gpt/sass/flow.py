@@ -3,7 +3,7 @@
 A register is free at a place if it's dead there and nothing is in flight for it.
 
 *Dead*: on every path from there, it's written before it's read. `live_before` returns the registers that aren't. A
-guarded instruction writes only in some lanes, so the old value lives on.
+guarded instruction writes only in some lanes, so the old value stays live.
 
 *In flight*: the hardware doesn't check. An earlier load may still write its result to the register, long after the
 kernel last used it, and an earlier store may not have read its operands yet. Instructions of variable latency announce
@@ -22,10 +22,10 @@ without a barrier. Most kernels have one of these: they load the stack pointer a
 earlier (docs/sass-rules.md).
 
 Both are sets of registers, in one bit mask for all register files. They're computed by iterating over the blocks of the
-graph until nothing changes: liveness backwards, in-flight state forwards. Where code is called that isn't present,
-every register that this code names is live. Each block is first summarized in a few masks, which are all that the
-iteration needs; then each block is walked once more, for its instructions. To find out what a block does to operands
-queued before it, the queue starts with _TOKEN, a bit that belongs to no register.
+graph until nothing changes: liveness backwards, in-flight state forwards. At a call of code elsewhere, every register
+that the called code names is live. Each block is first summarized in a few masks, which are all that the iteration
+needs; then each block is walked once more, for its instructions. To find out what a block does to operands queued
+before it, the queue starts with _TOKEN, a bit that belongs to no register.
 """
 
 from __future__ import annotations

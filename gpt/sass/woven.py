@@ -1,8 +1,8 @@
 """The declaration in which a weaver says what it did to a kernel, for `gpt/sass/check.py` to prove.
 
-Nothing in it is trusted. It only spares the checker from guessing where the trampolines are, which words each of their
-parts was made from, and which register stands for which. Instructions are numbered from the start of their section:
-`source` in the original kernel, everything else in the rewritten one.
+The checker doesn't trust it. It only says where to look: where the trampolines are, which words each of their parts was
+made from, and which register stands for which. Instructions are numbered from the start of their section: `source` in
+the original kernel, everything else in the rewritten one.
 
     original              rewritten                        a trampoline
       k  LDG R4, [R2]       k  BRA t                          t  part: a snippet, its registers renamed

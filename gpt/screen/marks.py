@@ -122,7 +122,7 @@ def hues_of(names: Sequence[str | None]) -> dict[str | None, Any]:
 
 
 def hue(number: int) -> Any:
-    """Return a color: ten strong ones, then their ten paler ones, then again."""
+    """Return a color: first ten strong colors, then paler versions of these, then the same twenty again."""
     from matplotlib import colormaps
 
     return colormaps["tab20"](2 * number % 20 + number // 10 % 2)[:3]

@@ -1,4 +1,4 @@
-"""Draw answers as pictures. Their `plots` say how, so no analysis is treated specially here.
+"""Draw answers as pictures, as their `plots` describe, so no analysis is treated specially here.
 
 Each plot is a panel with a form (forms.py). An answer without plots gets bars: its first numeric column with a unit,
 for each text of its first column.
@@ -34,7 +34,7 @@ NAME, SENTENCE = 90, 105  # columns of a title, and of a line below it
 
 
 def check(path: Path) -> None:
-    """Raise UsageError if the name isn't one of a picture, MissingError without matplotlib."""
+    """Raise UsageError if the file name isn't a picture's, and MissingError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"the name of a plot ends in {' or '.join(SUFFIXES)}", str(path))
     try:

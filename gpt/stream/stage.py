@@ -245,7 +245,7 @@ class Stage:
                     self._pass(one, handle, settle)
                 end = [] if inside else [record]
             self._write_all(settle())
-            # A list of elements may be empty: a library's `library_end` shows that this is one. With PTX it isn't.
+            # An empty list of elements is still a list: it has a `library_end`. A stream with PTX isn't one.
             listed = {"library_end"} if wants is ELEMENT and "ptx" not in kinds else set[str]()
             # A stream with a sync may still be waiting for its first request.
             if wants and not kinds & {wants[0], "sync", *listed}:

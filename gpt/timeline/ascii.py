@@ -1,4 +1,5 @@
-"""A timeline as text: one line per track, with cells that show as a letter what took most of that slice of time.
+"""A timeline as text: one line per track, with a letter for each slice of time, which stands for the activity that took
+most of it.
 
 A letter is upper case if that activity took at least half of the slice, and lower case if it took less; a dot means
 that nothing happened.

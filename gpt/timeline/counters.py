@@ -129,7 +129,9 @@ class Copies:
             yield Counter(process, f"{op} a second", *spread.rates(), "bytes/s")
 
     def count_totals(self) -> Iterator[Counter]:
-        """Yield the bytes that each process has copied so far, by direction, at each copy: this takes much memory."""
+        """Yield how many bytes each process has copied so far, by direction, with a value at each copy. This takes a
+        lot of memory.
+        """
         found = defaultdict[tuple[str, int], list[npt.NDArray[np.void]]](list)
         for rows in self._called:
             for (op, process, _), mine in self._iter_keys(rows):

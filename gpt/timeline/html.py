@@ -1,4 +1,4 @@
-"""A timeline as one self-contained HTML page: page.html, which draws, and the data that it draws.
+"""A timeline as one self-contained HTML page: page.html, which has the code, and the data to draw.
 
 A row of the page shows one track and one depth of nesting, so its spans don't overlap. Columns of all
 spans are arrays in native layout, compressed one after another, in base 64; the rest is JSON.

@@ -5,8 +5,8 @@ everything that occurs once or repeats; data that differs from span to span is e
 of work (GpuRenderStageEvent) names its stream, the work, and grid and block of a kernel; the call that started it names
 its `event_id`, which makes an arrow. Times are ns since the first process began.
 
-Perfetto got names of records, their launches and these arrows in 2026. Earlier versions show a record under the name of
-its stage, so each name has a stage of its own, whose description is its category: a kernel, a copy.
+Perfetto has shown names of records, their launches and these arrows since 2026. Earlier versions show a record under
+the name of its stage, so each name has a stage of its own, whose description is its category: a kernel, a copy.
 """
 
 from __future__ import annotations

@@ -357,7 +357,9 @@ def _work(api: Api) -> tuple[int, str]:
 
 
 def count_over(begins: Whole, ends: Whole) -> Whole:
-    """Return for each span how many earlier ones have ended when it begins. Spans must be sorted, outer ones first."""
+    """Return, for each span, how many earlier spans have ended when it begins. Spans must be sorted, outer ones
+    first.
+    """
     short = np.append(0, np.cumsum(begins == ends))  # earlier spans of no length, which end as they begin
     group = np.searchsorted(begins, begins, side="right")
     over: Whole = np.searchsorted(np.sort(ends), begins, side="right") - (short[group] - short[: len(begins)])

@@ -294,7 +294,9 @@ class Process:
         return self._names
 
     def take_launches(self) -> Counter[int]:
-        """Return launches since the last call, by function. Take calls first: a narrow selection counts them there."""
+        """Return launches since the last call, by function. Take calls first, because launches are counted from them if
+        the selection is narrow.
+        """
         found = self._selected.take_launches(self.apis.keys(), self.captured(), self.status is not None)
         for _, rows in self.launches.take():
             for function, count in rows[["function", "count"]].tolist():

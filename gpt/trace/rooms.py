@@ -151,7 +151,9 @@ class Entries:
         return _wide(self._words, at) if field.size == 2 * WORD else self._words[at].astype(np.uint64)
 
     def _column(self, at: Numbers, wide: bool | Bools, lanes: Numbers) -> Counts:
-        """Read the words at these places, and where it's `wide` the upper ones, which follow all lower ones."""
+        """Read the words at these places. Where a value is `wide`, also read its upper word; upper words follow all
+        lower words.
+        """
         upper = self._words[np.where(wide, at + lanes, at)].astype(np.uint64) << np.uint64(32)
         return self._words[at].astype(np.uint64) | np.where(wide, upper, np.uint64(0))
 

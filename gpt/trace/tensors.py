@@ -199,8 +199,9 @@ def _tensor(record: dict[str, Any], end: int | None) -> NamedTensor:
 def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
     """Parse the lines that Neutrino's TensorTrace wrote to `tensor.trace`. Its tensors have no end.
 
-    Times are line numbers; with `zero`, ns since the epoch, they are ns since then where that's larger. Lines with
-    equal address, size and shape mean the same tensor. TensorTrace also writes other lines, which are skipped.
+    Times are line numbers. With `zero`, in ns since the epoch, a line's time is the ns since then, if that's larger
+    than its number. Lines with equal address, size and shape mean the same tensor. TensorTrace also writes other lines,
+    which are skipped.
 
     Raises MalformedError if no line has this form.
     """

@@ -58,7 +58,7 @@ class Used:
 
 
 def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
-    """Read the files and unite them. Raises GptError if one is incomplete, MalformedError if it's nonsense."""
+    """Read the files and unite them. Raises GptError if one is incomplete, and MalformedError if one is malformed."""
     used = Used()
     for path in paths:
         with open(path, "rb") as file:

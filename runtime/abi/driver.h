@@ -601,7 +601,8 @@ X(cuUserObjectRetain, , 11030, 0)
 P(cuWaitExternalSemaphoresAsync, , 10000, _ptsz, 0)
 
 // Functions declared by cudaEGL.h, cudaGL.h, cudaVDPAU.h and cudaProfiler.h. libgpthook.so doesn't define these
-// symbols, because programs reach them through dlsym or cuGetProcAddress; nobody needs their words.
+// symbols, because programs reach them through dlsym or cuGetProcAddress, so the number of their words isn't
+// needed.
 #ifdef DRIVER_ALL
 X(cuEGLStreamConsumerAcquireFrame, , 7000, 0)
 X(cuEGLStreamConsumerConnect, , 7000, 0)

@@ -52,7 +52,7 @@ static enum hope receive(int server, struct gpt_reply *reply, int files[GPT_FILE
             asked = 0;
         else if (got >= 0)
             return GONE;
-        // It closed before reading our last question; that error comes before its reply.
+        // The supervisor closed the socket before reading our last message: the error comes before its reply.
         else if (errno != ECONNRESET)
             return APART;
     }

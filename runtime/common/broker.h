@@ -176,7 +176,8 @@ struct gpt_fault {
 struct gpt_fault gpt_begin(struct gpt_call *call, const struct gpt_question *question,
                            const struct gpt_bytes *input, int image);
 void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
-// Take the answer if it has arrived. FAILED: the reply has the fault. WAITS: still pending.
+// Take the answer if it has arrived. Returns WAITS if it's still pending, and FAILED if the reply has a
+// fault.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
 
 // run_pipeline.c

@@ -5,7 +5,7 @@
 // Any number of processes use a folder at once, without locks. A file is named by its key, the digest of
 // everything that determines the result. It's written under another name and renamed, so it's complete or
 // absent. It begins with the digest of key and result, so a file that was truncated, altered, or moved to
-// another key is detected and made anew. A process measures the folder before it has written a sixteenth of
+// another key is detected and made again. A process measures the folder before it has written a sixteenth of
 // the limit. If there's too much in it, the least recently used files are deleted, down to 7/8 of the limit.
 // Reading a file marks it as used.
 //

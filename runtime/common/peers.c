@@ -1,7 +1,7 @@
 // Decides whom clients and the supervisor trust: which process may be at the other end of a socket.
 //
 // Both ends must see the system in the same way: the same user, mount and network namespace, and the same
-// root directory. A process that doesn't is in a sandbox, and has no say in what runs outside it; nor may it
+// root directory. A process that doesn't is in a sandbox: it mustn't decide what runs outside of it, or
 // answer others, who would run its code. A shell runs the text of a pipeline, so neither the sender nor the
 // answerer may be confined by a system call filter, or by anything that needs no_new_privs (Landlock), if the
 // other end isn't. Root may also pass a pipeline for another user's program. An order from gpt-hook ctl has

@@ -14,9 +14,9 @@
 // The last two components, gpt and the folder itself, are created by us, so they must be this user's folders,
 // not links.
 //
-// The group counts as others, because its members can't be known here. An access control list shows in the
-// group bits. openat2(2) with RESOLVE_NO_SYMLINKS wouldn't do: it doesn't check owners, and rejects homes
-// behind a link.
+// The group is treated like other users, because its members can't be known here. An access control list
+// shows in the group bits. openat2(2) with RESOLVE_NO_SYMLINKS wouldn't do: it doesn't check owners, and
+// rejects homes behind a link.
 
 #include <errno.h>
 #include <fcntl.h>

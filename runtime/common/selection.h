@@ -15,8 +15,8 @@ bool gpt_is_choosing(void);  // true if -k or --filter was given
 bool gpt_is_selecting(void); // the run was started with probes
 void gpt_add_kernel(const char *name, size_t size);
 
-// Report names that matched nothing, which is all we know for a live stream; and the same with counts of
-// launches, `left_out` of them left out by --launch-skip and the like.
+// Report names that matched nothing; for a live stream, that's all we know. The second function also gets
+// counts of launches, of which --launch-skip and the like left out `left_out`.
 void gpt_say_names(void);
 void gpt_say_selection(uint64_t launches, uint64_t probed, uint64_t unprobed, uint64_t left_out);
 

@@ -73,7 +73,7 @@ static bool is_request(const char *data, size_t size) {
     return !cursor.bad && cursor.at == cursor.end && is(record.kind, "module") && are_keys_known(start);
 }
 
-// Return whether a client that has this file open may read it: the stages open it anew, with the rights of
+// Return whether a client that has this file open may read it: the stages open it again, with the rights of
 // this user.
 static bool is_readable(int file) {
     struct stat status;

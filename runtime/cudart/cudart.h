@@ -1,6 +1,6 @@
 // libcudart.so.13 over the public driver API: what nvcc's host code (`-cudart shared`) calls, for the
-// simulated device and any other libcuda.so.1. Handles, flags and most structures of the runtime API are the
-// driver's; so are its error codes. tests/runtime/test_cudart.py compares these declarations with CUDA's
+// simulated device and any other libcuda.so.1. The runtime API has the driver's handles, flags and error
+// codes, and most of its structures. tests/runtime/test_cudart.py compares these declarations with CUDA's
 // headers.
 
 #ifndef GPT_CUDART_H

@@ -1,5 +1,5 @@
-// Every function that libcudart.so.13 of CUDA 13.0 exports; tests/runtime/test_cudart.py compares. X is the
-// includer's.
+// Every function that libcudart.so.13 of CUDA 13.0 exports; tests/runtime/test_cudart.py compares. The
+// includer defines X.
 
 // clang-format off
 X(__cudaGetKernel)

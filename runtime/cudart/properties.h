@@ -1,5 +1,5 @@
 // The members of struct cudaDeviceProp in CUDA 13: type, name, count, and the driver's attribute for the
-// first one, or 0. X is the includer's.
+// first one, or 0. The includer defines X.
 
 // clang-format off
 X(char, name, 256, 0)

@@ -204,7 +204,8 @@ static void put_empty_segment(pid_t pid, bool whole) {
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
 }
 
-// Return whether the folder has lost its name: programs can't add to their traces any more, nor begin any.
+// Return whether the folder has lost its name. If so, programs can neither add to their traces nor begin new
+// ones.
 static bool is_removed(void) {
     struct stat own, found;
     if (fstat(folder, &own))

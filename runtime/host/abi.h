@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// PTX has 16 barriers; the last one here is the cluster's, which contains only this block.
+// PTX has 16 barriers; the last one here is for the cluster, which contains only this block.
 enum { HOST_ABI = 4, HOST_WARP = 32, HOST_BARRIERS = 17 };
 
 struct host_thread;

@@ -22,7 +22,7 @@ struct host_shuffle {
     bool valid;
 };
 
-// Written as in the PTX manual. If the source lane isn't there, the lane gets its own value.
+// Written as in the PTX manual. If the source lane doesn't exist, the lane gets its own value.
 static __attribute__((unused)) void host_shuffle(void *const data[HOST_WARP], uint32_t mask) {
     EACH_LANE(lane, mask) {
         struct host_shuffle *own = data[lane];

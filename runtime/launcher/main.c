@@ -135,7 +135,7 @@ static char *find_stage(const char *name, char path[PATH_MAX]) {
     return find_neighbour(name, path) ? path : (char *)name;
 }
 
-// gpt-hook attach: runs gpt-attach, a Python program that asks this one for its table of functions.
+// gpt-hook attach: runs gpt-attach, a Python program that gets the table of functions from this one.
 static int attach(char **argv) {
     char path[PATH_MAX], self[PATH_MAX] = "";
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) > 0)

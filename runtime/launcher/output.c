@@ -122,7 +122,7 @@ static void prepare_output(const char *output, bool force) {
     slash[1] = kept;
 }
 
-// Set where the trace goes. Other processes announce theirs in the command's trace, if it has one.
+// Set where the trace goes. Other processes name their traces in the command's trace, if there is one.
 static void set_output(const char *template) {
     char path[PATH_MAX];
     expand(template, path);

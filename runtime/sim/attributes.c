@@ -1,5 +1,5 @@
 // Device attributes. The limits are those in the CUDA programming guide for the compute capability; the clock
-// and caches are an H200's. Attributes that aren't listed are 0: the device lacks the feature.
+// and caches are like an H200's. Attributes that aren't listed are 0: the device lacks the feature.
 
 #include <sched.h>
 #include <string.h>

@@ -23,7 +23,7 @@ static void name_code(const char *text, size_t size, const char *kernel, char ke
     gpt_sha256(all, strlen(all), key);
 }
 
-// Ask gpt-asm. If `wanted`, a part of the answer, isn't there, report why.
+// Ask gpt-asm. If `wanted`, a part of the answer, is missing, report why.
 static CUresult ask(const struct gpt_asked *asked, struct gpt_outcome *answer,
                     const struct gpt_bytes *wanted) {
     gpt_ask(asked, answer);

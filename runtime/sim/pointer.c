@@ -5,7 +5,7 @@
 
 #include "sim.h"
 
-// Return false for an attribute that isn't simulated. If there's no range, the address isn't the driver's.
+// Return false for an attribute that isn't simulated. Without a range, the address isn't from the driver.
 static bool answer(void *value, int attribute, const struct range *range, CUdeviceptr address) {
     bool host = range && (range->type == PINNED || range->type == REGISTERED);
     bool managed = range && range->type == MANAGED;

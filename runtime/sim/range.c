@@ -218,8 +218,8 @@ bool sim_wait_for_free(void) {
     return false;
 }
 
-// How much of the device's memory is in use. Managed memory may exceed the device's, and pinned memory is the
-// host's.
+// How much of the device's memory is in use. Managed memory may exceed the device's, and pinned memory is
+// host memory.
 
 static uint64_t taken;
 

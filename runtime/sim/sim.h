@@ -110,7 +110,8 @@ static inline bool is_there(struct reference to) {
 }
 
 // Functions by kind, called before an object is deleted, to free everything it holds besides other objects.
-// NULL: nothing to free. The file of a kind sets its own when the library is loaded.
+// Each file sets the function for its kind when the library is loaded; NULL means that there's nothing to
+// free.
 extern void (*sim_ends[])(struct object *object);
 #define AT_END(kind, end)                                                                                    \
     __attribute__((constructor)) static void set_end_of_##kind(void) { sim_ends[kind - CONTEXT] = end; }

@@ -86,7 +86,7 @@ def test_graphs_that_keep_the_gpu_busy():
 
 def test_ranks_that_wait():
     ranks = [made(kernel=NCCL, pid=10 + rank, rank=rank) for rank in range(2)]
-    assert named(*ranks) == ("collectives", "whom the ranks wait for in 100.0 % of the GPU time")
+    assert named(*ranks) == ("collectives", "which rank the others wait for in 100.0 % of the GPU time")
     assert named(ranks[0])[0] == "idle" and named(*(made(pid=pid) for pid in (10, 11)))[0] == "idle"
 
 

@@ -548,7 +548,9 @@ def test_time_in_two_stages_at_once_counts_once():
 
 
 def test_ranges_of_libraries_are_no_stages():
-    """NCCL names ranges after its functions, such as ncclCommInitRankConfig. The program's own domain counts."""
+    """NCCL names ranges after its functions, such as ncclCommInitRankConfig. Only ranges in the program's own domain
+    are stages.
+    """
     unmarked = stages()
     library = range_(1, "ncclCommInitRankConfig", 1, 140, domain="NCCL")
     assert stages(more=library) == unmarked

@@ -1,4 +1,4 @@
-"""A new back end is a class and a line in the table; no other code knows it."""
+"""A new back end is a class and a line in the table; no other code has to change."""
 
 from dataclasses import dataclass
 

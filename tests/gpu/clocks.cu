@@ -22,8 +22,8 @@ extern "C" __global__ void steps(u64 *out, int n) {
     }
 }
 
-// Each block makes n pairs, `apart` ns from one to the next: the clock, the time and the clock again. Its SM
-// is in front.
+// Each block makes n pairs, `apart` ns from one to the next: the clock, the time and the clock again. The
+// number of its SM precedes them.
 extern "C" __global__ void pairs(u64 *out, int n, int apart) {
     unsigned sm;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));

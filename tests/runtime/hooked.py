@@ -131,7 +131,7 @@ def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
     """Wait for at most a minute for something that another process does, because the machine may be busy."""
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "waited too long"
         time.sleep(0.005)
 
 

@@ -23,7 +23,9 @@ def test_truncating_a_trace_harms_nobody(tmp_path, sizes):
 
 
 def test_what_is_not_recorded_any_more_asks_the_kernel_for_nothing(tmp_path):
-    """A filter kills a program that changes its signal mask, which every slow path through the hook does."""
+    """A seccomp filter kills the program if its signal mask is changed, as every slow path through the hook would
+    do.
+    """
     source = LOOP.replace(
         "begin();",
         f"""begin();

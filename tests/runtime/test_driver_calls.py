@@ -73,7 +73,9 @@ def test_a_launch_makes_no_other_call(tmp_path, counting):
 
 @pytest.mark.parametrize("streams", [1, 4])
 def test_a_slab_takes_one_event_and_one_wait(tmp_path, counting, streams):
-    """The memory is short, so slabs change hands all the time. A new slab has another event, behind its zeros."""
+    """Memory is scarce, so slabs often go from one stream to another. A new slab needs one more event, behind the copy
+    of zeros.
+    """
     counts, size = count_calls(tmp_path, counting, 4000, streams, 4 * SLAB)
     claims = counts["claims"]
     assert claims >= 4000 * size // SLAB > 12

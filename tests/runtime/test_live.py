@@ -102,7 +102,7 @@ def test_output_of_the_program_goes_to_standard_error(tmp_path):
 
 def test_records_come_while_the_program_runs(tmp_path):
     program = hooked.compile_c(tmp_path / "client", TOLD)
-    # Into one of our stages: it passes records on at once.
+    # The stream goes into one of our stages, which passes records on at once.
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with live("-", program, **pipe) as process:
         records = wire.read_records(process.stdout, "live")

@@ -540,7 +540,9 @@ def test_replays_in_a_stream_that_was_forgotten_have_probes(tmp_path):
 
 
 def test_replays_in_a_stream_that_was_forgotten_are_counted(tmp_path):
-    """An earlier replay is still being copied, so the stream would have to wait for that."""
+    """An earlier replay is still being copied. A replay with probes would have to make the stream wait for that
+    copy.
+    """
     trace = good(tmp_path, build(tmp_path, FORGOTTEN), "-p", "gmem_bytes", arguments=(PTX, "waits"))
     assert set(unprobed(trace)) == {"gpt-hook did not see its stream being created"}
     assert len(trace.of("probed")) + sum(unprobed(trace).values()) == 36

@@ -86,7 +86,9 @@ def test_what_a_launch_took(tmp_path, program, ptx):
 
 @pytest.mark.full
 def test_benchmark(tmp_path, program, ptx):
-    """Results are the program's, although each kernel runs twice. So is `total`, of which the first run gets a copy."""
+    """Results are the same as without probes, although each kernel runs twice. That includes `total`, because the first
+    run gets a copy of it.
+    """
     trace = good(tmp_path, program, "-p", "gmem_bytes", "--benchmark", arguments=(ptx,))
     assert unprobed(trace) == {
         "--benchmark cannot measure it: it depends on its predecessor, so nothing may come between them": 1

@@ -39,7 +39,7 @@ int cuOddVariadic(const char *format, ...) {
 }
 int cuOddErrno(int value) { errno = value; return 0; }
 int cuOddCall(void (*function)(void *), void *data) { function(data); return 0; }
-// Of this name all is known that a row needs: its calls have no frame of ours.
+// The hook knows this name, and its calls go through the short path of the stub, for a SLOT_LEAN.
 int cuCtxSetCacheConfig(void (*function)(void *), void *data) { function(data); return 0; }
 """
 CALLERS = pytest.mark.parametrize("caller", ["cuOddCall", "cuCtxSetCacheConfig"])
@@ -158,7 +158,7 @@ def test_exception_through_a_call(tmp_path, odd, caller):
         return caught != 1000;
     }
     """.replace("CALLER", caller)
-    # The driver must be able to unwind, so it's C code compiled for that.
+    # Exceptions must pass through the driver, so it's compiled with -fexceptions.
     hooked.compile_c(
         odd / "libcuda.so.1", ODD_DRIVER, *SHARED, "-fexceptions", "-Wl,-soname,libcuda.so.1", prelude=False
     )

@@ -6,7 +6,7 @@ This takes random kernels from the cubins in a folder and prints a table. `nvdis
 instructions, so only as many kernels are compared as the time allows. Where the two differ, our liveness is computed
 again in the way that nvdisasm seems to compute it:
 
-    guard      a write under a guard ends a life (ours goes on: the other lanes keep the old value)
+    guard      a write under a guard ends a live range (not in ours: the other lanes keep the old value)
     operands   what an instruction reads and writes is what the listing says. It leaves out the predicates that P2R
                and R2P move.
     calls      a CALL doesn't lead into the function. It writes every register that the function does, up to R15, and

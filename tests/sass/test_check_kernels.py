@@ -268,7 +268,9 @@ def test_a_uniform_register_is_not_saved_where_lanes_are_split(leader):
 
 @pytest.mark.parametrize(("opcode", "expected"), [("LDG", set()), ("BAR", {"undefined"})])
 def test_a_uniform_register_across_a_barrier(image, snippets, opcode, expected):
-    """At a BAR, other lanes of the warp may overwrite it; while a load is executed, they can't (docs/sass-rules.md)."""
+    """At a BAR, other lanes of the warp may overwrite a uniform register; during a load, they can't
+    (docs/sass-rules.md).
+    """
     _, source = site(image, "matrix", opcode)
     woven = weave(image, "matrix", [Place(source, (Use("leader"),), (Use("leader"),))], snippets)
     (trampoline,) = woven.declaration.trampolines

@@ -1,7 +1,7 @@
 """Options that select kernels by name follow the same rule in all tools.
 
-An empty one is a usage error, because a script's variable may be empty. Repeated options add up. If one of several
-selects nothing, a warning names it; if nothing is selected at all, that's an error.
+An empty value is a usage error, because it may come from a script's empty variable. Repeated options add up. If one of
+several selects nothing, a warning names it; if nothing is selected at all, that's an error.
 """
 
 import pytest

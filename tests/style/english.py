@@ -36,7 +36,10 @@ PATTERNS = {
     "those that, the one who": r"\b(?:those|ones|one) (?:that|who|which|whose)\b",
     "'what is' as a noun": r"\b[Ww]hat (?:is|was|are|were|has|had|comes|came|goes|went|could|may)\b(?![^.?!\n]*\?)",
     "so many, so much": r"\b[Ss]o (?:many|much|few)\b(?! that)",
-    "'of' at the beginning": r"(?:^|[.:;] |\"|')Of (?:an?|the|each|what|which|how|such|these|those|several|two|all)\b",
+    "'of' at the beginning": (
+        r"(?:^(?:\s*(?:#|//|\*))?\s*|[.:;] |\"|')"
+        r"Of (?:an?|the|each|what|which|how|such|this|that|these|those|several|two|all)\b"
+    ),
     "is said, is told": r"\b(?:is|are|was|be) (?:said|told)\b",
     "whoever, whereof, by whom": r"\b(?:[Ww]hoever|[Ww]hosoever|(?:[Ww]here|[Tt]here|[Hh]ere)of|(?:by|with|of) whom)\b",
     "the same as a noun": r"\b[Tt]he same, (?:of|and|but|with|for|as)\b",
@@ -52,6 +55,8 @@ PATTERNS = {
     "all else, in turns, at one time": r"\b(?:all else|not all that|(?:in|by) turns|at one time|(?:its|their) like)\b",
     "as something has it": r"(?:# |// |, )as \w+ (?:has|have|had) (?:it|them)\b",
     "a docstring that begins with 'as'": r"\"\"\"As\b",
+    "the way back, ways meet": r"\b(?:(?:[Tt]he|[Oo]n (?:its|their)) way back|ways meet)\b",
+    "in vain, anew, tells of": r"\b(?:in vain|anew|afresh|(?:tells?|speaks?) of|lives? on)\b",
     "all the same, likewise, shall": r"\b(?:all the same|[Ll]ikewise|shall|put aside|by way of|as far as)\b",
 }
 COMPILED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in PATTERNS.items()}
@@ -125,7 +130,7 @@ def check(counts: dict[str, int], limits: dict[str, int]) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run as a program. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="english", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lower", action="store_true", help="write the limits anew; none goes up")
+    parser.add_argument("--lower", action="store_true", help="rewrite the limits; none goes up")
     parser.add_argument("paths", nargs="*", type=Path)
     options = parser.parse_args(argv)
     if options.paths:

@@ -12,6 +12,11 @@ LEFT = "Returns what is left."
     [
         ("a.md", LEFT, True),
         ("a.md", "Of a kernel, the name.", True),
+        ("a.py", 'def f():\n    """Return two names.\n\n    Of a kernel, the mangled one.\n    """\n', True),
+        ("a.c", "    // Of this name, nothing is known.\n", True),
+        ("a.md", "The way back leads elsewhere.", True),
+        ("a.md", "This way, it goes back and reads them again.", False),
+        ("a.c", "// It was read in vain.\n", True),
         ("a.md", "What is it for?", False),
         ("a.md", "```\nwhat is left\n```\nThe rest follows.", False),
         ("a.md", "The rest of the file follows.", False),

@@ -1,4 +1,4 @@
-"""Read the traces and ask an analysis about them.
+"""Read the traces, pass them to an analysis, and write its answers.
 
 In the terms of gpt-stream(5), an analysis is a filter. It removes the kinds of records that it uses, because nobody
 wants a one-page answer followed by a trace of ten million calls, and passes all others on. Its answer goes where
@@ -339,7 +339,9 @@ class Passage:
         return f"{self._selection} leaves out everything; the processes are {', '.join(pids[:NAMED])}{more}"
 
     def _find_unmatched(self) -> str | None:
-        """Return a warning that names the globs that match no kernel, if others do."""
+        """Return a warning that lists the globs that match no kernel, or None. A single glob without a match is an
+        error instead.
+        """
         from gpt.screen.demangle import readable
 
         wanted = self._selection.kernels if self._selection else ()

@@ -11,7 +11,7 @@ call, and the path goes on with the host.
 the path goes on with that work.
 - Any other call, and the time between calls, is the host's own.
 
-Threads that wait for other threads look like host code. A collective waits for other ranks, which this doesn't follow.
+Threads that wait for other threads look like host code. Waits of collectives for other ranks aren't followed.
 """
 
 from __future__ import annotations

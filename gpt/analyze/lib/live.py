@@ -30,7 +30,7 @@ _WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # a line of /proc/PID/fdi
 
 
 class Nothing:
-    """An analysis that answers nothing: reading traces with it only tells whether they have ended."""
+    """An analysis without answers, used to find out whether traces have ended."""
 
     kinds = frozenset[str]()
     streams = True

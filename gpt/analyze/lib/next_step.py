@@ -118,7 +118,7 @@ def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hin
     ranks = {fact.header.get("rank") for fact in facts} - {None}
     if len(ranks) > 1 and collectives > MUCH * whole:
         part = human_share(100 * collectives / whole)
-        return "collectives", f"whom the ranks wait for in {part} of the GPU time", None
+        return "collectives", f"which rank the others wait for in {part} of the GPU time", None
     if any(one.allocations - one.frees >= GROWING and one.allocations >= 2 * one.frees for one in hints):
         return "memory", "what isn't freed: memory grows with each iteration", None
     in_graphs = "graphs", f"which kernels take {human_share(100 * graphs / (whole or 1))} of the GPU time in graphs"

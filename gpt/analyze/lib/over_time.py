@@ -1,7 +1,7 @@
 """Make counters for timelines: the memory allocated on each GPU, and the warps of launches that ran there.
 
 Calls don't name their device. In a process with several devices, an allocation belongs to the GPU of the context that
-its thread had at the time; launches made in that context tell which GPU it is.
+its thread had at the time; launches in that context show which GPU it is.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def _count_same(some: Codes, others: Codes) -> int:
 class PrefixHashes(NamedTuple):
     """Polynomials of the launches up to each place, modulo 2^64.
 
-    Sequences of equal length count as equal if their polynomials are; if that's wrong, a length is tried in vain.
+    Sequences of equal length count as equal if their polynomials are; if that's wrong, a length is tried unnecessarily.
     """
 
     powers: npt.NDArray[np.uint64]

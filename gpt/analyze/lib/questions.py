@@ -215,7 +215,7 @@ def _name_unit(row: tuple[Any, ...]) -> str:
 
 
 def _iter_different(units: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of ITERATIONS without streams that have the same launches as one thread."""
+    """Yield the rows of ITERATIONS, without streams whose unit repeats a thread's row."""
     seen = set()
     for row in units:
         key = row[0].partition(", ")[0], *row[2:]

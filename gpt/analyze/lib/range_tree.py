@@ -71,7 +71,7 @@ class Nested:
     def nest(self, within: Within) -> npt.NDArray[np.int64]:
         """Add ranges to the tree, and return the depth of each: how many ranges begin before it and end after it.
 
-        Nobody knows when a range that's still open ends, so it stands alone.
+        A range that's still open has no known end, so it's neither inside other ranges nor around them.
         """
         ranges, depth = within.ranges, np.zeros(len(within.ranges), np.int64)
         pushed = np.flatnonzero(ranges["pushed"])

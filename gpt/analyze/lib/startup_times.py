@@ -60,7 +60,9 @@ class Kind:
 
 @dataclass
 class Library:
-    """The launched kernels of a library; how many of them were loaded in their first launches, and the ns for that."""
+    """The launched kernels of a library: their number, how many were loaded in their first launches, and the ns that
+    this took.
+    """
 
     kernels: int = 0
     loaded: int = 0

@@ -21,7 +21,7 @@ NO_ORIGINAL = "no times of kernels without probes: 'gpt-hook run --benchmark' ta
 
 
 class TimedLaunches:
-    """The launches of a process; they're joined with their times once all records have arrived."""
+    """The launches of a process, which are joined with their times once all records have arrived."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

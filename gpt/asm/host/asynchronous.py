@@ -62,7 +62,7 @@ def _is_below(operand: tree.Operand, least: int) -> bool:
 
 
 def _wait(use: InstructionUse) -> str:
-    """Write a test whether a phase is complete; if it isn't, other threads run first."""
+    """Write a test of whether a phase is complete. If it isn't, other threads run before the result is returned."""
     result, address, state, *_ = use.operands
     parity = ".parity" in use.instruction.modifiers
     if result == tree.Name("_"):

@@ -20,7 +20,7 @@ _NOT_SHAPE = {*LINKING, ".global", ".const", ".shared", ".align", ".attribute"} 
 
 @dataclass(frozen=True)
 class _Declared:
-    """The declarations of a name so far. `shape` has to be the same in all of them. A dimension may be open (None)."""
+    """The declarations of a name so far. `shape` must be the same in all of them. A dimension may be missing (None)."""
 
     kind: str
     shape: object

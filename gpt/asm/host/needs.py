@@ -60,7 +60,7 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Rule:
-    """Words, and the alternatives; an instruction with one of the words needs one of them."""
+    """A rule: an instruction with one of the words must satisfy one of the alternatives."""
 
     words: tuple[str, ...]
     needs: tuple[str, ...]

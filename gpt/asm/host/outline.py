@@ -1,8 +1,8 @@
 """Read what a module declares: its kernels with their parameters and memory, and its variables with initial values.
 
-The simulated device asks for this when a program loads PTX, and answers the program's questions from it; code is
-generated when a kernel is launched. So this reads only declarations, finds no fault with instructions, and needs no C
-compiler.
+The simulated device requests this when a program loads PTX, and answers the program's queries from it; code is
+generated when a kernel is launched. So only declarations are read, instructions aren't checked, and no C compiler is
+needed.
 
 A kernel's shared memory holds the variables that it uses, directly or through functions, one after another, as in the
 code generated for that kernel alone. Variables for which no code can be generated are listed without a value.

@@ -168,7 +168,7 @@ class InstructionUse:
                 raise Unsupported(f"'{number}' where .{type_.name} is expected")
 
     def _check_factors(self, vector: tree.Vector, type_: PtxType, floats: bool, constants: Sequence[str]) -> None:
-        """Reject what some forms of mma don't take. Raises Unsupported."""
+        """Reject operands that some forms of mma don't accept. Raises Unsupported."""
         modifiers = self.instruction.modifiers
         if type_.name == "b32" and floats and ".m8n8k16" in modifiers:
             raise Unsupported(f"'{vector}' has elements of a floating-point type where integers are expected")

@@ -49,7 +49,8 @@ class _Launch:
 
 
 class TraceFolder:
-    """The folder of a process. It's created by the first record that says more than that the process exists.
+    """The folder of a process. It's created when the first record arrives that isn't just about the process's
+    existence.
 
     `fault` is the reason if it's incomplete; after a system error nothing more is written.
     """

@@ -1,10 +1,10 @@
 """The last stage of gpt-neutrino's pipeline, which weaves probes: it keeps the code of each kernel.
 
-A question is a `module` with the wanted kernels; answers follow it, up to a `sync`. Each kernel gets a folder below the
-first argument, named by kernel and image, so the reader of the trace finds it if a `module` there has the
-same image. The image in the question may be another one, linked by the driver, or the trace may lack its digest, so the
-folder has a second name made of process and module. Everything is written before the `sync` is passed on,
-and so before the kernel is launched.
+A request is a `module` with the wanted kernels; the results follow it, up to a `sync`. Each kernel gets a folder below
+the first argument, named by kernel and image, so the reader of the trace finds it if a `module` there has the same
+image. The image in the request may not be the one in the trace, if the driver linked it, or the trace may lack its
+digest. So the folder has a second name, made of process and module. Everything is written before the `sync` is passed
+on, and so before the kernel is launched.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _folder(folder: Path, kernel: str, image: str) -> Path:
 
 
 class _Question:
-    """A module in a question, and the answers."""
+    """A requested module, and the results for it."""
 
     def __init__(self, module: Record) -> None:
         self.module = module
@@ -78,7 +78,7 @@ class _Question:
 
 
 class Keeper:
-    """Keeps the answers of a stream below `folder`."""
+    """Keeps the results in a stream below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,7 +93,7 @@ class Keeper:
         return (record,)
 
     def settle(self) -> Iterable[Record]:
-        """Write the answers. If one can't be written it's missing, and the reader of the trace reports that."""
+        """Write the results. If one can't be written, the reader of the trace reports that it's missing."""
         questions, self._questions = self._questions, []
         for question in questions:
             with suppress(OSError):
@@ -176,7 +176,7 @@ def copy_kept(source: Path, target: Path) -> None:
 
 
 def keep(folder: Path) -> int:
-    """Keep the answers that pass through, below a folder."""
+    """Pass a stream through, and keep its results below a folder."""
     keeper = Keeper(folder)
     return Stage("gpt-neutrino", stream=True).filter(keeper.handle, settle=keeper.settle)
 

@@ -1,8 +1,8 @@
 """Write `kernel/N_SHA1/`: the code of a launched kernel at each step, as the pipeline's keeper stored it.
 
 original.bin original.ptx   the image that the program loaded, or had the driver link; its PTX
-pruned.ptx pruned.bin       the part that the kernel needs, and that assembled
-probed.ptx probed.bin       the same with probes
+pruned.ptx pruned.bin       the part of it that the kernel needs; its cubin
+probed.ptx probed.bin       that part with probes; its cubin
 process.log                 a log: ptxas's reports, the generated reader, or why there are no probes
 kernel.info                 name; parameters; saving probes; a line `level,bytes` for each; the analyze hook
 read.py                     the generated reader

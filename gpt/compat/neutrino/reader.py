@@ -60,7 +60,7 @@ _MAP = """
         records["{name}"] = blocks
 """
 
-# Names in the text above: a map with such a name gets another one.
+# Names that the generated text uses itself: a map with such a name is renamed.
 _USED = frozenset(
     ("NamedTuple", "TraceHeader", "TraceSection", "at", "block", "blockSize", "blocks", "count", "f", "gridSize",
      "header", "int", "len", "open", "parse", "path", "range", "record", "records", "sections", "struct", "unit",

@@ -38,7 +38,7 @@ LAUNCH = ("stream", "function", "shared", "grid_x", "grid_y", "grid_z", "block_x
           "cluster_y", "cluster_z", "cooperative")  # fmt: skip
 Names = tuple[str, ...]
 LAYOUTS: tuple[tuple[frozenset[str], Names, Callable[[Record, int], tuple[int, ...]]], ...] = (
-    # keys of lines; the fields besides CALL of calls with such keys; and the function that makes these fields
+    # by a line's keys: the fields that its call has besides CALL, and the function that makes them
     (frozenset(("kernel", "grid", "block")), LAUNCH, _launch),
     (frozenset(("size", "ptr", "dst", "src", "handle")), ("to", "from", "bytes", "stream"), _memory),
     (frozenset(("object", "stream")), ("object", "stream"), _object),

@@ -6,8 +6,8 @@
 A line that begins with `{` is an event: `ts` in microseconds since the first process began, and the call, in the form
 that gpt-analyze(1) describes. An event with `phase` or `event_id` comes from an eBPF tracer, and its `ts` is in
 milliseconds (phases.py). `# ` is followed by a record of gpt-stream(5) in its JSON form, with more about processes; all
-of its times are in ns. Without headers, each `pid` is a process, 0 if lines have none, and the time of day is the
-file's. All other lines are text.
+of its times are in ns. Without headers, each `pid` is a process (0 if a line has none), and the file's modification
+time is the time of day. All other lines are text.
 
 Gaps are reported at the end: a `diag` of MISSING for events that the tracer lost and for lines of other kinds, and a
 MalformedError for lines that are broken or truncated.

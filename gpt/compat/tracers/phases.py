@@ -29,7 +29,7 @@ DETAILS = {  # other facts in a line without a name, by its type and its op or d
 
 @dataclass(slots=True)
 class TracedCall:
-    """A call: times in ns; `took` is None if it isn't known. `line` has the rest of what lines say about it."""
+    """A call: times in ns; `took` is None if it isn't known. `line` has everything else that its lines say."""
 
     name: str
     start: int

@@ -130,8 +130,9 @@ class Emitter:
     def share(
         self, name: str, given: list[Value], changed: list[Value], body: Callable[[Emitter, list[str], list[str]], None]
     ) -> None:
-        """Run `body`, which writes code that reads the `given` registers and changes others. The code goes into a
-        function that all places with this name share, or right here. `body` gets an Emitter and the registers to use.
+        """Run `body`, which writes code that reads the `given` registers and changes others. Its code becomes a
+        function that all places with this name share, or is written in place. `body` gets an Emitter and the registers
+        to use.
         """
         if self.functions is None:
             known = self.known_values()
@@ -224,7 +225,7 @@ class Emitter:
         return self.once("b64", "mad.lo.u64", block, self.once("b64", "cvt.u64.u32", count), wide)
 
     def sampled(self, level: str, every: int) -> Condition:
-        """Return the condition that this thread's block or warp runs a probe, as one in `every` does."""
+        """Return the condition that this thread's block or warp is a sampled one: one in `every` runs the probe."""
         return Condition(self.make("pred", "setp.eq.u64", self.remainder(self.unit(level), every), 0))
 
     def remainder(self, value: str, divisor: int) -> str:

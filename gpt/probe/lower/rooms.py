@@ -51,9 +51,9 @@ class _Lanes(NamedTuple):
 class _Compared(NamedTuple):
     """A field of the record.
 
-    `form` is the register with its form, unless that's fixed. `shared` is what the leader stores, `columns` the 32-bit
-    words that each lane stores, each with its condition. `is_lane` says that the field has a form, `tiled` is the
-    predicate that it has the form TILED.
+    `form` is the register with the field's form, unless the form is fixed. `shared` is what the leader stores,
+    `columns` the 32-bit words that each lane stores, each with its condition. `is_lane` says that the field has a form,
+    `tiled` is the predicate that it has the form TILED.
     """
 
     form: str

@@ -205,8 +205,8 @@ class Plan:
     def _drop_idle(self) -> bool:
         """Drop pointless probes, and return whether there were any.
 
-        Probes that share registers are pointless as a group if only their `kernel` positions matched, which could only
-        report that nothing happened, or if no matching probe saves.
+        A group of probes that share registers is pointless if only their `kernel` positions matched, because these
+        could only report that nothing happened, or if no matching probe saves.
         """
         placed = {(use.file, use.probe.name) for use in self.uses}
         matched = {(use.file, use.probe.name) for use in self.uses if use.site.position.kind != "kernel"}

@@ -14,7 +14,9 @@ MAX_ALL_TURNS = 4096  # iterations of all loops of a probe
 
 
 class Compiler(ExpressionLines):
-    """One probe: its statements become lines, its names registers. Errors are raised with their line."""
+    """Compiles one probe: statements become lines of PTX, and names become registers. Errors are raised with their
+    line.
+    """
 
     def function(self, node: ast.FunctionDef) -> Snippet:
         """Return the body of a probe."""

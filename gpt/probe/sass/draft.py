@@ -33,7 +33,9 @@ _CONTROL = ((1 << 21) - 1) << 105
 
 @dataclass
 class Draft:
-    """The words so far. `pending` has results of fixed latency: registers, cycles left, and whether they're ours."""
+    """The words so far. `pending` has the results of fixed latency that are still to arrive: registers, cycles left,
+    and whether a snippet's or our own word wrote them.
+    """
 
     table: Table
     start: int

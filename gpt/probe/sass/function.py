@@ -1,10 +1,9 @@
 """A cubin's kernel as a function of the program: what a probe sees at each instruction.
 
-gpt/sass/faces.py says which PTX instruction a machine instruction is presented as. This module gives it operands whose
-names say what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and
-offsets share a face, and a probe's code is compiled once for all of them. `find_source` says which of the site's
-registers a name stands for. Operands that aren't in registers have names, but no source, and a probe that reads them is
-left out there.
+gpt/sass/faces.py says which PTX instruction stands for a machine instruction. This module gives it operands whose names
+say what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and offsets share a
+face, and a probe's code is compiled once for all of them. `find_source` says which of the site's registers a name
+stands for. Operands that aren't in registers have names, but no source, and a probe that reads them is left out there.
 
 A section holds the kernel and the functions that it calls; they're treated as one function, whose exits are all its
 EXITs. It has no labels and no source lines.

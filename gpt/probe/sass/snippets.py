@@ -10,8 +10,8 @@ measured. The second branch alone is enough, so the first one becomes a NOP.
 
 Compiled words are cached in memory and in the user's cache, under a digest of their text. They aren't shipped with the
 package. The text depends on the face, on the values that the probe keeps and their order, on the fields that the kernel
-leaves idle, and on everything that lowering writes. A shipped set would miss whenever one of these changed, and nobody
-would notice except by the time it takes: one run of ptxas for all of a kernel's bodies, once per new face.
+leaves idle, and on everything that lowering writes. A shipped set would miss whenever one of these changed, and only
+the time would show it: one run of ptxas for all of a kernel's bodies, once per new face.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Find out whether a kernel leaves the memory below its stack pointer alone, so that probes can keep values there.
 
 A kernel loads R1 at its entry. If it has a frame, it lowers R1 once, in the first block. ptxas addresses the stack
-upwards from there, so everything below is free as long as no called code lowers R1 further. Functions in the kernel's
-own section don't if no other instruction writes R1. Code outside may, if it returns (gpt/sass/kernels.py).
+upwards from there, so everything below is free as long as no called code lowers R1 further. If no other instruction
+writes R1, functions in the kernel's own section don't do that. Code outside might, unless it never returns
+(gpt/sass/kernels.py).
 
 Values stay where they are when R1 changes, so a slot's offset is different before the instruction that lowers R1.
 """

@@ -28,7 +28,7 @@ UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # units shared by several 
 
 
 def announce(words: list[int], table: Table) -> tuple[list[int], int]:
-    """Give each store without a scoreboard one; return the words, and the barriers to wait for.
+    """Add a scoreboard to each store without one. Return the words, and the barriers to wait for.
 
     ptxas may also leave an S2UR without a barrier if another one follows, because their results arrive in order. Such
     an S2UR gets the barrier of the next one. The same goes for a POPC before an FLO.

@@ -121,7 +121,7 @@ class _Weaver:
         self.amended = frozenset({0} if self.kernel is not self.original.kernel else ())
 
     def amend(self) -> bool:
-        """Give each store without a scoreboard one, so that an exit can wait for it; return whether there are any."""
+        """Add a scoreboard to each store without one, so that an exit can wait for it. Return whether there are any."""
         code = self.kernel.code
         waits = [sum(wait >> barrier & 1 for wait in code.controls.waits) for barrier in range(6)]
         rarely = min(range(6), key=lambda barrier: waits[barrier])

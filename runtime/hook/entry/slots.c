@@ -1,4 +1,5 @@
-// The slots of driver functions: where their stubs are, what these jump to, and whether they look at calls.
+// The slots of driver functions: where their stubs are, what the stubs jump to, and whether they look at
+// calls.
 //
 // A slot has one set of flags for when recording is on, and one for when it's off. Its stub reads the current
 // set once, so the rest of the call is consistent with it.

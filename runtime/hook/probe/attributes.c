@@ -179,7 +179,7 @@ static uint64_t count(uint64_t function, const struct question *question) {
     return status ? 0 : (uint64_t)found;
 }
 
-// Also false if the question was about another kernel.
+// Return whether fewer blocks fit than we answered. False also if the question was about another kernel.
 static bool is_lower(struct probed *probed, const struct bound *bound, const struct question *asked) {
     struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : probed;
     if ((asked->handle != probed->handle && asked->parent != probed->handle) ||

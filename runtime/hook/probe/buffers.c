@@ -166,7 +166,7 @@ static void stop_waiting(struct pool *pool, struct waiting *waiting) {
 }
 
 // Launches take places in slabs and finish without the lock. So if a launch kept a slab from being drained,
-// the slab may be ready a moment later without any event that wakes us. Its `places` tell: they've changed.
+// the slab may be ready a moment later without any event that wakes us. A change of its `places` shows that.
 static uint64_t sum_places(const struct pool *pool) {
     uint64_t sum = 0;
     EACH_SLAB (slab, &pool->in_use)

@@ -250,8 +250,8 @@ void hook_after_replay(struct frame *frame) {
 // -- Executable graphs -----------------------------------------------------
 //
 // The table of executable graphs with probes in them, and the memory that their probes write to: one buffer
-// per map of each kernel node, as nodes have fixed parameters. Together they are a set of the executable
-// graph. A node that outgrows its place gets a separate set.
+// per map of each kernel node, as nodes have fixed parameters. Together these buffers are called a set. A
+// node that outgrows its place gets a separate set.
 
 enum { BUCKETS = 256 };
 

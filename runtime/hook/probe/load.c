@@ -1,10 +1,10 @@
 // A kernel with probes is in a separate module, and uses the variables of the program's module.
 //
 // A function of a module is loaded into the module's context. A kernel of a library is loaded as a library,
-// and bound to each context in which the program uses it: when it gets the kernel's function there, otherwise
-// after a launch without probes. Loading may wait for running kernels, so we do it only when the program
-// itself looks up, loads or waits. We make our own calls in relaxed capture mode, so that they break no
-// capture of the program's.
+// and bound to each context in which the program uses it: when the program gets the kernel's function there,
+// or else after the first launch, which has no probes. Loading may wait for running kernels, so we do it only
+// when the program itself looks up, loads or waits. We make our own calls in relaxed capture mode, so that
+// they break no capture of the program's.
 
 #include <stdio.h>
 #include <stdlib.h>

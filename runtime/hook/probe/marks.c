@@ -96,8 +96,8 @@ bool hook_wait_for_return(struct patience *patience, bool soon) {
 
 // -- Marking ---------------------------------------------------------------
 //
-// Puts an event into a slab's stream, behind its launches. For the stream that a call of the program is
-// about, the call does it itself; for other streams the marking thread does.
+// Puts an event into a slab's stream, behind its launches. A call of the program that uses the stream does
+// this itself; for other streams, the marking thread does.
 
 void hook_send(struct slab *slab) {
     hook_step(slab, SLAB_SEND);

@@ -412,7 +412,7 @@ bool hook_size_logs(struct save *save, uint64_t most);
 
 // -- rooms.c ---------------------------------------------------------------
 
-uint64_t hook_rooms_claimed(const char *head); // bytes of all rooms that were claimed, even in vain
+uint64_t hook_rooms_claimed(const char *head); // bytes of all claims, even of rooms that did not fit
 
 typedef const char *fetch_part(struct slab *slab, uint64_t start, uint64_t size);
 
@@ -574,7 +574,7 @@ enum { PATIENCE = 60 };                   // seconds of waiting for the driver, 
 
 // The progress of our threads, for calls that wait for them
 extern _Atomic unsigned hook_waits;    // calls that may wait for launches with a place to be in their streams
-extern _Atomic uint64_t hook_progress; // steps made by slabs on their way back, and pieces of them read
+extern _Atomic uint64_t hook_progress; // steps of slabs that are coming back, and pieces of them read
 
 struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
 // Make the pool of the current context if it's missing. Returns NULL if that fails. Don't hold the lock.
@@ -644,7 +644,7 @@ struct patience {
 struct patience hook_patience_of(unsigned seconds, bool by_clock);
 // Wait until a slab may have come back, or `soon`. Returns false if it takes too long.
 bool hook_wait_for_return(struct patience *patience, bool soon);
-// Return whether a slab is on its way back, or may soon be. A slab isn't sent while a launch is being made
+// Return whether a slab is coming back, or may soon be. A slab isn't sent while a launch is being made
 // into it, and another thread may or may not keep the one it has taken.
 bool hook_may_return(const struct pool *pool);
 bool hook_any_issuing(const struct pool *pool); // True if a launch has a place but isn't in the stream yet
@@ -894,7 +894,7 @@ extern handler hook_after_load_image, hook_after_load_file, hook_after_function,
     hook_after_functions, hook_after_kernels;
 void hook_finish_lookups(void); // load results that have arrived, without waiting
 
-// A burst of look-ups shares one time limit. A launch ends it.
+// A burst of look-ups, which ends with a launch, shares one time limit.
 extern _Atomic uint64_t hook_burst_spent; // ms waited in it
 static inline void hook_end_burst(void) {
     if (atomic_load_explicit(&hook_burst_spent, memory_order_relaxed))
@@ -1001,7 +1001,7 @@ bool hook_find_refusal(uint64_t function, const char key[65], const struct reaso
 // Remember it. Returns the reason that launches are counted by.
 const struct reason *hook_refuse_image(uint64_t function, const char key[65], const struct reason *reason);
 
-// After a load: keep the image. Returns false if there's none to keep.
+// Keep the image that was just loaded. Returns false if there's none.
 bool hook_keep_loaded_image(struct frame *frame);
 bool hook_keep_loaded_file(struct frame *frame);
 

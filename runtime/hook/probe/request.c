@@ -323,7 +323,7 @@ static const struct reason *find_refusal(const struct pending *pending) {
     return hook_refuse_image(pending->function.handle, pending->keys.image, reason);
 }
 
-// Keep an answer about the whole image, if it is one. Returns its reason.
+// If the answer is about the whole image, keep it. Returns its reason.
 static const struct reason *keep_refusal(const struct pending *pending, const struct gpt_bytes *answer) {
     struct gpt_bytes record;
     const struct reason *reason = hook_read_refusal(answer, &record);
@@ -429,8 +429,8 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
 void hook_ask_for(const struct looked_up *function, const char *name) { ask_for(function, name, true); }
 void hook_ask_later(const struct looked_up *function, const char *name) { ask_for(function, name, false); }
 
-// Work on one entry. Returns false if it no longer exists. Sets `socket` to the one its answer comes from, or
-// -1 if another thread or context has to take the answer.
+// Work on one entry. Returns false if it no longer exists. Sets `socket` to the socket from which its answer
+// will come, or -1 if another thread or context has to take the answer.
 static bool look_after(uint64_t handle, int *socket) {
     *socket = -1;
     pthread_mutex_lock(&pending_lock);

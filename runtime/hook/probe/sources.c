@@ -1,4 +1,4 @@
-// Images that the program loaded, about which the pipeline is asked. An image in memory is copied, since the
+// Images that the program loaded, for requests to the pipeline. An image in memory is copied, since the
 // program may free or overwrite it after loading; a large one goes into an in-memory file. An image in a file
 // that the program mapped, such as a library's, stays there, and requests name the file as long as it's
 // unchanged.

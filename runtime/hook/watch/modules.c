@@ -366,9 +366,9 @@ int hook_ask_parameters(uint64_t handle) {
 
 // -- Saved images ----------------------------------------------------------
 //
-// --save-modules DIR: saves each image that isn't in a file to one named by its digest. We write a temporary
-// file and rename it, so a file with the final name is complete; if it already exists, we keep it. A process
-// killed in between leaves a hidden file.
+// --save-modules DIR: saves each image that isn't in a file to a file named by its digest. We write a
+// temporary file and rename it, so a file with the final name is complete; if it already exists, we keep it.
+// A process killed in between leaves a hidden file.
 
 static const char *folder;
 

@@ -277,8 +277,8 @@ int hook_record_ioctl(int (*real)(int, unsigned long, ...), int file, unsigned l
 
 // The modules of a model, for Python programs (gpt/layers).
 
-// This thread enters a module with this name; a name is cut to 1,023 bytes. Returns 1 if that is recorded.
-// Then gpt_hook_layer_end says that the thread leaves it.
+// Record that this thread enters the module with this name, which is cut to 1,023 bytes. Returns 1 if that is
+// recorded; then call gpt_hook_layer_end when the thread leaves it.
 EXPORT int gpt_hook_layer(const char *name);
 EXPORT void gpt_hook_layer_end(void);
 bool hook_records_layers(void); // now
@@ -511,8 +511,8 @@ enum { NVTX_SLOTS = 16 };
 extern nvtx_function *hook_nvtx_core[NVTX_SLOTS], *hook_nvtx_core2[NVTX_SLOTS];
 extern nvtx_function *hook_nvtx_payload[NVTX_SLOTS];
 
-// How our functions end: they call the other tool's function, if there is one, and the program gets its
-// result.
+// What our functions do last: call the other tool's function, if there is one, and return its result to the
+// program.
 #define NVTX_CALL(type, next, ...) ((type (*)())next)(__VA_ARGS__)
 #define NVTX_PASS(type, next, mine, ...)                                                                     \
     do {                                                                                                     \

@@ -219,8 +219,8 @@ struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size) {
     return (struct mapped){start, size};
 }
 
-// If the disk is full, recording ends, and says so. A smaller chunk might still fit, but would only postpone
-// that by a few calls.
+// If the disk is full, recording ends, and a message says so. A smaller chunk might still fit, but would only
+// postpone that by a few calls.
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag) {
     HOOK_HOLD_SIGNALS;
     struct mapped chunk = {0};

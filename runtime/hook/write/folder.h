@@ -42,7 +42,8 @@ static inline bool folder_is_left(int lock) {
     return !fcntl(lock, F_OFD_GETLK, &whole) && whole.l_type == F_UNLCK;
 }
 
-// Our names: the lock, traces (PID, PID.PID, PID.PID.2), and the files of their buffers.
+// Return whether a name is one of ours: the lock, a trace (PID, PID.PID, PID.PID.2), or the file of its
+// buffers.
 static inline bool folder_has_name(const char *name) {
     return !strcmp(name, FOLDER_LOCK) ||
            (*name >= '0' && *name <= '9' && !name[strspn(name, "0123456789.buffers")]);

@@ -35,7 +35,7 @@ static unsigned char window[(16 << 10) + AHEAD];
 static const struct trace_file *shown; // the file whose bytes are in the window
 static uint64_t window_start, window_end;
 
-// Return bytes of the file; after its end there are zeros.
+// Return bytes of the file, and zeros after its end.
 static const unsigned char *look(const struct trace_file *trace, uint64_t at) {
     if (shown != trace || at < window_start || at + AHEAD > window_end) {
         ssize_t size = pread(trace->file, window, sizeof(window), (off_t)at);

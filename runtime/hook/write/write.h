@@ -57,7 +57,7 @@ extern struct live *hook_live;
 
 // References to things that may be gone.
 
-// An object as it was when we saw it. It may be gone since. All zero: no object.
+// An object as it was when we saw it, which may no longer exist. All zero means no object.
 struct reference {
     const _Atomic uint64_t *current; // the generation of the object there now
     uint64_t generation;
@@ -466,7 +466,7 @@ uint32_t
 hook_chunk_for(size_t bytes); // the smallest with room for this many bytes of records, or the largest
 uint32_t hook_chunk_after(uint32_t size); // the next larger size, or the largest
 
-// Append a chunk to the file for good. `flag` is ENDED for the last one.
+// Append a chunk to the file permanently. `flag` is ENDED for the last one.
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag);
 
 // Make a chunk at an offset of a file, possibly another process's. On failure errno is set.
@@ -503,7 +503,7 @@ const struct trace_totals *hook_reread(const char *path);
 
 // File names of a process's trace.
 
-// Copy one of our environment variables for good, or return NULL if it isn't set. Programs overwrite their
+// Copy one of our environment variables permanently, or return NULL if it isn't set. Programs overwrite their
 // environment to change their name in process lists.
 const char *hook_keep_variable(const char *name);
 

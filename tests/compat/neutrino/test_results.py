@@ -158,7 +158,7 @@ def test_several_maps(tmp_path):
 
 
 def named(name, single=True):
-    """Read maps of this name and of names that are the same to Python, with fields that are named so too."""
+    """Read maps of this name and of names that give the same Python identifier, whose fields have such names, too."""
     fields = [(name, "I"), (f"{name}-", "I"), (f"{name}+", "I")]
     return make_reader([ReadMap(one, "block", fields, 12, single) for one in (f"{name}-", name, f"{name}+")])
 

@@ -179,7 +179,7 @@ def test_a_probe_says_nothing_that_is_not_ascii():
 
 
 def test_an_instruction_of_more_registers_than_there_are_slots():
-    """Nobody writes such probes; text without a slot is used as it is."""
+    """Real probes don't look like this, but text without a slot must be used unchanged."""
     registers = [f"%v{n}" for n in range(SLOTS + 9)]
     text = f"mov.b32 {{{', '.join(registers)}}}, %r1;"
     shape, values = Shapes().find(text, Registers(*scan_statements(f".reg .b32 %v<{SLOTS + 9}>, %r<2>;")))

@@ -232,7 +232,7 @@ static struct claim claim_of(const struct program *program, uint64_t stream, uin
 
 // With --complete, a launch may still get no buffers because of something that the program or the driver
 // does. Graphs keep theirs, and a launch that depends on its predecessor allows no event in between.
-// Holding: graphs that are getting buffers; holds: graphs that got them or gave them back.
+// `holding` counts graphs that are getting buffers, `holds` how often graphs got them or gave them back.
 static _Atomic unsigned holding, holds;
 
 static void check_left_out(const struct claim *claim, const struct reason *reason, unsigned holds_before) {

@@ -6,7 +6,7 @@ same place; only these instructions join them (docs/sass-rules.md lists the fact
 
     BSYNC B       waits for the lanes that BSSY put into B and that haven't exited or left by BREAK
     WARPSYNC      waits for the lanes of its mask
-    WARPSYNC.COLLECTIVE   the same, up to ENDCOLLECTIVE, where the parts part again
+    WARPSYNC.COLLECTIVE   the same, up to ENDCOLLECTIVE, where they separate again
     BAR           waits for the block; the parts stay apart
 
 YIELD, NANOSLEEP, WARPSYNC.ALL, and a WARPSYNC that has to wait remove the lanes that execute them from every barrier,

@@ -1,5 +1,5 @@
 // There are no stubs, so the program gets the driver's own functions: every call reaches the driver, none is
-// recorded, and the trace says so (entry/setup.c). dlsym and dlopen stay libc's.
+// recorded, and the trace says so (entry/setup.c). dlsym and dlopen aren't replaced.
 
 #include <unistd.h>
 

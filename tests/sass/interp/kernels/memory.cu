@@ -165,7 +165,7 @@ extern "C" __global__ void products(const u32 *in, u32 *out, int n) {
     *(double *)(to + 24) = d[0], *(double *)(to + 26) = d[1];
 }
 
-// Copies of a size that a register has and of one that's known, in both directions.
+// Copies in both directions, with the size in a register or known at compile time.
 extern "C" __global__ void bulk(const u32 *in, u32 *out, int n) {
     __shared__ alignas(128) u32 words[256];
     __shared__ u64 arrived;

@@ -33,7 +33,7 @@ def _take_modules() -> dict[str, ModuleType]:
 def _find_tensors() -> ModuleType:
     """Import gpt.tensors from this Python's installation, or else from the installation that this file belongs to.
 
-    A program may have a `gpt` of its own, loaded or not: it still imports that one.
+    If the program has its own package `gpt`, loaded or not, it still imports that one afterwards.
     """
     found = getattr(sys.modules.get("gpt"), "__path__", None)
     if "gpt" not in sys.modules:
