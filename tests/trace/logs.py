@@ -18,8 +18,8 @@ class Saved(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A room of a lane: its unit and SM, what it saved, the number of bytes that stay free after it, and the time at its
-    first clock.
+    """A room of a lane: its unit and SM, what it saved, the number of bytes that stay free after it, and the time
+    of its first record.
     """
 
     unit: int
