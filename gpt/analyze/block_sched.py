@@ -230,6 +230,7 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
     import numpy as np
 
     from gpt.analyze.lib.occupancy import find_busy
+    from gpt.analyze.lib.sm_clocks import describe_bound
 
     schedule = shown.schedule
     known = schedule.ns_per_clock is not None
@@ -237,8 +238,11 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
     blocks = np.bincount(schedule.which)
     first = np.cumsum(blocks) - blocks
     verdict = [f"launch {shown.number}" + (", the longest: --launch shows another" if chosen else "")]
+    aligned = describe_bound(schedule.step, schedule.bound) if known and len(schedule.sms) > 1 else ""
     if not known:
         verdict.append("the times of its warps fit no clock rate: no times")
+    elif aligned:
+        verdict.append(aligned)
     values: list[Any] = [
         *(schedule.sms, blocks, schedule.slots, running, scheduling),
         100 * scheduling / np.maximum(running + scheduling, 1),
@@ -259,7 +263,8 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
     verdict = [f"not listed: {more:,} of the blocks"] if more > 0 else []
     values = [array[:MOST_BLOCKS] for array in values]
     when = ("began", "ended") if known else ("begin", "end")
-    drawn = plot("spans", when[0], "sm", end=when[1], lane="slot", color="block", title=_describe(shown))
+    title = "\n".join(filter(None, [_describe(shown), aligned]))
+    drawn = plot("spans", when[0], "sm", end=when[1], lane="slot", color="block", title=title)
     yield make_array_answer("blocks", BLOCKS, values, verdict, top=TOP_BLOCKS, plots=[drawn])
     if known:
         yield _make_resident(shown)

@@ -33,8 +33,6 @@ NUMBER = 16  # columns of the text at a bar
 MANY = 20_000  # above this, spans in an .svg are a bitmap instead of shapes
 BAR = 0.9  # total height of a row's bars
 COLORS, EDGES = "viridis", 1 / 200  # spans have edges if the median is longer than this share of the time
-LARGEST, TICKS = 4096, 16  # limit of columns in a heat map; limit of row labels
-FEW = 20  # colors are logarithmic above this number of accesses
 PALEST = 0.25  # opacity of the smallest value
 GRAY = "#4a5568"
 
@@ -285,56 +283,16 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
             _draw_scale(axes, drawn, told[plot["color"]])
 
 
-def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Draw a heat map with a row for each value of y that occurs."""
-    import numpy as np
-    from matplotlib.colors import LogNorm, Normalize
-
-    x, color, row = columns[plot["x"]], columns[plot["color"]], plot["y"][0]
-    values, y = np.unique(columns[row], return_inverse=True)
-    places = np.unique(x)
-    step = float(np.diff(places).min()) if len(places) > 1 else 1.0
-    column = np.rint((x - x.min()) / step).astype(np.int64)
-    column = np.minimum(column, LARGEST - 1)
-    shape = len(values), int(column.max()) + 1
-    unit, scale = unit_of(told[plot["x"]].get("unit", ""), float(x.max()))
-    sides = (x.min() / scale, (x.min() + step * shape[1]) / scale, len(values) - 0.5, -0.5)
-    form: Any = {"aspect": "auto", "interpolation": "nearest", "extent": sides}
-    if "lane" in plot:
-        _draw_hues(axes, columns[plot["lane"]], (y, column), color, np.zeros((*shape, 4)), form)
-    else:
-        image = np.full(shape, np.nan)
-        image[y, column] = color
-        most = max(float(np.nanmax(image)), 2)
-        drawn = axes.imshow(image, cmap=COLORS, norm=(LogNorm if most > FEW else Normalize)(1, most), **form)
-        _draw_scale(axes, drawn, told[plot["color"]])
-    axes.invert_yaxis()
-    ticks = range(0, len(values), -(-len(values) // TICKS))
-    number = hex if told[row].get("unit") == "address" else str
-    axes.set_yticks(ticks, [number(int(values[tick])) for tick in ticks], fontsize=SMALL)
-    number_ticks(axes.xaxis, told[plot["x"]], scale)
-    axes.set_xlabel(axis(told[plot["x"]], unit))
-    axes.set_ylabel(told[row].get("title", row))
-
-
 def _draw_scale(axes: Any, drawn: Any, told: Record) -> None:
     """Draw the scale of colors beside a panel."""
     side = axes.figure.colorbar(drawn, ax=axes, label=told.get("title", told["name"]), pad=0.01, aspect=40)
-    if side.ax.get_yscale() == "linear":
-        number_ticks(side.ax.yaxis, told)
-    else:
-        side.formatter = "{x:,.0f}"
+    number_ticks(side.ax.yaxis, told)
 
 
-def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any, image: Any, form: Any) -> None:
-    """Draw a heat map in which each name has a hue, paler for smaller values."""
-    import numpy as np
+def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    from gpt.screen.density import draw_density
 
-    hues = hues_of(names)
-    image[(*places, slice(0, 3))] = [hues[name] for name in names]
-    image[(*places, 3)] = PALEST + (1 - PALEST) * np.log1p(values) / np.log1p(values.max())
-    axes.imshow(image, **form)
-    name_hues(axes, hues)
+    draw_density(axes, plot, columns, told)
 
 
 def _draw_roofs(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:

@@ -98,9 +98,12 @@ def _number(value: float) -> str:
     return f"{value:,.10g}"
 
 
-def text_of(text: str, width: int) -> str:
-    """Escape text for matplotlib: `$` starts a formula, and a leading `_` hides it from legends."""
-    text = shorten(printable(text), width, middle=False).replace("$", r"\$")
+def text_of(text: str, width: int, middle: bool = False) -> str:
+    """Escape text for matplotlib: `$` starts a formula, and a leading `_` hides it from legends.
+
+    Text that's too long is cut at the end, or in the `middle`.
+    """
+    text = shorten(printable(text), width, middle=middle).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 

@@ -17,6 +17,7 @@ from gpt.base.errors import GptError, UsageError
 from gpt.base.install import missing_package
 from gpt.base.outputs import replacing
 from gpt.base.printable import printable
+from gpt.screen.density import height_of
 from gpt.screen.flame import depth_of
 from gpt.screen.forms import FORMS, GRAY, Columns, Record, choose_bars
 from gpt.screen.marks import SMALL, text_of
@@ -25,7 +26,8 @@ from gpt.stream import packed
 SUFFIXES = (".png", ".svg")
 WIDTH, DPI = 11.0, 150  # inches, dots per inch
 ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: height of a row, margins, limits of a panel's height
-HEAT = 6.0  # height of a heat map in inches
+ROOFS = 6.0  # height of a roofline in inches
+MISSING = "#b91c1c"  # color of what's said about missing data
 OVER_TIME = ("spans", "lines", "levels")  # forms
 SAME_END = 0.02  # axes of the same time may end this much apart, since some have a margin
 NAME, SENTENCE = 90, 105  # columns of a title, and of a line below it
@@ -78,7 +80,7 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
         _title(axes, title if _differs(of, plot) else f"{title}\n{_describe_equal(of, plot, known)}")
     if missing := [line for answer in answers[:1] for line in answer.get("incomplete", ())]:
         told_lines = "\n".join(text_of(f"incomplete: {line}", SENTENCE) for line in missing)
-        parts[-1].supxlabel(told_lines, fontsize=SMALL, color="#b91c1c")
+        parts[-1].supxlabel(told_lines, fontsize=SMALL, color=MISSING)
     with replacing(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph ")  # matplotlib draws a box for a missing glyph
         if together := [group for group in over_time if len(group) > 1]:
@@ -178,8 +180,11 @@ def _describe_equal(columns: Columns, plot: Record, known: Mapping[str, Record])
 
 def _height(plot: Record, columns: Columns) -> float:
     """Return the height of a panel in inches."""
-    if plot["form"] in ("heat", "roofs"):
-        return HEAT
+    if plot["form"] == "roofs":
+        return ROOFS
+    if plot["form"] == "heat":
+        names = len(set(columns[plot["lane"]])) if "lane" in plot else 0
+        return MARGIN + height_of(len(set(columns[plot["y"][0]])), names)
     rows = 0
     if plot["form"] == "bars":
         places, rest = choose_bars(plot, columns)
@@ -199,8 +204,9 @@ def _title(axes: Any, text: str) -> None:
     first, *rest = text.split("\n")
     more = [line for one in rest for line in textwrap.wrap(printable(one), SENTENCE, break_on_hyphens=False)]
     axes.set_title(text_of(first, NAME), fontsize=12, loc="left", pad=8 + 13 * len(more))
-    below = "\n".join(text_of(line, SENTENCE) for line in more)
-    told = axes.annotate(below, (0, 1), (0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=9)
-    told.set(color=GRAY, in_layout=False)
+    for at, line in enumerate(more):
+        place = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 9}
+        told = axes.annotate(text_of(line, SENTENCE), (0, 1), (0, 6 + 13 * (len(more) - 1 - at)), **place)
+        told.set(color=MISSING if line.startswith("incomplete: ") else GRAY, in_layout=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

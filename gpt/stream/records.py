@@ -46,9 +46,9 @@ STRUCTS: dict[str, Keys] = {
         "y": ("[str]", "columns for the vertical axis; for spans and heat, the row; for roofs, three"),
         "end": (
             "str?",
-            "for spans and histograms, column of the end; for bars, a number to print at the end",
+            "for spans, histograms and heat, column of the end; for bars, a number to print at the end",
         ),
-        "lane": ("str?", "for spans, column of the position within a row; for heat, a text that selects the hue"),
+        "lane": ("str?", "for spans, column of the position within a row; for heat, the name of a row"),
         "color": ("str?", "column that selects the color"),
         "of": ("str?", "draw only rows whose first text is this"),
         "title": ("str?", "heading; absent for the first line of the verdict"),

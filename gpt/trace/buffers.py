@@ -25,7 +25,7 @@ from gpt.stream.reasons import OTHER, Reason, find_reason
 from gpt.trace.inputs import FORMATS, StoredBuffer
 from gpt.trace.params import ArgumentValue, parse_arguments
 from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
-from gpt.trace.rooms import read_dropped, read_entries, read_layout
+from gpt.trace.rooms import ClockPairs, read_dropped, read_entries, read_layout
 from gpt.trace.rows import PROBED, Collector
 from gpt.trace.select import Selected
 from gpt.trace.sums import BufferSums, parse_sums
@@ -51,8 +51,8 @@ class SavedBuffer(NamedTuple):
     capacity). For a log, `counts` has one element, `slots` are the saved entries, and `units` has each one's unit
     number. For a histogram, `bins` has the number of values in each bin, and `slots` is empty. For a table, `slots` has
     a row for each key, and `counts` how often each was saved. `dropped` records didn't fit; see gpt-stream(5) for a
-    capacity of 1. An array that keeps the last records of a repeated launch dropped the oldest
-    ones.
+    capacity of 1. An array that keeps the last records of a repeated launch dropped the oldest ones. A log that
+    consists of rooms has `pairs` of clocks.
     """
 
     counts: Counts
@@ -60,6 +60,7 @@ class SavedBuffer(NamedTuple):
     units: Counts | None
     dropped: int
     bins: Counts | None = None
+    pairs: ClockPairs | None = None
 
 
 class MapLayout:
@@ -226,8 +227,9 @@ class MapLayout:
 
     def _read_rooms(self, data: npt.NDArray[np.uint8], layout: rooms.RecordLayout) -> SavedBuffer:
         dropped = read_dropped(data)
-        units, slots = read_entries(data if self.capacity else data[:0], layout, self._slot, self.level == "thread")
-        return SavedBuffer(np.array([len(slots) + dropped], np.uint64), slots, units, dropped)
+        of = data if self.capacity else data[:0]
+        units, slots, pairs = read_entries(of, layout, self._slot, self.level == "thread")
+        return SavedBuffer(np.array([len(slots) + dropped], np.uint64), slots, units, dropped, pairs=pairs)
 
     def _read_log(self, data: Bytes, offset: int, entries: int) -> SavedBuffer:
         counts: Counts = np.ndarray((1,), "<u8", data, offset)

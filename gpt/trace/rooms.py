@@ -9,7 +9,7 @@ The bytes are untrusted. A room or a record that doesn't fit into what surrounds
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,14 @@ Slots = npt.NDArray[np.void]
 Bytes = npt.NDArray[np.uint8]
 
 
+class ClockPairs(NamedTuple):
+    """Readings of an SM's clock and of the timer that all SMs share, in ns, made one right after the other."""
+
+    sm: Words
+    clock: Counts
+    time: Counts
+
+
 class Entries:
     """The entries of a log, one warp after the other. A warp's entries are in the order in which it saved them. `read`
     unpacks some of them.
@@ -58,7 +66,9 @@ class Entries:
         self._words: Words = data[: data.size // WORD * WORD].view("<u4")
         self._layout = layout
         at, rooms, owner = _find_records(data, self._words, layout)
-        place, room = at // WORD, rooms[owner] // WORD
+        rooms //= WORD
+        place, room = at // WORD, rooms[owner]
+        self.pairs = ClockPairs(self._words[rooms + 1], _wide(self._words, rooms + 4), _wide(self._words, rooms + 6))
         clock, unit = _wide(self._words, place + 2), _wide(self._words, room + 2)
         order = np.lexsort((clock, unit))
         self._place, self._clock, self._unit = place[order], clock[order], unit[order]
@@ -199,11 +209,16 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
     return lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
 
 
-def read_entries(data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool) -> tuple[Counts, Slots]:
-    """Return the units and the fields of all entries; of none, if there's no data."""
+def read_entries(
+    data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool
+) -> tuple[Counts, Slots, ClockPairs | None]:
+    """Return the units and the fields of all entries, and the clocks at the start of rooms; of none, if there's no
+    data.
+    """
     if not len(data):
-        return np.zeros(0, np.uint64), np.zeros(0, dtype)
-    return Entries(data, layout).read(dtype, per_lane)
+        return np.zeros(0, np.uint64), np.zeros(0, dtype), None
+    entries = Entries(data, layout)
+    return *entries.read(dtype, per_lane), entries.pairs
 
 
 def read_dropped(head: Bytes) -> int:

@@ -1,6 +1,7 @@
 """gpt-analyze dmat on accesses to known pages at known clocks."""
 
 import json
+import re
 import struct
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from gpt.analyze.lib import page_ranks
 from tests.analyze.asked import Answers, ask, run
 from tests.trace import forge
+from tests.trace.logs import Room, Saved, write_log
 
 FIELDS = {"address": "u64", "clock": "u64", "bytes": "u32"}
 ENTRY = np.dtype([("unit", "<u8"), ("address", "<u8"), ("clock", "<u8"), ("bytes", "<u4"), ("pad", "<u4")])
@@ -65,8 +67,8 @@ def test_it_says_from_which_blocks_a_full_log_has_accesses(blocks, told):
     answers, done = ask("dmat", trace), run("dmat", "--json", data=forge.pack(trace))
     (drawn,) = [plot for line in done.stdout.splitlines() for plot in json.loads(line).get("plots", ())]
     kept = f"25.0 % of 16 accesses were kept, from {told}"
-    assert f"({kept})" in answers.verdicts["accesses"][0]
-    assert f"({kept})" in drawn["title"]
+    assert answers.verdicts["accesses"][0] == f"launch 1: 4 accesses, {kept}"
+    assert f"incomplete: {kept}" in drawn["title"].split("\n")
     said = f"25.0 % of 16 records were kept, from {told}: the log of the launch"
     assert answers.verdicts["launches"][0].startswith(said)
 
@@ -83,12 +85,58 @@ def test_each_sm_has_a_clock_of_its_own():
         records += [forge.probed(0, 3, 4, 1, 32), forge.buffer(0, struct.pack("<Q", 4) + entries.tobytes())]
         found = ask("dmat", forge.trace(*records))
         assert found.rows["launches"][0]["clocks"] == max(clocks)
-        step = max(clocks) // 1024 + 1
+        step = max(clocks) // 160 + 1
         cells = {row["clock"]: row["accesses"] for row in found.rows["accesses"]}
         wanted = {}
         for clock in clocks:
             wanted[clock // step * step] = wanted.get(clock // step * step, 0) + 1
         assert cells == wanted
+
+
+def make_log(accesses, params=(), args=b""):
+    """Return a trace whose log has a room for each access: SM, clock, address and time."""
+    fields = FIELDS | {"sm": "u32"}
+    map_ = forge.probe_map("dmat", type_="log", level="thread", capacity=1 << 20, **fields)
+    found = [
+        Room(0, sm, [Saved(clock, {0: (address, clock, 4, sm)})], time=time) for sm, clock, address, time in accesses
+    ]
+    data = write_log(fields.values(), ["lane", "clock", "equal", "sm"], [found])
+    kernel, probed = forge.kernel(3, 4, "k", 1) | {"params": [*params]}, forge.probed(0, 3, 4, 1, 32) | {"params": args}
+    map_ |= {"stored": ["lane", "clock", "equal", "sm"]}
+    return forge.trace(forge.records.make("function", id=4, name="k"), map_, kernel, probed, forge.buffer(0, data))
+
+
+def test_clocks_of_sms_are_aligned_by_pairs(tmp_path):
+    """Two clocks are a nanosecond, the timer has steps of 32 ns, and the SMs take turns."""
+    times = [37 * at for at in range(430)]
+    log = [(at % 2, (1 << 40) * (at % 2) + 2 * time + 1000, LOW, 10**18 + time // 32 * 32)
+           for at, time in enumerate(times)]  # fmt: skip
+    found = ask("dmat", make_log(log))
+    (step,) = {row["next"] - row["clock"] for row in found.rows["accesses"]}
+    aligned = found.verdicts["accesses"][-1]
+    bound = int(re.fullmatch(r"SMs are aligned within (\d+)ns: step 32ns, drift \d+ns", aligned)[1])
+    assert bound < 100
+    told = [row for row in found.rows["accesses"] for _ in range(row["accesses"])]
+    for row, time in zip(told, times, strict=True):
+        assert row["time"] - bound <= time <= row["until"] + bound
+        assert row["time"] == pytest.approx(row["clock"] / 2, rel=0.01) and row["until"] > row["time"]
+    assert found.rows["launches"][0]["clocks"] == pytest.approx(2 * times[-1], abs=2 * bound) and step == 199
+    done = run("dmat", "--plot", tmp_path / "d.svg", data=forge.pack(make_log(log)))
+    assert done.returncode == 0
+    assert {aligned, "time (\N{MICRO SIGN}s)"} <= {*re.findall("<!-- (.*?) -->", (tmp_path / "d.svg").read_text())}
+
+
+def test_memory_without_tensors_is_divided_by_arguments_and_gaps():
+    params = [{"offset": 8 * at, "size": 8, "type": "u64"} for at in range(3)]
+    args = struct.pack("<3Q", LOW, LOW + 2 * PAGE + 16, 77)
+    pages = [0, 1, 2, 3, 600, 601]
+    found = ask("dmat", make_log([(0, at, LOW + at * PAGE, at) for at in pages], params=params, args=args))
+    assert [row["memory"] for row in found.rows["accesses"]] == [
+        *2 * [f"{LOW:#x}, 8 KiB, argument 0"],
+        *2 * [f"{LOW + 2 * PAGE:#x}, 8 KiB, argument 1"],
+        *2 * [f"{LOW + 600 * PAGE:#x}, 8 KiB"],
+    ]
+    assert found.verdicts["accesses"][-1] == "all accesses are from one SM"
 
 
 @pytest.mark.full
@@ -102,11 +150,13 @@ def test_many_pages_share_rows(far):
     accesses[1] = LOW + PAGE * 4999 + far, CLOCK + 2999
     found = ask("dmat", trace(accesses.tolist()))
     there = np.unique(accesses[:, 0] // PAGE)
-    rows = -(-len(there) // 1024)
+    parts = [there] if far < 2 << 20 else [there[there < (LOW + far) // PAGE], there[there >= (LOW + far) // PAGE]]
+    rows = next(rows for rows in range(1, 5000) if sum(-(-len(part) // rows) for part in parts) <= 100)
+    firsts = np.concatenate([part[::rows] for part in parts])  # a gap begins a new row
     wanted = {}
     for address, clock in accesses.tolist():
-        rank = int(np.searchsorted(there, address // PAGE)) // rows * rows
-        key = int(there[rank]) * PAGE, (clock - CLOCK) // 3 * 3
+        row = int(np.searchsorted(firsts, address // PAGE, "right")) - 1
+        key = int(firsts[row]) * PAGE, (clock - CLOCK) // 19 * 19
         wanted[key] = wanted.get(key, 0) + 1
     assert {(r["page"], r["clock"]): r["accesses"] for r in found.rows["accesses"]} == wanted
 

@@ -3,11 +3,16 @@
 import html
 import math
 import re
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpt.analyze.lib.answer import Column, make_answer, plot
 from gpt.screen import plots
+from gpt.screen.density import spread
+from tests.tiers import examples
 
 NAME, TIME = Column("name", "text", "kernel"), Column("time", "u64?", "ns")
 LONG = "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_{}<float>, std::array<char*, 3ul> >(int)"
@@ -125,10 +130,36 @@ def test_one_block_has_no_scale_of_colors(tmp_path):
 
 @pytest.mark.parametrize(("most", "ticks"), [(5, {"1", "2", "3", "4", "5"}), (5000, {"1", "10", "100", "1,000"})])
 def test_colors_of_a_heat_map_stand_for_plain_numbers(most, ticks, tmp_path):
-    columns = [Column(name, "u64") for name in ("page", "clock", "accesses")]
-    rows = [(0, 0, 1), (0, 1, 2), (4096, 1, most)]
-    texts = drawn(tmp_path, columns, rows, plot("heat", "clock", "page", color="accesses"))
+    columns = [Column(name, "u64") for name in ("page", "clock", "next", "accesses")]
+    rows = [(0, 0, 1, 1), (0, 1, 2, 2), (4096, 1, 2, most)]
+    texts = drawn(tmp_path, columns, rows, plot("heat", "clock", "page", end="next", color="accesses"))
     assert ticks <= {*texts} and not [text for text in texts if "10^" in text or "times" in text]
+
+
+def test_bands_of_a_heat_map_have_names_as_far_as_there_is_room(tmp_path):
+    """Names are data. Those of the bands with the most accesses stay."""
+    columns = [Column("memory", "text"), *(Column(name, "u64") for name in ("row", "clock", "next", "accesses"))]
+    told = plot("heat", "clock", "row", end="next", color="accesses", lane="memory")
+    odd = "$x_1$\x1b[2J\n\u202e" + 90 * "a"
+    texts = drawn(tmp_path, columns, [("q", 0, 0, 9, 1), ("q", 1, 0, 9, 1), (odd, 2, 9, 18, 5)], told)
+    assert texts.count("q") == 1 and not any("more" in text for text in texts)
+    (name,) = (text for text in texts if "x_1" in text)
+    assert name.isprintable() and len(name) <= 50 and "…" in name
+    texts = drawn(tmp_path, columns, [(f"t{at}", at, 0, 9, 1 + at) for at in range(90)], told)
+    shown = [int(text[1:]) for text in texts if re.fullmatch(r"t\d+", text)]
+    assert [*range(90 - len(shown), 90)] == shown and 20 < len(shown) < 90
+    assert f"and {90 - len(shown)} more" in texts
+
+
+@settings(max_examples=examples(200))
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=40), st.floats(0.1, 2.4))
+def test_names_that_would_overlap_move_apart(middles, apart):
+    places = spread(sorted(middles), apart, 0, 100)
+    assert len(places) == len(middles) and places[0] >= -1e-6 and places[-1] <= 100 + 1e-6
+    assert all(later - one >= apart - 1e-6 for one, later in pairwise(places))
+    alone = [-apart / 2, *sorted(middles), 100 + apart / 2]
+    if all(later - one >= apart for one, later in pairwise(alone)):
+        assert pytest.approx(sorted(middles)) == places
 
 
 def test_panels_of_the_same_time_have_it_at_the_same_places(tmp_path, monkeypatch):

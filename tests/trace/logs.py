@@ -18,12 +18,15 @@ class Saved(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A room of a lane: its unit and SM, what it saved, and the number of bytes that stay free after it."""
+    """A room of a lane: its unit and SM, what it saved, the number of bytes that stay free after it, and the time
+    of its first record.
+    """
 
     unit: int
     sm: int
     saved: Sequence[Saved]
     spare: int = 0
+    time: int = 5
 
 
 def write_log(
@@ -40,7 +43,7 @@ def write_log(
 def _write_room(types: Sequence[str], stored: Sequence[str], room: Room) -> bytes:
     body = b"".join(_write_record(types, stored, saved) for saved in room.saved) + bytes(room.spare)
     body += bytes(-len(body) % SECTOR)
-    return struct.pack("<IIQQQ", 32 + len(body), room.sm, room.unit, room.saved[0].clock, 5) + body
+    return struct.pack("<IIQQQ", 32 + len(body), room.sm, room.unit, room.saved[0].clock, room.time) + body
 
 
 def _write_record(types: Sequence[str], stored: Sequence[str], saved: Saved) -> bytes:

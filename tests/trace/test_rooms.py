@@ -120,7 +120,12 @@ def logs():
             one = st.builds(saved, st.integers(0, 1 << 50), st.just(sm), lanes, values, step)
             of_lane = st.lists(one, min_size=1, max_size=4)
             return st.builds(
-                Room, st.integers(0, 9).map(lambda n: 32 * n), st.just(sm), of_lane, st.sampled_from([0, 96])
+                Room,
+                st.integers(0, 9).map(lambda n: 32 * n),
+                st.just(sm),
+                of_lane,
+                st.sampled_from([0, 96]),
+                time=st.integers(0, 1 << 63),
             )
 
         arenas = st.lists(st.lists(st.integers(0, 200).flatmap(room), max_size=3), max_size=4)

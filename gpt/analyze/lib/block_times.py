@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.schedule import FIELDS, LENGTHS, SLOPES, find_elapsed
+from gpt.analyze.lib.schedule import FIELDS, LENGTHS, find_elapsed
+from gpt.analyze.lib.sm_clocks import SLOPES
 from gpt.base.errors import MissingError, TruncatedError
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ its thread had at the time; launches in that context show which GPU it is.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from gpt.analyze.lib.allocations import make_pieces
 from gpt.analyze.lib.gpu_use import iter_contexts
 from gpt.analyze.lib.schedule import make_schedule
 from gpt.base.errors import GptError
+from gpt.screen.units import human_time
 from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import gpu
 from gpt.trace.calls_store import NO_DEVICE
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
-Warps = tuple[Real, Real, int]  # begins and ends in ns since the very first, warps per entry
+Warps = tuple[Real, Real, int, float]  # begins and ends in ns since the very first, warps per entry, bound of the error
 
 PARTS, POINTS = 100, 100_000  # points per launch, and for all launches
 WARP = 32  # threads
@@ -83,16 +85,21 @@ def count_warps(found: list[Ran]) -> Iterator[Counter]:
     ran = [(one, warps) for one in found if (warps := find_warps(one.launch))]
     parts = max(1, min(PARTS, POINTS // max(1, len(ran))))
     changes = defaultdict[tuple[int, int], list[tuple[Whole, Whole]]](list)
-    for one, (begins, ends, weight) in ran:
+    bounds = defaultdict[tuple[int, int], float](float)
+    for one, (begins, ends, weight, bound) in ran:
         edges = np.linspace(0, max(float(ends.max()), 1.0), parts + 1)
         mean = np.round(weight * mean_between(begins, ends, edges)).astype(np.int64)
         times = edges.astype(np.int64) + one.begin
-        changes[one.process, one.launch.launch.device].append((times, np.diff(mean, prepend=0, append=0)))
+        place = one.process, one.launch.launch.device
+        bounds[place] = max(bounds[place], bound)
+        changes[place].append((times, np.diff(mean, prepend=0, append=0)))
     for (process, device), parts_of in changes.items():
         times, which = np.unique(np.concatenate([times for times, _ in parts_of]), return_inverse=True)
         steps = np.bincount(which, np.concatenate([steps for _, steps in parts_of]))
         values, new = np.cumsum(steps).astype(np.int64), np.append(True, steps[1:] != 0)
-        yield Counter(process, f"{gpu(device)} resident warps", times[new], values[new], "warps")
+        within = "an unknown error" if math.isinf(bounds[process, device]) else human_time(bounds[process, device])
+        aligned = f" (SMs within {within})" if bounds[process, device] else ""
+        yield Counter(process, f"{gpu(device)} resident warps{aligned}", times[new], values[new], "warps")
 
 
 def find_warps(launch: Launch) -> Warps | None:
@@ -112,14 +119,15 @@ def _of_warps(launch: Launch) -> Warps:
     first = slots["start"].min(initial=MOST)
     begins = np.minimum(slots["start"] - first, np.uint64(MOST)).astype(np.float64)
     ends = np.minimum(np.maximum(slots["end"], slots["start"]) - first, np.uint64(MOST)).astype(np.float64)
-    return begins, ends, 1
+    return begins, ends, 1, 0.0  # times of the timer that SMs share
 
 
 def _of_blocks(launch: Launch) -> Warps | None:
     schedule = make_schedule(launch.saved("block_sched"), launch.process.cards.get(launch.device, {}))
     if schedule is None or schedule.ns_per_clock is None:
         return None
-    return schedule.began, schedule.ended, -(-launch.threads // WARP)
+    bound = (math.inf if schedule.bound is None else schedule.bound) if len(schedule.sms) > 1 else 0.0
+    return schedule.began, schedule.ended, -(-launch.threads // WARP), bound
 
 
 def mean_between(begins: Real, ends: Real, edges: Real) -> Real:

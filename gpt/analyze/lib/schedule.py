@@ -8,21 +8,19 @@ the scheduling cost.
 This needs no loop over blocks. If E(k) blocks of an SM have ended when its block k begins, and c(k) slots have been
 reused by then, c(k + 1) = min(c(k) + 1, E(k)). So c(k + 1) = k + min(1, E(0) - 0, ..., E(k) - k): a running minimum.
 
-Across SMs, only the time in ns (`end`) is common, and it may be coarse. A line through all points (clock, ns) of warps,
-with the same slope on all SMs, assigns a time to each clock. In a short launch, the timer's steps (32 ns on an H200)
-leave the slope uncertain, by a factor of ten if its warps end together. Then the slope is computed from the device's
-highest clock rate.
+Across SMs, only the time in ns (`end`) is common, and it may be coarse. Together with the clock at which a block or a
+warp ended, it's a pair that aligns the clocks of SMs (sm_clocks.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.lib.sm_clocks import LIMIT, Fit, fit_pairs, highest_rate
 from gpt.trace.buffers import SavedBuffer
 
 Whole = npt.NDArray[np.int64]
@@ -31,9 +29,6 @@ Real = npt.NDArray[np.float64]
 FIELDS = ("start", "sm")
 LENGTHS = ("stop", "elapsed")  # a map has one of these: the last clock of a block, or how many clocks a warp ran
 TIME = "end"  # a field that some maps don't have
-LIMIT = np.uint64(1 << 60)  # clocks, ns: larger values are nonsense
-SLOPES = 0.1, 10.0  # ns per clock: 10 GHz, 100 MHz
-EXACT = 0.02  # greatest standard error of a usable slope, as a share of it
 UNKNOWN: Mapping[str, Any] = {}  # stands for a device without a record
 
 
@@ -43,8 +38,9 @@ class Schedule(NamedTuple):
     `block` is the number in the grid, `which` the index of the block's SM in `sms`, `slot` the number of its slot
     there. `begin` and `end` are clocks since the first block of its SM began; `gap` is the clocks for which its slot
     was free before, -1 for the first block in a slot. `began` and `ended` are ns since the first block began. If
-    `ns_per_clock` is None, they are clocks like `begin` and `end`, because no line fits the ns. `silent` is the number
-    of blocks that saved nothing, which aren't in the arrays.
+    `ns_per_clock` is None, they are clocks like `begin` and `end`, because no line fits the ns. Times on two SMs differ
+    by `bound` ns more or less than they seem to, at most, of which a `step` of the timer is a part; either is None
+    if it isn't known. `silent` is the number of blocks that saved nothing, which aren't in the arrays.
     """
 
     sms: npt.NDArray[np.uint64]
@@ -57,6 +53,8 @@ class Schedule(NamedTuple):
     began: Real
     ended: Real
     ns_per_clock: float | None
+    step: float | None
+    bound: float | None
     silent: int
 
     @property
@@ -107,13 +105,15 @@ def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Sche
     warp, lane = np.nonzero(here[order])
     at = begin[warp] + took[order][warp, lane].astype(np.int64)
     ns = slots[TIME] if TIME in (slots.dtype.names or ()) else np.zeros(slots.shape, np.uint64)
-    slope, shift = _fit(at, ns[order][warp, lane], which[warp], 1e9 / (card.get("clock_hz") or 1))
-    began = begin * (slope or 1.0) + shift[which]
-    ended = (begin + length) * (slope or 1.0) + shift[which]
+    last = np.maximum.reduceat(begin + length, np.flatnonzero(opens))
+    fit = _fit(at, ns[order][warp, lane], which[warp], highest_rate(card), last)
+    began = begin * (fit.rate or 1.0) + fit.offsets[which]
+    ended = (begin + length) * (fit.rate or 1.0) + fit.offsets[which]
     zero = began.min()
     silent = len(saved.counts) - len(block)
     whole: Any = sm[opens].astype(np.uint64)
-    return Schedule(whole, block, which, slot, begin, begin + length, gap, began - zero, ended - zero, slope, silent)
+    times = began - zero, ended - zero, fit.rate, fit.step, fit.bound
+    return Schedule(whole, block, which, slot, begin, begin + length, gap, *times, silent)
 
 
 def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]) -> tuple[Whole, Whole]:
@@ -140,28 +140,9 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
     return (opened - opened[base])[root], gap
 
 
-def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float) -> tuple[float | None, Real]:
-    """Return ns per clock, and the ns at clock 0 of each SM; `highest` is the slope at the highest clock rate."""
+def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float, last: Whole) -> Fit:
+    """Align the clocks of SMs by the warps that ended at a clock and a time, for times from 0 to each SM's `last`."""
+    if not ns.any():
+        return Fit(None, np.zeros(len(last)))
     x, y = at.astype(np.float64), np.minimum(ns - ns.min(), LIMIT).astype(np.float64)
-    count = np.bincount(which)
-    mean_x, mean_y = np.bincount(which, x) / count, np.bincount(which, y) / count
-    dx, dy = x - mean_x[which], y - mean_y[which]
-    square = float(dx @ dx)
-    slope = float(dx @ dy) / square if square else 0.0
-    if ns.any() and SLOPES[0] <= highest <= SLOPES[1] and _find_error(x, y, which) > EXACT * abs(slope):
-        slope = highest
-    if not SLOPES[0] <= slope <= SLOPES[1]:
-        return None, np.zeros(len(count))
-    return slope, mean_y - slope * mean_x
-
-
-def _find_error(x: Real, y: Real, which: Whole) -> float:
-    """Return the standard error of a slope that comes from the steps of `y`; warps that end
-    together share one error.
-    """
-    steps = np.diff(np.unique(y))
-    step = float(steps.min()) if len(steps) else np.inf
-    opens = np.flatnonzero(np.diff(which, prepend=-1))
-    spans = np.maximum.reduceat(x, opens) - np.minimum.reduceat(x, opens)
-    square = float(spans @ spans) / 2
-    return step / math.sqrt(12 * square) if square else np.inf
+    return fit_pairs(x, y, which, highest, np.zeros(len(last)), last.astype(np.float64))

@@ -13,6 +13,7 @@ from gpt.compat.neutrino.command import PACKAGE, TOOLS, find_hook, find_parent, 
 from gpt.compat.neutrino.reader import END, ReadMap, make_reader
 from gpt.probe.read.load import BUILTIN, load_probes
 from gpt.probe.verify import verify
+from tests.analyze.asked import run
 
 LETTERS = {"u32": "I", "u64": "Q"}
 NAMES = ("block_sched", "dmat", "gmem_bytes", "program_progress", "tensorop_count")
@@ -175,6 +176,7 @@ def test_program_progress(tmp_path):
 def test_dmat(tmp_path):
     """The picture is drawn from a result, and from the .dmat that was kept of it."""
     pytest.importorskip("matplotlib")
+    (tmp_path / "probe.toml").write_text((TOOLS / "dmat.toml").read_text())
     head = struct.pack("<8I2Q", 1, 1, 1, 2, 1, 1, 0, 1, 48, 48)
     accesses = [(100, 4096), (100, 4100), (120, 1 << 20), (100, 4096), (0, 0), (0, 0)]
     found = analysis(tmp_path, "dmat", head + b"".join(struct.pack("<QQ", *access) for access in accesses))
@@ -184,5 +186,7 @@ def test_dmat(tmp_path):
     (tmp_path / "fig1.dmat").write_bytes(dmat)
     done = python("import runpy, sys; runpy.run_path(sys.argv.pop(1))", TOOLS / "dmat.py", tmp_path / "fig1.dmat")
     assert done.stdout == f"{tmp_path / 'fig1.png'}\n"
-    for name in ("r.png", "fig1.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    pictures = [(tmp_path / name).read_bytes() for name in ("r.png", "fig1.png")]
+    for name in ("r.bin", "fig1.dmat"):
+        assert run("dmat", "--plot", tmp_path / "ours.png", tmp_path / name).returncode == 0
+        assert (tmp_path / "ours.png").read_bytes() == pictures.pop(0)  # one and the same picture

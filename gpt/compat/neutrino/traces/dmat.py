@@ -1,4 +1,4 @@
-"""Read a `.dmat`, which counts accesses by page and clock, as the records of a trace with one launch.
+"""Read a `.dmat`, which counts accesses by page and clock, as the records of a trace with one launch; and make one.
 
     u64  pages, clocks
     u64  the pages
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.base.errors import GptError, MalformedError, TruncatedError
+from gpt.base.outputs import replacing
 from gpt.formats.paths import open_regular, read_at_most
 from gpt.stream import records
 
@@ -31,6 +32,8 @@ FIELDS = [
     {"name": "count", "type": "u32", "offset": 16},
 ]
 MOST = 1 << 30  # bytes of a file: reading it takes four times as many
+PAGE = 4096  # bytes
+CLOCKS = 1 << 20  # clocks written at once
 
 Record = dict[str, Any]
 
@@ -90,3 +93,37 @@ def _parse(data: bytes) -> tuple[npt.NDArray[np.void], str | None]:
     entries["address"], entries["count"] = page, found["count"]
     entries["clock"] = np.repeat(np.array(stamps), np.array(counts).astype(np.int64))
     return entries, fault
+
+
+def write_dmat(result: Path) -> None:
+    """Make a `.dmat` from a result of the tool dmat, and next to it. Raises GptError, OSError."""
+    import gpt.trace
+
+    slots = gpt.trace.open(result).launches[0].saved("dmat").slots
+    names = np.unique(slots["address"] // np.uint64(PAGE))
+    rank = np.searchsorted(names, slots["address"] // np.uint64(PAGE)).astype(np.uint64)
+    found = (slots["clock"] - slots["clock"].min(initial=1 << 63)) * np.uint64(len(names)) + rank
+    found.sort()
+    starts = np.flatnonzero(np.concatenate([np.ones(1, bool), found[1:] != found[:-1]])[: len(found)])
+    counts = np.diff(np.append(starts, len(found)))
+    clocks, ranks = np.divmod(found[starts], np.uint64(max(1, len(names))))
+    rows = np.zeros(len(starts), ROW)
+    rows["page"], rows["count"] = names[ranks.astype(np.int64)] * np.uint64(PAGE), counts
+    with replacing(result.with_suffix(".dmat")) as file:
+        opens = np.flatnonzero(np.concatenate([np.ones(1, bool), clocks[1:] != clocks[:-1]])[: len(clocks)])
+        ends = np.append(opens[1:], len(clocks))[: len(opens)]
+        file.write(HEAD.pack(len(names), len(opens)) + (names * np.uint64(PAGE)).astype("<u8").tobytes())
+        for at in range(0, len(opens), CLOCKS):
+            file.write(_pack(clocks, rows, opens[at : at + CLOCKS], ends[at : at + CLOCKS]))
+
+
+def _pack(clocks: Any, rows: Any, begin: Any, end: Any) -> bytes:
+    """Return the bytes of the clocks whose rows begin and end here: 4 words for each clock, 3 for each row."""
+    data = np.zeros(4 * len(begin) + 3 * int(end[-1] - begin[0]), "<u4")
+    heads = 4 * np.arange(len(begin)) + 3 * (begin - begin[0])
+    head = np.stack([clocks[begin], (end - begin).astype(np.uint64)], axis=1).astype("<u8").view("<u4")
+    data[heads[:, None] + np.arange(4)] = head
+    of = np.repeat(np.arange(len(begin)), end - begin)
+    places = 4 * (of + 1) + 3 * np.arange(len(of))
+    data[places[:, None] + np.arange(3)] = rows[begin[0] : end[-1]].view("<u4").reshape(-1, 3)
+    return data.tobytes()
