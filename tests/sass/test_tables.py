@@ -66,6 +66,14 @@ def test_an_unknown_value_counts_with_the_most():
     assert code[0].writes.R and not code[0].kills.R, "nobody knows whether all of them are overwritten"
 
 
+def test_r2p_overwrites_the_predicates_in_its_mask():
+    """With the mask in a register, it may overwrite any, but none for certain."""
+    words = [0x804 | 7 << 12 | 3 << 24 | 0x15 << 32, 0x204 | 7 << 12 | 3 << 24 | 4 << 32]
+    code = Code(dump_words(words), table_of("sm_90"))
+    assert code[0].writes == code[0].kills == Registers(P=0b10101)
+    assert code[1].writes == Registers(P=127) and code[1].kills == Registers()
+
+
 def test_numbers_that_mean_no_register():
     table = parse_table(TEXT)
     nothing = table.effect(0x981 | 7 << 12 | 255 << 16 | 255 << 24 | 63 << 32)
