@@ -114,7 +114,7 @@ class InstructionUse:
             if (slot.type == "number" or slot.type.isdecimal()) and slot.type not in ("number", str(evaluate(operand))):
                 raise Unsupported(f"'{operand}' where {slot.type} is expected")
             type_ = self.match.find_type(slot)
-            exact = opcode == "redux" or (slot.type[0] in "us" and opcode != "cvt")
+            exact = opcode == "redux" or (slot.type[0] in "us" and opcode not in ("cvt", "slct"))
             exact |= opcode in ("mma", "wmma") and slot.type == "b32"
             if slot.count is not None and len(self.vector(operand)) == 1 and not isinstance(operand, tree.Vector):
                 raise Unsupported(f"'{operand}' where a vector in braces is expected")
