@@ -110,22 +110,33 @@ class CubinEditor:
         return self._numbers(shstrndx, range(len(self.original)), self.original["name"])
 
     @cached_property
-    def info_pairs(self) -> dict[tuple[int, int], int]:
-        """Map an attribute and a function's symbol index to the offset of the count in the module's `.nv.info`."""
+    def info_pairs(self) -> dict[tuple[int, int], list[int]]:
+        """Map an attribute and a function's symbol index to the offsets of the count in the module's `.nv.info`. ptxas
+        12.4 writes some of them twice.
+        """
         number = self.numbers.get(b".nv.info")
-        found: dict[tuple[int, int], int] = {}
+        found: dict[tuple[int, int], list[int]] = {}
+        values: dict[tuple[int, int], int] = {}
         for entry in iter_attributes(self.content(number)) if number is not None else ():
             if entry.kind in COUNTS and len(entry.payload) == PAIR.size:
-                key = entry.kind, PAIR.unpack_from(entry.payload)[0]
-                if key in found:
-                    raise CannotEdit(f"attribute {entry.kind:#x} twice for a function")
-                found[key] = entry.end - 4
+                symbol, value = PAIR.unpack_from(entry.payload)
+                if values.setdefault((entry.kind, symbol), value) != value:
+                    raise CannotEdit(f"attribute {entry.kind:#x} with two values for a function")
+                found.setdefault((entry.kind, symbol), []).append(entry.end - 4)
         return found
 
     def find_pair(self, kind: int, symbol: int) -> int | None:
         """Return a count from the module's `.nv.info`, or None if it isn't there."""
-        at = self.info_pairs.get((kind, symbol))
-        return None if at is None else int.from_bytes(self.content(self.numbers[b".nv.info"])[at : at + 4], "little")
+        places = self.info_pairs.get((kind, symbol))
+        if not places:
+            return None
+        (value,) = struct.unpack_from("<I", self.content(self.numbers[b".nv.info"]), places[0])
+        return int(value)
+
+    def write_pair(self, kind: int, symbol: int, value: int) -> None:
+        """Change a count in the module's `.nv.info`. Raises KeyError if it isn't there."""
+        for at in self.info_pairs[kind, symbol]:
+            struct.pack_into("<I", self.editable(self.numbers[b".nv.info"]), at, value)
 
     @cached_property
     def kernels(self) -> dict[bytes, int]:

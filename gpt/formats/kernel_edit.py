@@ -107,15 +107,17 @@ class KernelEditor:
     @property
     def registers(self) -> int:
         """Registers per thread, including the two that the hardware keeps."""
-        number, at = self._register_count()
-        return int.from_bytes(self.cubin.content(number)[at : at + 4], "little")
+        count = self.cubin.find_pair(REGISTERS, self.symbol)
+        if count is None:
+            raise CannotEdit("a kernel without a register count")
+        return count
 
     def set_registers(self, count: int) -> None:
         """Set the register count, and raise its bound if that's lower."""
         if not 0 < count <= MAX_REGISTERS:
             raise CannotEdit(f"{count} registers")
-        number, at = self._register_count()
-        self.cubin.editable(number)[at : at + 4] = count.to_bytes(4, "little")
+        _ = self.registers  # raises CannotEdit if there's none
+        self.cubin.write_pair(REGISTERS, self.symbol, count)
         info = self.cubin.sections["info"]
         if info[self.section] >> 24:
             info[self.section] = int(info[self.section]) & 0xFFFFFF | count << 24
@@ -136,13 +138,6 @@ class KernelEditor:
     def info(self) -> bytearray:
         """Its `.nv.info.K`, to change in place."""
         return self.cubin.editable(self.info_section)
-
-    def _register_count(self) -> tuple[int, int]:
-        """Return the index of the module's `.nv.info`, and the offset in it."""
-        at = self.cubin.info_pairs.get((REGISTERS, self.symbol))
-        if at is None:
-            raise CannotEdit("a kernel without a register count")
-        return self.cubin.numbers[b".nv.info"], at
 
     def _check(self, at: int, code: bytes, last: int) -> None:
         if at % WORD or len(code) % WORD or not 0 <= at <= last:

@@ -104,8 +104,7 @@ def raise_stack(kernel: KernelEditor, size: int) -> None:
     cubin = kernel.cubin
     was = cubin.find_pair(MIN_STACK_SIZE, kernel.symbol)
     if was is not None and was != UNKNOWN_STACK:
-        at = cubin.info_pairs[MIN_STACK_SIZE, kernel.symbol]
-        struct.pack_into("<I", cubin.editable(cubin.numbers[b".nv.info"]), at, was + size)
+        cubin.write_pair(MIN_STACK_SIZE, kernel.symbol, was + size)
 
 
 def _entries(info: bytearray) -> list[Entry]:

@@ -53,6 +53,7 @@ from gpt.sass.check_words import (
 from gpt.sass.graph import is_conditional
 from gpt.sass.kernels import Facts, Kernel, Relocation
 from gpt.sass.masks import STARTS, name_registers, pack
+from gpt.sass.stalls import find_unscheduled
 from gpt.sass.words import CONTROL, SIZE, control_of
 from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
 
@@ -121,6 +122,8 @@ def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
 def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
     """Find declarations that name places that don't exist, or parts that don't follow each other."""
     before, after = len(original.code), len(new.code)
+    if (index := find_unscheduled(original.code)) is not None:
+        yield Finding(index, "stall", "nothing in the kernel's words says when its results arrive")
     if after < before:
         yield Finding(after, "places", "the kernel has become shorter")
     if any(not 0 <= index < before for index in declaration.amended):

@@ -26,7 +26,8 @@ class Masks(NamedTuple):
     """The registers that a word reads and writes, including its guard, as masks of all files.
 
     `keeps` has every register whose old value may survive: all but written registers. A guarded word, or a word that
-    isn't `exact`, may write less than it could, so it keeps everything. `exact` says that all modifiers are known.
+    isn't `exact`, may write less than it could, so it keeps everything. `exact` says that all modifiers are known, and
+    that no register says which predicates are written (R2P PR, R3, R4).
     """
 
     reads: int

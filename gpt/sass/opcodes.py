@@ -149,6 +149,7 @@ class Decoder:
             start: int = getattr(STARTS, operand.file.replace("PR", "P"))
             if operand.file in ("PR", "UPR"):
                 if operand.low is None:
+                    exact = exact and not written  # a register says which ones
                     writes |= (127 << start) * (written > 0)
                     reads |= (127 << start) * (read > 0)
                 else:

@@ -25,6 +25,19 @@ LONGEST = 36
 LATE_GUARD = 5  # how many of these cycles may be left when a guard is read, because ptxas leaves 13
 
 
+def find_unscheduled(code: Code) -> int | None:
+    """Return the first instruction that writes a register and has a stall of 0, or None.
+
+    ptxas 13.5 gives all instructions a stall of 0 and no barriers when it doesn't optimize (-O0, -g). Something else
+    must make the next instruction wait then, and nobody knows what. Only chains of tensor instructions have a stall of
+    0 elsewhere.
+    """
+    for index, stall in enumerate(code.controls.stalls):
+        if not stall and code.masks[index].writes and code[index].name not in _TENSOR:
+            return index
+    return None
+
+
 def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:
     """Yield the registers that an instruction writes, and the cycles until anything may use or overwrite each."""
     if opcode.variable:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.kernel_edit import NOP, WORD, KernelEditor
-from gpt.formats.kernel_params import add_parameter
+from gpt.formats.kernel_params import add_parameter, raise_stack
 from gpt.formats.nvinfo import iter_attributes, read_needs
 from tests import cuda
 from tests.formats import samples
@@ -189,6 +190,24 @@ def test_register_counts_are_those_that_cuobjdump_lists(arch, old, tmp_path):
     elf = ELFFile(io.BytesIO(new))
     tops = {name: elf.get_section_by_name(f".text.{name}")["sh_info"] >> 24 for name in KERNELS}
     assert tops == (counts if arch == "sm_80" else dict.fromkeys(KERNELS, 0))
+
+
+def test_a_count_that_is_there_twice():
+    """ptxas 12.4 writes the size of the stack twice."""
+    first, name = CubinEditor(compiled("sm_90")), next(iter(KERNELS))
+    symbol = KernelEditor(first, name).symbol
+    size = first.find_pair(0x12, symbol)
+    first.editable(first.numbers[b".nv.info"]).extend(struct.pack("<BBHII", 4, 0x12, 8, symbol, size))
+    twice = CubinEditor(first.build())
+    raise_stack(KernelEditor(twice, name), 48)
+    entries = [entry for entry in iter_attributes(twice.content(twice.numbers[b".nv.info"])) if entry.kind == 0x12]
+    ours = [entry.payload for entry in entries if bytes(entry.payload[:4]) == struct.pack("<I", symbol)]
+    assert ours == [struct.pack("<II", symbol, size + 48)] * 2
+    assert CubinEditor(twice.build()).find_pair(0x12, symbol) == size + 48
+
+    first.editable(first.numbers[b".nv.info"])[-4:] = struct.pack("<I", size + 1)
+    with pytest.raises(CannotEdit, match="attribute 0x12 with two values"):
+        _ = CubinEditor(first.build()).info_pairs
 
 
 def test_a_bound_on_registers_is_raised(tmp_path):

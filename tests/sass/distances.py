@@ -29,7 +29,10 @@ def least_distances(kernel: Kernel, into: Distances) -> None:
                     file = "R" if used & GENERAL else "P" if used & PREDICATES else "U"
                     least, times = into.get((name, file, entry.name), (99, 0))
                     into[name, file, entry.name] = (min(least, now - then), times + 1)
-            pending = [(then, name, mask & ~written) for then, name, mask in pending if now - then < 40]
+            if pending:
+                pending = [
+                    (then, name, left) for then, name, mask in pending if now - then < 40 and (left := mask & ~written)
+                ]
             if any(iter_safe(entry, written)):
                 pending.append((now, entry.name, written))
             now += code.controls.stalls[index]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gpt.sass.tables import UNKNOWN, Count, Table
+from gpt.sass.tables import NEVER, UNKNOWN, Count, Table
 
 
 @dataclass
@@ -38,7 +38,7 @@ def explain(table: Table, words: npt.NDArray[np.uint64], into: Explained) -> Non
             into.unknown[number] += len(rows)
             continue
         counts = {count for operand in entry.operands for count in (operand.writes, operand.reads)}
-        bad = np.zeros(len(rows), bool)
+        bad = np.full(len(rows), any(one.low is None and one.writes != NEVER for one in entry.operands))
         for count in counts:
             if UNKNOWN in count.numbers:
                 bad |= np.array(count.numbers)[_values(words[rows], count)] == UNKNOWN

@@ -7,10 +7,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpt.sass.masks import STARTS
-from gpt.sass.words import BARRIERS
+from gpt.sass.words import BARRIERS, PT
 
 NONE = (0,) * BARRIERS
+UNGUARDED = (0,) * 16
 UNREAD = BARRIERS  # stands for `unread` among the barriers
+OTHER = 2  # stands for instructions that read their operands in no known order
 
 Readers = Mapping[tuple[int, int], int]
 
@@ -20,6 +22,9 @@ class State(NamedTuple):
 
     `guarded` are the results of guarded instructions, by guard. `guarded_reads` are operands, by guard and barrier, if
     nothing else with that barrier reads them. `units` are results by execution unit.
+
+    `readers` are the operands by the order in which instructions read them (hazards.py's _order); it may
+    have more than are still being read.
 
     `covered`: for each barrier, the operands that have been read once it's cleared, because the queue is in order;
     `arrived` is the same for results.
@@ -31,9 +36,24 @@ class State(NamedTuple):
     arrived: tuple[int, ...] = NONE
     loose: tuple[int, ...] = (0,) * 3  # results, by unit
     unread: int = 0
-    guarded: tuple[int, ...] = (0,) * 16
+    guarded: tuple[int, ...] = UNGUARDED
     guarded_reads: Readers = MappingProxyType({})
     units: tuple[int, ...] = (0,) * 3
+    readers: tuple[int, ...] = (0,) * (OTHER + 1)
+
+    @property
+    def flying(self) -> int:
+        """The results in flight."""
+        return union(self.writes) | union(self.loose)
+
+    @property
+    def being_read(self) -> int:
+        """The operands that are still to be read."""
+        return union(self.reads) | self.unread
+
+    def out_of_order(self, order: int) -> int:
+        """The operands that instructions outside of an order may still read."""
+        return union(tuple([mask for each, mask in enumerate(self.readers) if each != order or each == OTHER]))
 
 
 def union(masks: tuple[int, ...]) -> int:
@@ -45,11 +65,15 @@ def union(masks: tuple[int, ...]) -> int:
 
 def _both_only(a: tuple[int, ...], b: tuple[int, ...], in_a: int, in_b: int) -> tuple[int, ...]:
     """For each guard, return what's in flight under that guard alone, whichever way the code took."""
+    if a == b:
+        return a
     return tuple([(x | ~in_a) & (y | ~in_b) & (x | y) for x, y in zip(a, b, strict=True)])
 
 
 def forget_guards(state: State, written: int) -> State:
     """Return the state after predicates were written. The old values no longer show which instructions ran."""
+    if state.guarded == UNGUARDED and not state.guarded_reads:
+        return state
     changed = {k & 7 for k in range(7) if written >> STARTS.P + k & 1}
     if not changed:
         return state
@@ -66,7 +90,7 @@ def reads_of(state: State, barrier: int) -> int:
 
 def _merge_readers(one: State, other: State) -> Readers:
     """Return the operands that are read under one guard only, whichever way the code took."""
-    found = {}
+    found: dict[tuple[int, int], int] = {}
     for guard, barrier in one.guarded_reads.keys() | other.guarded_reads.keys():
         a, b = (state.guarded_reads.get((guard, barrier), 0) for state in (one, other))
         mask = (a | ~reads_of(one, barrier)) & (b | ~reads_of(other, barrier)) & (a | b)
@@ -83,29 +107,57 @@ def read_by_others(state: State, guard: int) -> int:
     return found
 
 
-def add_reader(state: State, guard: int, read: int, announced: int, takes_unread: bool) -> Readers:
-    """Return `guarded_reads` after an instruction that reads `read` and has a barrier for it, or UNREAD. With
-    `takes_unread`, that barrier then stands for the operands that had none, too.
+def add_reads(state: State, read: int, guard: int, order: int, write: int, reads: int) -> State:
+    """Return the state after an instruction that reads `read`, with its write and read barrier.
+
+    `order` is a group of instructions that read their operands in order, or OTHER. A barrier of the group also stands
+    for the group's operands that have none.
     """
-    found = dict(state.guarded_reads)
-    barriers = {announced, UNREAD} if takes_unread else {announced}
-    for each in {key[0] for key in found} | {guard}:
+    others = state.out_of_order(order)
+    announced = next((barrier for barrier in (reads, write) if barrier < BARRIERS), UNREAD)
+    taken = 0
+    covered = [mask & ~read for mask in state.covered]
+    if order != OTHER and announced != UNREAD:
+        taken = state.unread & ~others
+        for barrier in {write, reads}:
+            if barrier < BARRIERS:
+                covered[barrier] |= (state.readers[order] | read) & ~others
+    readers = list(state.readers)
+    readers[order] |= read
+    guards = _add_reader(state, guard, read, announced, taken)
+    every, unread = list(state.reads), state.unread & ~taken
+    if announced == UNREAD:
+        unread |= read
+    else:
+        every[announced] |= read | taken
+    return state._replace(
+        reads=tuple(every), unread=unread, covered=tuple(covered), readers=tuple(readers), guarded_reads=guards
+    )
+
+
+def _add_reader(state: State, guard: int, read: int, announced: int, taken: int) -> Readers:
+    """Return `guarded_reads` after an instruction that reads `read` and has a barrier for it, or UNREAD. That barrier
+    then also stands for the operands in `taken`, which had none.
+    """
+    old = state.guarded_reads
+    if not read | taken or (not old and guard & 7 == PT):
+        return old
+    found = dict(old)
+    for each in {key[0] for key in old} | {guard}:
         mine = read if each == guard else 0
-        only, others = mine, read & ~mine
-        for barrier in barriers:
-            alone = found.get((each, barrier), 0)
-            only, others = only | alone, others | reads_of(state, barrier) & ~alone
-        if takes_unread:
-            found.pop((each, UNREAD), None)
-        found[each, announced] = only & ~others
+        alone, loose = old.get((each, announced), 0), old.get((each, UNREAD), 0)
+        others = read & ~mine | reads_of(state, announced) & ~alone | taken & ~loose
+        if taken:
+            found[each, UNREAD] = loose & ~taken
+        found[each, announced] = (mine | alone | loose & taken) & ~others
     return {key: mask for key, mask in found.items() if mask}
 
 
 def merge(one: State | None, other: State) -> State:
     if one is None or one == other:
         return other
-    mine, theirs = union(one.reads) | one.unread, union(other.reads) | other.unread
-    ours, others = union(one.writes) | union(one.loose), union(other.writes) | union(other.loose)
+    mine, theirs = one.being_read, other.being_read
+    ours, others = one.flying, other.flying
 
     def both(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([x | y for x, y in zip(a, b, strict=True)])
@@ -122,4 +174,30 @@ def merge(one: State | None, other: State) -> State:
         _both_only(one.guarded, other.guarded, ours, others),
         _merge_readers(one, other),
         _both_only(one.units, other.units, ours, others),
+        both(one.readers, other.readers),
+    )
+
+
+def clear(state: State, mask: int) -> State:
+    """Return the state after the barriers in `mask` were awaited."""
+    covered = arrived = 0
+    for barrier in range(BARRIERS):
+        if mask >> barrier & 1:
+            covered |= state.covered[barrier]
+            arrived |= state.arrived[barrier]
+    kept = [not mask >> barrier & 1 for barrier in range(BARRIERS)]
+    reads = tuple([r & ~covered if keep else 0 for r, keep in zip(state.reads, kept, strict=True)])
+    unread = state.unread & ~covered
+    left = union(reads) | unread
+    return State(
+        tuple([w & ~arrived if keep else 0 for w, keep in zip(state.writes, kept, strict=True)]),
+        reads,
+        tuple([c if keep else 0 for c, keep in zip(state.covered, kept, strict=True)]),
+        tuple([a if keep else 0 for a, keep in zip(state.arrived, kept, strict=True)]),
+        tuple([loose & ~arrived for loose in state.loose]),
+        unread,
+        state.guarded,
+        state.guarded_reads,
+        state.units,
+        tuple([readers & left for readers in state.readers]),
     )

@@ -3,6 +3,8 @@
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so | python -m tests.sass.hazards [--every N]
     [--jobs N] [--most WORDS] [--json FILE]
 
+Findings and progress are printed to standard error as they come, the totals at the end.
+
 Inserted code must not read a value that's in flight, must not write a register whose value is in flight or still to be
 read, and must allow some cycles for fixed-latency results (stalls.py). ptxas knows the hardware better, so its own code
 breaks these rules. RULES has the allowed exceptions. Any other finding is an error in our tables, in control flow, or
@@ -18,22 +20,25 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 
 from gpt.base.errors import GptError
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.code import Code
-from gpt.sass.graph import Graph
+from gpt.sass.graph import Block, Graph
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, name_registers
-from gpt.sass.words import BARRIERS
+from gpt.sass.stalls import find_unscheduled
+from gpt.sass.words import BARRIERS, PT
 from tests.sass.distances import Distances, least_distances, longest_of_shortest
-from tests.sass.hazard_state import UNREAD, State, add_reader, forget_guards, merge, read_by_others, union
+from tests.sass.hazard_state import OTHER, UNGUARDED, State, add_reads, clear, forget_guards, merge, read_by_others
 from tests.sass.torch_check import map_cubins, read_version
 
 RULES = {
     "queue reads": "Instructions of memory and SHFL read their operands in order: a later one was awaited "
     "(docs/sass-rules.md)",
+    "SYNCS reads": "SYNCS.ARRIVE reads its operands in order: a later one was awaited (test_hazards.py)",
     "read at once": "MUFU, POPC and the like read their operands when they issue (docs/sass-rules.md), and every "
     "instruction its guard and other predicates",
     "queue writes": "An instruction of that queue writes its result after those before it have read their operands",
@@ -46,6 +51,8 @@ RULES = {
     "other lanes": "The one in flight and this one have opposite guards, so no lane has both",
     "calls": "What a function leaves in flight isn't mixed up between its callers",
 }
+PROGRESS = 16  # cubins per line
+WALKS = 100  # per block, at most
 GENERAL = (1 << 255) - 1
 PREDICATES = 127 << STARTS.P
 AT_ONCE = {"MUFU", "POPC", "FLO", "MATCH", "F2F", "F2I", "I2F", "FRND", "FCHK", "BREV", "MOVM", "REDUX", "DMMA", "B2R"}
@@ -55,6 +62,7 @@ UNITS = {  # by name: a unit whose results arrive in order
 }
 QUEUE = {"LDG", "STG", "LDS", "STS", "LDSM", "STSM", "SHFL", "ATOMG", "ATOMS", "ATOM", "REDG", "LDL", "STL", "LD", "ST",
          "S2R", "LDGSTS", "LDC", "QSPC", "MATCH"}  # fmt: skip
+ARRIVE = 0x9A7  # SYNCS.ARRIVE; PHASECHK has another number
 WHOLE = PREDICATES | (1 << 16) - 1 << STARTS.B
 LATE = {"STS", "LDGSTS"}  # they have no results to wait for, but operands that are read late
 
@@ -69,32 +77,58 @@ class Hazards:
         self.variable = {number: decoder.entry.variable for number, decoder in self.code.used.items()}
         self.found: Counter[tuple[str, str]] = Counter()
         self.where: dict[tuple[str, str], int] = {}
+        self.settled = True
+        controls = self.code.controls
+        changes = {
+            number: self.variable[number] or name in LATE or name == "DEPBAR" for number, name in self.names.items()
+        }
+        self.changes = [  # by instruction: does it change the state?
+            bool(wait or changes[opcode] or masks.writes & PREDICATES)
+            for wait, opcode, masks in zip(controls.waits, self.code.opcodes, self.code.masks, strict=True)
+        ]
+        self.changing = [  # by block
+            [index for index in range(block.start, block.end) if self.changes[index]] for block in self.graph.blocks
+        ]
 
     def run(self) -> None:
         """Propagate states through the blocks until nothing changes, then check each instruction."""
-        arriving: list[State | None] = [None] * len(self.graph.blocks)
+        blocks = self.graph.blocks
+        arriving: list[State | None] = [None] * len(blocks)
         arriving[0] = State()
-        changed = [True, *[False] * (len(arriving) - 1)]
-        rounds = 0
-        while any(changed) and rounds < 60:
-            rounds += 1
-            for number in [number for number, is_changed in enumerate(changed) if is_changed]:
-                changed[number] = False
-                state = arriving[number]
-                assert state is not None
-                for index in range(self.graph.blocks[number].start, self.graph.blocks[number].end):
-                    state = self._issue(state, index)
-                for follower in self._followers(number):
-                    merged = merge(arriving[follower], state)
-                    if merged != arriving[follower]:
-                        arriving[follower] = merged
-                        changed[follower] = True
-        for number, arrived in enumerate(arriving):
+        left, waiting = [0], {0}  # a heap
+        for _ in range(WALKS * len(blocks)):
+            if not left:
+                break
+            number = heappop(left)
+            waiting.remove(number)
+            state = arriving[number]
+            assert state is not None
+            for index in self.changing[number]:
+                state = self._issue(self._wait(state, index), index)
+            for follower in self._followers(number):
+                merged = merge(arriving[follower], state)
+                if merged != arriving[follower]:
+                    arriving[follower] = merged
+                    if follower not in waiting:
+                        waiting.add(follower)
+                        heappush(left, follower)
+        self.settled = not left
+        for block, arrived in zip(blocks, arriving, strict=True):
             if arrived is not None:
-                state = arrived
-                for index in range(self.graph.blocks[number].start, self.graph.blocks[number].end):
-                    self._look(state, index)
-                    state = self._issue(state, index)
+                self._look_at(block, arrived)
+
+    def _look_at(self, block: Block, state: State) -> None:
+        flying, being_read = state.flying, state.being_read
+        for index in range(block.start, block.end):
+            if self.changes[index]:
+                state = self._wait(state, index)
+                flying, being_read = state.flying, state.being_read
+            read, written, *_ = self.code.masks[index]
+            if (read | written) & flying or written & being_read:
+                self._look(state, index)
+            if self.changes[index]:
+                state = self._issue(state, index)
+                flying, being_read = state.flying, state.being_read
 
     def _followers(self, number: int) -> Iterator[int]:
         """Yield a block's successors. A call has two, its function and the instruction after it; a RET has none, so
@@ -108,87 +142,66 @@ class Hazards:
         if name == "CALL" and number + 1 < len(self.graph.blocks) and number + 1 not in self.graph.successors[number]:
             yield number + 1
 
-    def _wait(self, state: State, mask: int) -> State:
-        if not mask:
-            return state
-        covered = arrived = 0
-        for barrier in range(BARRIERS):
-            if mask >> barrier & 1:
-                covered |= state.covered[barrier]
-                arrived |= state.arrived[barrier]
-        kept = [not mask >> barrier & 1 for barrier in range(BARRIERS)]
-        return State(
-            tuple([w & ~arrived if keep else 0 for w, keep in zip(state.writes, kept, strict=True)]),
-            tuple([r & ~covered if keep else 0 for r, keep in zip(state.reads, kept, strict=True)]),
-            tuple([c if keep else 0 for c, keep in zip(state.covered, kept, strict=True)]),
-            tuple([a if keep else 0 for a, keep in zip(state.arrived, kept, strict=True)]),
-            tuple([loose & ~arrived for loose in state.loose]),
-            state.unread & ~covered,
-            state.guarded,
-            state.guarded_reads,
-            state.units,
-        )
+    def _wait(self, state: State, index: int) -> State:
+        mask = self.code.controls.waits[index]
+        return clear(state, mask) if mask else state
 
     def _issue(self, state: State, index: int) -> State:
         code = self.code
-        state = self._wait(state, code.controls.waits[index])
         opcode = code.opcodes[index]
         name = self.names[opcode]
         if name == "DEPBAR":  # it waits for a number of operations, and only ptxas knows which are left
-            return self._wait(state, 1 << (code.words[index] >> 44 & 7))
+            return clear(state, 1 << (code.words[index] >> 44 & 7))
         read, written, *_ = code.masks[index]
-        state = forget_guards(state, written)
+        if written & PREDICATES:
+            state = forget_guards(state, written)
         if not self.variable[opcode] and name not in LATE:
             return state
         read &= GENERAL if name not in AT_ONCE else 0
         written &= ~WHOLE if name in ("LDGSTS", "BMOV") else -1  # "not written", "barrier at once"
-        write, reads = code.controls.write_barriers[index], code.controls.read_barriers[index]
-        writes_, reads_, covered, arrived = map(list, (state.writes, state.reads, state.covered, state.arrived))
-        loose, unread = list(state.loose), state.unread
-        unit = UNITS.get(name, 2)
-        covered = [mask & ~read for mask in covered]
-        arrived = [mask & ~written for mask in arrived]
-        for barrier in {write, reads} - {7}:
-            if barrier >= BARRIERS:
-                continue
-            if name in QUEUE:
-                covered[barrier] |= union(tuple(reads_)) | unread | read
-            if barrier == write:
-                writes_[barrier] |= written
-                arrived[barrier] |= loose[unit] | written
-        announced = reads if reads < BARRIERS else write
-        if announced < BARRIERS:
-            reads_[announced] |= read
-            if name in QUEUE:
-                reads_[announced] |= unread
-                unread = 0
+        write, reads, guard = code.controls.write_barriers[index], code.controls.read_barriers[index], code.words[index]
+        return self._add_results(
+            add_reads(state, read, guard >> 12 & 15, self._order(opcode), write, reads),
+            name, written, guard >> 12 & 15, write, reads,
+        )  # fmt: skip
+
+    def _order(self, opcode: int) -> int:
+        """Return the instructions that read their operands in order with this one, or OTHER."""
+        return 0 if self.names[opcode] in QUEUE else 1 if opcode == ARRIVE else OTHER
+
+    def _add_results(self, state: State, name: str, written: int, guard: int, write: int, reads: int) -> State:
+        """Return the state after an instruction with these results, barriers and guard."""
+        if not written and write >= BARRIERS:
+            return state
+        writes, unit = list(state.writes), UNITS.get(name, 2)
+        arrived, loose = [mask & ~written for mask in state.arrived], list(state.loose)
+        if write < BARRIERS:
+            writes[write] |= written
+            arrived[write] |= loose[unit] | written
+        elif name == "ATOM" and reads < BARRIERS:  # "predicate of ATOM"
+            writes[reads] |= written & PREDICATES
+            loose[unit] |= written & ~PREDICATES
         else:
-            unread |= read
-        if name == "ATOM" and write >= BARRIERS and reads < BARRIERS:  # "predicate of ATOM"
-            writes_[reads] |= written & PREDICATES
-            written &= ~PREDICATES
-        if write >= BARRIERS and written:
             loose[unit] |= written
-        guarded = [mask & ~written for mask in state.guarded]
-        guarded[code.words[index] >> 12 & 15] |= written
-        barrier = announced if announced < BARRIERS else UNREAD
-        readers = add_reader(state, code.words[index] >> 12 & 15, read, barrier, name in QUEUE and barrier != UNREAD)
+        guarded = state.guarded
+        if guard & 7 != PT or guarded != UNGUARDED:
+            guarded = tuple([mask & ~written | written * (each == guard) for each, mask in enumerate(guarded)])
         units = [mask & ~written for mask in state.units]
         units[unit] |= written
-        return State(
-            tuple(writes_), tuple(reads_), tuple(covered), tuple(arrived), tuple(loose), unread, tuple(guarded),
-            readers, tuple(units),
-        )  # fmt: skip
+        return state._replace(
+            writes=tuple(writes), arrived=tuple(arrived), loose=tuple(loose), guarded=guarded, units=tuple(units)
+        )
 
     def _look(self, state: State, index: int) -> None:
         code = self.code
-        state = self._wait(state, code.controls.waits[index])
         read, written, *_ = code.masks[index]
         name = self.names[code.opcodes[index]]
         guard = (code.words[index] >> 12 & 15) ^ 8
         opposite = state.guarded[guard]  # "other lanes"
-        flying = (union(state.writes) | union(state.loose)) & ~opposite
-        being_read = 0 if name in QUEUE else read_by_others(state, guard)  # "queue writes", "other lanes"
+        flying = state.flying & ~opposite
+        being_read = read_by_others(state, guard)  # "other lanes"
+        if name in QUEUE:  # "queue writes"
+            being_read &= state.out_of_order(self._order(code.opcodes[index]))
         in_order = state.units[UNITS.get(name, 2)] if name in UNITS and self.variable[code.opcodes[index]] else 0
         if name in ("LDGSTS", "BMOV"):
             written &= ~WHOLE
@@ -232,6 +245,9 @@ def examine(data: bytes, every: int, most: int) -> Result:
         if len(kernel.code) > most:
             result.counts["longer"] += 1
             continue
+        if find_unscheduled(kernel.code) is not None:
+            result.counts["unscheduled"] += 1
+            continue
         try:
             hazards = Hazards(kernel)
         except GptError:
@@ -241,6 +257,7 @@ def examine(data: bytes, every: int, most: int) -> Result:
         result.counts["kernels"] += 1
         result.counts["words"] += len(kernel.code)
         result.counts["kernels with findings"] += bool(hazards.found)
+        result.counts["unsettled"] += not hazards.settled
         for (kind, name), times in hazards.found.items():
             result.found[f"{kind}: {name}"] += times
         for (kind, name), index in list(hazards.where.items())[:2]:
@@ -258,9 +275,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     every = Result()
-    for one in map_cubins(sys.stdin.buffer, options.jobs, examine, options.every, options.most):
+    for number, one in enumerate(map_cubins(sys.stdin.buffer, options.jobs, examine, options.every, options.most), 1):
         every.add(one)
-    print(*every.lines, sep="\n", file=sys.stderr)
+        for line in one.lines:
+            print(line, file=sys.stderr)
+        if number % PROGRESS == 0:
+            print(f"{number:,} cubins: {dict(every.counts)}", file=sys.stderr, flush=True)
     result = {
         "counts": every.counts,
         "findings": dict(every.found.most_common()),

@@ -14,7 +14,7 @@ again in the way that nvdisasm seems to compute it:
 
 Each differing register is attributed to the smallest set of rules that removes the difference. If there's none, the
 difference is unexplained. In kernels without calls, no register may be live for nvdisasm alone, except predicates that
-R2P overwrites.
+R2P overwrites: R2P sets every predicate in its mask, so no earlier value is left (docs/sass-rules.md).
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from gpt.sass.check_words import NOP
 from gpt.sass.code import Code
 from gpt.sass.kernels import read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers
-from gpt.sass.words import dump_words, guard_of, with_bits, with_control, with_guard
+from gpt.sass.stalls import find_unscheduled
+from gpt.sass.words import Control, dump_words, guard_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Declaration, Inserted, Moved, Snippet
 from tests import cuda
 from tests.sass.checking import TABLE, instruction, rules, site, stored, with_words
@@ -83,6 +84,18 @@ def test_a_kernel_that_was_not_changed(image):
         cubin = CubinEditor(image)
         one = Version(read_kernel(cubin, name, TABLE), read_facts(cubin, name))
         assert not check(one, one, Declaration(registers=one.facts.registers))
+
+
+def test_a_kernel_without_a_schedule(image):
+    """ptxas 13.5 leaves stalls and barriers out of code that it doesn't optimize."""
+    cubin = CubinEditor(image)
+    name = next(iter(cubin.kernels)).decode()
+    kernel, facts = read_kernel(cubin, name, TABLE), read_facts(cubin, name)
+    assert find_unscheduled(kernel.code) is None
+    bare = {index: with_control(word, Control(0, True, 7, 7, 0, 0)) for index, word in enumerate(kernel.code.words)}
+    one = Version(replace(kernel, code=kernel.code.with_controls(bare)), facts)
+    found = check(one, one, Declaration(registers=facts.registers))
+    assert [(finding.place, finding.rule) for finding in found] == [(0, "stall")]
 
 
 def test_nvdisasm_reads_what_is_woven(pool):

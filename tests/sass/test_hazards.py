@@ -2,9 +2,13 @@
 
 import pytest
 
+from gpt.base.errors import MissingError
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.sass.derive.__main__ import find_tools
+from gpt.sass.derive.kernels import compile_ptx
 from gpt.sass.kernels import Kernel, read_kernel
 from gpt.sass.tables import table_of
+from tests.sass import hazards
 from tests.sass.assembly import program
 from tests.sass.corpus import compile_kernels
 from tests.sass.hazards import Hazards
@@ -67,3 +71,55 @@ def test_nothing_is_wrong_with_what_ptxas_compiles():
         hazards = Hazards(read_kernel(cubin, name.decode(), table_of("sm_90")))
         hazards.run()
         assert not hazards.found, name
+
+
+ARRIVALS = {
+    "expect": "mbarrier.arrive.expect_tx.shared.b64 _, [%s], %a;",
+    "arrive": "mbarrier.arrive.shared.b64 _, [%s], %a;",
+    "complete": "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%s], %a;",
+}
+OTHERS = {  # instructions that make the next value of %a
+    "LDG": "ld.global.b32 %u, [%o+16];",
+    "POPC": "popc.b32 %u, %b; add.u32 %b, %b, %u;",
+    "PHASECHK": "mbarrier.test_wait.parity.shared.b64 %p, [%s+8], %t; selp.b32 %u, 5, 7, %p;",
+}
+ARRIVING = """
+.visible .entry {name}(.param .b64 out, .param .b32 n) {{
+  .reg .b64 %o; .reg .b32 %a, %b, %u, %t, %s, %n; .reg .pred %p; .shared .align 8 .b8 bar{name}[32768];
+  ld.param.b64 %o, [out]; ld.param.b32 %n, [n];
+  mov.u32 %t, %tid.x; mad.wide.u32 %o, %t, 256, %o; mov.u32 %s, bar{name}; mad.lo.u32 %s, %t, 64, %s;
+  ld.global.b32 %a, [%o+128]; ld.global.b32 %b, [%o+132];
+loop:
+  {body}
+  sub.u32 %n, %n, 1; setp.ne.u32 %p, %n, 0;
+  @%p bra loop;
+  add.u32 %a, %a, %b;
+  st.global.b32 [%o], %a;
+  ret;
+}}
+"""
+
+
+def test_arrivals_read_their_operands_in_order(monkeypatch):
+    """ptxas lets one read barrier of a SYNCS.ARRIVE stand for the arrivals before it. It never relies on an order
+    between these and other instructions: without the first rule, its code breaks ours; with it, it doesn't.
+    """
+    names = [(f"{one}_{other}", one, other) for one in ARRIVALS for other in OTHERS]
+    body = "{first} {second} mad.lo.u32 %a, %a, %t, %u; "
+    text = "".join(
+        ARRIVING.format(name=name, body=6 * body.format(first=ARRIVALS[one], second=OTHERS[other]))
+        for name, one, other in names
+    )
+    try:
+        cubin = CubinEditor(compile_ptx(find_tools("sm_90")[0], "sm_90", text))
+    except MissingError as error:
+        pytest.skip(str(error))
+    found = {}
+    for rule, number in (("with", hazards.ARRIVE), ("without", None)):
+        monkeypatch.setattr(hazards, "ARRIVE", number)
+        for name, _, _ in names:
+            one = Hazards(read_kernel(cubin, name, table_of("sm_90")))
+            one.run()
+            found[name, rule] = {kind for kind, _ in one.found}
+    assert not any(found[name, "with"] for name, _, _ in names)
+    assert all(found[f"{one}_{other}", "without"] == {READ} for one in ARRIVALS for other in ("LDG", "POPC"))

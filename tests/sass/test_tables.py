@@ -66,6 +66,22 @@ def test_an_unknown_value_counts_with_the_most():
     assert code[0].writes.R and not code[0].kills.R, "nobody knows whether all of them are overwritten"
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_bssy_may_name_a_label_before_it(arch):
+    """Loops in code that isn't optimized have some."""
+    word = 0x003FDE0003800000_FFFFF1A000037945  # BSSY B3, 0x5c0 at 0x1410
+    code = Code(dump_words([0x918 | 7 << 12] * 0x141 + [word]), table_of(arch))
+    assert code[0x141].target == 0x5C0
+
+
+def test_r2p_overwrites_the_predicates_in_its_mask():
+    """With the mask in a register, it may overwrite any, but none for certain."""
+    words = [0x804 | 7 << 12 | 3 << 24 | 0x15 << 32, 0x204 | 7 << 12 | 3 << 24 | 4 << 32]
+    code = Code(dump_words(words), table_of("sm_90"))
+    assert code[0].writes == code[0].kills == Registers(P=0b10101)
+    assert code[1].writes == Registers(P=127) and code[1].kills == Registers()
+
+
 def test_numbers_that_mean_no_register():
     table = parse_table(TEXT)
     nothing = table.effect(0x981 | 7 << 12 | 255 << 16 | 255 << 24 | 63 << 32)

@@ -148,10 +148,18 @@ class Derivation:
         texts = [text or "" for text in self.oracle.texts(words)]
         found = [(word, text, _DISTANCE.search(text)) for word, text in zip(words, texts, strict=True)]
         jumps = [(word, text, int(distance[1], 16)) for word, text, distance in found if distance]
-        for form in TARGETS:
-            if jumps and all(target_of(word, form, 0) == distance for word, _, distance in jumps):
-                names = {_name(text) for _, text, _ in jumps}
-                return [with_target(word, form, 0, SIZE) for word in words], form if names & {*JUMPS} else None
+        forms = [
+            form for form in TARGETS
+            if jumps and all(target_of(word, form, 0) == distance for word, _, distance in jumps)
+        ]  # fmt: skip
+        # The forms that fit may differ in how wide they are, which only a jump backward shows.
+        backward = [with_target(jumps[0][0], form, 0, -SIZE) for form in forms] if len(forms) > 1 else []
+        for word, text in zip(backward, self.oracle.texts(backward), strict=True):
+            if found_distance := _DISTANCE.search(text or ""):
+                forms = [form for form in forms if target_of(word, form, 0) == int(found_distance[1], 16)]
+        for form in forms:
+            names = {_name(text) for _, text, _ in jumps}
+            return [with_target(word, form, 0, SIZE) for word in words], form if names & {*JUMPS} else None
         return words, None
 
     def _opcode(self, number: int, samples: Samples, words: Sequence[int], target: str | None) -> Opcode:
