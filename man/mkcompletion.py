@@ -4,8 +4,9 @@
 
 writes DIR/bash-completion/completions/NAME, DIR/zsh/site-functions/_NAME and DIR/fish/vendor_completions.d/NAME.fish.
 A page's SYNOPSIS has the commands and whether a program is run, its OPTIONS what each option takes: `Cm a | b` are
-words, `Ar FILE` and `Ar DIR` are paths, and `Ar WORD,...` is a list with commas. tests/man holds OPTIONS against
---help. So no stage is started for a completion, and nothing is kept twice.
+words, `Ar FILE` and `Ar DIR` are paths, and `Ar WORD,...` is a list with commas. A command may have a page of its own
+with more options, as gpt-analyze-summary(1). tests/man holds OPTIONS against --help. So no stage is started for a
+completion, and nothing is kept twice.
 """
 
 from __future__ import annotations
@@ -52,18 +53,30 @@ class Tool:
 
 
 def parse_page(path: Path) -> Tool:
-    """Return the commands and options of a tool from the SYNOPSIS and OPTIONS of its page."""
-    text = path.read_text()
-    synopsis, options = (
-        text.partition(f"\n.Sh {name}\n")[2].partition("\n.Sh ")[0] for name in ("SYNOPSIS", "OPTIONS")
-    )
-    items = re.split(r"^\.It ", options, flags=re.M)[1:]
-    return Tool(
-        path.stem,
-        tuple(re.findall(r"^\.Nm\n\.Cm (\w+)$", synopsis, re.M)),
-        tuple(_parse_option(item) for item in items if item.startswith("Fl")),
-        "\n.Ar COMMAND" in synopsis or "Ar COMMAND " in synopsis,
-    )
+    """Return the commands and options of a tool from the SYNOPSIS and OPTIONS of its page and its commands' pages."""
+    texts = {path.stem: path.read_text()}
+    texts |= {page.stem: page.read_text() for page in sorted(path.parent.glob(f"{path.stem}-*.1"))}
+    synopsis = _find_section(texts[path.stem], "SYNOPSIS")
+    commands = re.findall(r"^\.Nm\n\.Cm (\w+)$", synopsis, re.M)
+    commands += [name.removeprefix(f"{path.stem}-") for name in texts if name != path.stem]
+    options: dict[tuple[str, ...], Option] = {}
+    for text in texts.values():
+        for item in re.split(r"^\.It ", _find_section(text, "OPTIONS"), flags=re.M)[1:]:
+            if item.startswith("Fl"):
+                option = _parse_option(item)
+                options.setdefault(option.flags, option)
+    runs = "\n.Ar COMMAND" in synopsis or "Ar COMMAND " in synopsis
+    return Tool(path.stem, tuple(dict.fromkeys(commands)), tuple(options.values()), runs)
+
+
+def find_pages() -> list[Path]:
+    """Return the page of each tool, but no page of a command."""
+    pages = sorted((MAN / "man1").glob("gpt-*.1"))
+    return [page for page in pages if not any(page.stem.startswith(f"{tool.stem}-") for tool in pages)]
+
+
+def _find_section(text: str, title: str) -> str:
+    return text.partition(f"\n.Sh {title}\n")[2].partition("\n.Sh ")[0]
 
 
 def _parse_option(item: str) -> Option:
@@ -235,7 +248,7 @@ SHELLS = {
 def write_all(folder: Path) -> list[Path]:
     """Writes the files below a folder, as `share` of a prefix, and returns their paths."""
     written = []
-    for page in sorted((MAN / "man1").glob("gpt-*.1")):
+    for page in find_pages():
         tool = parse_page(page)
         for name, make in SHELLS.items():
             path = folder / name.format(tool.name)

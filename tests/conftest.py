@@ -21,7 +21,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 # Most GPU code in the tests is made up: the simulated device accepts its launches and runs nothing.
 os.environ["GPT_SIM_RUN"] = "none"
 
-# The time that an example takes says more about the machine than about the code.
+# Examples have no time limit: on a busy machine, any of them may take long.
 SLOW = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large
 hypothesis.settings.register_profile("gpt", max_examples=tiers.examples(200), deadline=None, suppress_health_check=SLOW)
 hypothesis.settings.load_profile("gpt")

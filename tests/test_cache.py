@@ -358,7 +358,7 @@ def test_what_has_the_name_of_a_result_is_not_taken_for_one(kind, tmp_path):
             os.chown(path, 2002, 2002)
         case "others write":
             path.chmod(0o666)
-    # A link of the user's own, such as a backup tool makes.
+    # The user may have made a hard link, as backup tools do.
     assert kept.get(KEY) == (b"data" if kind == "hard link" else None)
     kept.put(KEY, b"new")
     assert kept.get(KEY) == (None if kind == "folder" else b"new")

@@ -28,7 +28,7 @@ def how(request, monkeypatch):
 
 
 def test_a_full_disk_names_the_file(tmp_path):
-    """This also holds if buffered data can't be written when the file is closed."""
+    """The error names the file even if it's closing the file that can't write the rest of the data."""
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
     source = "from pathlib import Path\nfrom gpt.base.outputs import replacing\n" + limit

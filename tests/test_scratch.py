@@ -109,6 +109,6 @@ def test_probes_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path, monkeypat
 
 
 def test_shell_scripts_judge_the_folder_alike():
-    """Each is a file that's installed alone, so all three contain the same function."""
+    """Each script is installed as a single file, so all three contain the same function."""
     scripts = [(ROOT / "bin" / name).read_text() for name in ("gpt-debloat", "gpt-negativa", "gpt-trace")]
     assert len({re.findall(r"^place\(\) \{.*?^\}", text, re.M | re.S)[0] for text in scripts}) == 1

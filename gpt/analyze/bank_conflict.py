@@ -1,4 +1,4 @@
-"""gpt-analyze bank_conflict: how many passes over its banks shared memory needs for its accesses.
+"""gpt-analyze bank_conflict: count the passes that accesses to the banks of shared memory take.
 
 Shared memory has 32 banks of 4 bytes. Lanes of a warp access it together if the probe saw them at the same clock: a
 *request*. It's served in groups of lanes that together ask for 128 bytes: all 32 lanes for accesses of 4 bytes, 16 for

@@ -120,7 +120,7 @@ class _Totals:
 
 
 def _find_clocks(sums: BufferSums) -> int:
-    """Return the clocks that blocks ran, added up."""
+    """Return the total number of clocks for which blocks ran."""
     fields = sums.fields
     if "stop" not in fields:
         return int(fields["elapsed"].total)

@@ -3,7 +3,7 @@
 A collective's kernel runs on each rank and waits there for the other ranks. A rank's time, from the start of its kernel
 to its end, has two parts:
 
-- *waiting* is the time until the last rank started, and that rank is the one waited for;
+- *waiting* is the time until the last rank started; the others waited for that rank;
 - *transfer* is the rest.
 
 This is valid if no rank can finish before all have started: for all-reduce, all-gather, reduce-scatter and all-to-all.

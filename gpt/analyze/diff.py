@@ -315,7 +315,7 @@ def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: f
 
 
 def _find_most(where: str, compared: list[Compared], whole: float) -> str | None:
-    """Name the function or kernel that changed most, if that isn't noise; all changed together by `whole` ns."""
+    """Name the function or kernel that changed most, if that isn't noise. `whole` is the total change in ns."""
     known = (one for one in compared if one.differs not in (NOISE_ONLY, NOTHING, NOT_TIMED))
     found = max(known, key=lambda one: abs(one.change), default=None)
     if not found or not found.change:

@@ -1,12 +1,12 @@
 """gpt-analyze dmat: which pages of global memory a launch accesses, and when.
 
-A launch can make a hundred million accesses, 32 bytes each, in a memory-mapped file. It's read BATCH accesses at a
-time, in several passes: first to find the range of clocks and pages, then the pages that are accessed (page_ranks.py),
-and last to count the accesses in a matrix of at most ROWS by COLUMNS. The rows are the pages that are accessed at all
-(the map is *dense*: addresses in between take no room), the columns are clocks since the first access. Each SM has its
-own clock, which counts from its first access in the launch. If entries don't name the SM (Neutrino's don't), SMs whose
-clocks differ are drawn side by side. A row is named after the tensor in its first page, if `gpt.tensors` or TensorTrace
-recorded the tensors. An entry may stand for several accesses, `count`, as in a `.dmat`.
+A launch can make a hundred million accesses, which take 32 bytes each in a memory-mapped file. The file is read BATCH
+accesses at a time, in several passes: first to find the range of clocks and pages, then the pages that are accessed
+(page_ranks.py), and last to count the accesses in a matrix of at most ROWS by COLUMNS. The rows are the pages that are
+accessed at all (the map is *dense*: addresses in between take no room), the columns are clocks since the first access.
+Each SM has its own clock, which counts from its first access in the launch. If entries don't name the SM (Neutrino's
+don't), SMs whose clocks differ are drawn side by side. A row is named after the tensor in its first page, if
+`gpt.tensors` or TensorTrace recorded the tensors. An entry may stand for several accesses, `count`, as in a `.dmat`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,10 @@ class Figure(NamedTuple):
 
 
 def read_figures(path: Path) -> list[Figure]:
-    """Read a file's rows; gpt-analyze(1) has the format. Raises OSError, and MalformedError with the line."""
+    """Read a file's rows, whose format is in gpt-analyze-exposed_latency(1).
+
+    Raises OSError, and MalformedError with the line.
+    """
     with open(path, "rb") as file:
         data = file.read(LONGEST + 1)
     if len(data) > LONGEST:
@@ -153,7 +156,7 @@ Key = tuple[str, str]  # probes and kernel
 
 
 class ExposedLatency(TimedFold[Key, Bar]):
-    """The bars of all traces, and of a file of figures."""
+    """The bars of all traces, and of a file with another tool's figures."""
 
     def __init__(self, beside: Path | None = None) -> None:
         super().__init__()

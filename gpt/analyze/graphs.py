@@ -87,7 +87,7 @@ def graphs(trace: TraceModel) -> Answers:
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
                      len(graph.calls), *gpu, _median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
-        # By name, since functions may share one: nodes, and sums of the entries in spans
+        # Sums by name, since several functions may have the same name: nodes, and entries in `spans`
         own: dict[str, tuple[int, int, int, float]] = {}
         for function, count in made.kernels.items():
             probed, timed, span = spans.get((graph.number, function), (0, 0, 0.0))

@@ -182,8 +182,8 @@ def _sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tu
 
 
 def _waited(cause: str, times: Times) -> int | None:
-    """Return how long the host had waited, or None if work was queued, because one wait then
-    precedes many idle times.
+    """Return how long the host had waited, or None if work was queued: many idle times then follow a single wait, and
+    its length would be counted for each.
     """
     from gpt.analyze.lib.idle_causes import BETWEEN, LATE
 
@@ -317,8 +317,8 @@ class _Answer:
             yield from self._find_kernel()
 
     def _iter_groups(self) -> Iterator[tuple[str, list[str | None], Times]]:
-        """Yield causes with their functions, most time first. Calls of one type are merged, because the same action
-        helps.
+        """Yield causes with their functions, most time first. Calls of one type are merged, because the advice for them
+        is the same.
         """
         from gpt.analyze.lib.idle_causes import CALL, Times
 

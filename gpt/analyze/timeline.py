@@ -65,7 +65,7 @@ def _find_form(output: Path | None) -> TimelineFormat:
 
 
 class Drawing:
-    """Keeps everything that was read until it's drawn, in a file if that's much."""
+    """Keeps everything that was read until it's drawn, in a file if there's a lot."""
 
     streams, drains = False, True
 

@@ -162,7 +162,7 @@ def _find_shared(runs: list[_Run]) -> list[str]:
 
 
 def _values(runs: list[_Run]) -> tuple[Any, ...]:
-    """Return the columns WARPS; for several launches, span and tail are means, the tail of launches with detail."""
+    """Return the columns WARPS. Span and tail of several launches are means; only launches with detail have a tail."""
     from gpt.trace.durations import Durations
 
     times = Durations()

@@ -39,7 +39,7 @@ class Assembler:
 
     @cached_property
     def checker(self) -> Assembler:
-        """Return an assembler that only checks modules; this one if there are targets other than host."""
+        """Return an assembler that only checks modules, or this one if there are targets other than host."""
         return Assembler(self._targets, replace(self._options, check=True), self._cache) if self.is_host else self
 
     def assemble(self, text: bytes, name: str, target: Target) -> TargetCode:

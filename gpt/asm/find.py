@@ -4,7 +4,8 @@ The search order is `--ptxas`, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, `CUDA_PATH/
 Triton's copy; the first to answer `--version` is the default. If it doesn't support a module's PTX version or
 target, the newest of the others that does takes its place. With `--ptxas` there are no others.
 
-gpt-hook waits for `gpt-asm --tools` before each probed run, so what only running a ptxas needs is imported there.
+gpt-hook waits for `gpt-asm --tools` before each probed run, so modules that are needed only to run a ptxas are imported
+where it's run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NAMED = re.compile(r"'(sm_\w+)'")
 
 
 class Tool(NamedTuple):
-    """An installed ptxas. `identity` is its whole answer to --version, which differs between builds."""
+    """An installed ptxas. `identity` is all that it prints for --version, which differs between builds."""
 
     path: str
     release: tuple[int, ...]
@@ -137,7 +138,7 @@ def split_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _named(path: str, what: str) -> str:
-    """Find a ptxas that the user named, as a shell would."""
+    """Find a ptxas that the user named, like a shell: by its path or in PATH."""
     found = shutil.which(path)
     if found is None:
         raise MissingError(f"{what}: no such executable", path)

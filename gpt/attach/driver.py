@@ -123,7 +123,8 @@ def open_library(path: str) -> DriverFile:
 
 
 def _open_regular(path: str) -> int | None:
-    """Open a file for reading, or return None if it isn't regular: opening a device or pipe can block or do things.
+    """Open a file for reading, or return None if it isn't regular: opening a device or pipe can block or have side
+    effects.
 
     Raises OSError; ValueError for an impossible path; MissingError if no descriptor is left.
     """

@@ -1,8 +1,8 @@
 """Parse what bpftrace prints into events, line by line: JSON (`bpftrace -f json`) or text, complete or truncated.
 
 In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, lines without
-the tag that `begin` announces are somebody else's; recordings from earlier releases have no tag. Lines that make no
-sense are counted, including the last one if the input ends within it.
+the tag that `begin` announces were forged or have another origin; recordings from earlier releases have no tag. Lines
+that make no sense are counted, including the last one if the input ends within it.
 """
 
 from __future__ import annotations

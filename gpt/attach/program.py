@@ -134,7 +134,7 @@ def watch(function: DriverFunction) -> FunctionProbes:
 
 
 def _quote(path: str) -> str:
-    """Return a path as bpftrace takes it. Raises UsageError rather than to escape anything."""
+    """Return a path in quotes, as bpftrace takes it. Raises UsageError if any character might have to be escaped."""
     if not PLACE.fullmatch(path):
         raise UsageError("a program cannot name it: copy or link it to a path of letters, digits and . _ + - /", path)
     return f'"{path}"'
@@ -220,8 +220,8 @@ def generate(
     """Return the program. `functions` come with their files, `kernel` are more probes, `about` is a comment in lines.
 
     With `pid`, only calls of that process are printed; it counts in the machine's first pid namespace. `exits` says
-    that the kernel's tracepoints are available, to report when processes end. `tag`: see above.
-    Raises UsageError for a file that can't be named safely.
+    that the kernel's tracepoints are available, to report when processes end. `tag` is the TAG of each line. Raises
+    UsageError for a file that can't be named safely.
     """
     listed = ", ".join(
         f"{number} {function.symbol} {_words(function)}" for number, (_, function) in enumerate(functions)

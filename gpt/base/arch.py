@@ -1,4 +1,4 @@
-"""Compute capabilities in the spellings of people and files: `sm_90`, `sm_90a`, `sm_100f`, and `9.0` from CUDA."""
+"""Parse compute capabilities as people and files spell them: `sm_90`, `sm_90a`, `sm_100f`, and `9.0` as in CUDA."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parse_arch(text: str) -> Arch:
 def parse_archs(text: str) -> list[Arch]:
     """Parse the value of --arch, such as `sm_90a,8.0`.
 
-    In order, without duplicates, empty for empty text. Raises UsageError.
+    The result is in the same order, without duplicates, and empty for empty text. Raises UsageError.
     """
     try:
         archs = dict.fromkeys(parse_arch(name) for name in text.split(",") if name)

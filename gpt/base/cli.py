@@ -170,7 +170,7 @@ def _call(
 def check_names(option: str, values: Iterable[str]) -> None:
     """Raise UsageError for an empty filter, which may come from an empty variable in a script.
 
-    Some tools would take it for every kernel, others for none.
+    To some tools it would mean every kernel, to others none.
     """
     for value in values:
         if not value:

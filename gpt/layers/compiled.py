@@ -34,7 +34,9 @@ def shorten(path: str) -> str:
 
 
 def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
-    """Return each node's module, by the name in Inductor's comments. `traced`: AOTAutograd made the graph."""
+    """Return each node's module, by the node's name in Inductor's comments. `traced` says that AOTAutograd made the
+    graph.
+    """
     found = {}
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")

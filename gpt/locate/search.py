@@ -201,7 +201,7 @@ class Search:
 
     @property
     def _settled(self) -> bool:
-        """Return whether lists and --arch can't turn out to be wrong any more."""
+        """Return True if no fault in lists and --arch can appear any more."""
         return self._lists.settled and not any(target.all_idle for target in self._wanted.targets)
 
     def _misfits(self) -> Iterator[tuple[GptError, list[DeviceSet]]]:

@@ -36,8 +36,8 @@ class DeviceSet:
 def find_targets(archs: Sequence[Sequence[Arch]], used: Used, everything: bool) -> list[DeviceSet]:
     """Return the devices of each --arch, or else of the traces.
 
-    The same devices count once, in whatever order they're named. A suffix says which devices run some code, and a
-    device has none: an H100 is sm_90 and runs the code for sm_90a. So wheels for sm_90 and for sm_90a would be one.
+    Values that name the same devices in any order count once. A suffix is ignored, because it belongs to code and not
+    to devices: an H100 is sm_90, and runs code for sm_90a. So wheels for sm_90 and for sm_90a would be the same.
 
     Raises MalformedError, and UsageError if there are no devices. Records get `arch` if only --arch decides
     (`everything`), or if there are several.

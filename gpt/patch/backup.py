@@ -87,7 +87,7 @@ def restore(path: Path) -> None:
                 )
         with _folder_of(backup, original) as folder:
             os.rename(backup.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-            # If patching was interrupted before the replacement, both are the same file, which keeps both names.
+            # If patching was interrupted before the replacement, both names refer to the same file, and both stay.
             with suppress(FileNotFoundError):
                 os.unlink(backup.name, dir_fd=folder)
         check_unreplaced(path, original)

@@ -44,8 +44,8 @@ def label_of(arch: str) -> str:
 def with_label(version: str, label: str) -> str:
     """Add a label to a version, unless it has it.
 
-    Architectures replace the architectures at its end: what's left for sm_90 of a wheel for sm_80 and sm_90 is for
-    sm_90.
+    A label of architectures replaces the architectures at the end of the version: if a wheel for sm_80 and sm_90 is
+    reduced to sm_90, its version names only sm_90.
     """
     public, _, local = version.partition("+")
     if _LOCAL_ARCHS.fullmatch(label):

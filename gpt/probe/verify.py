@@ -88,8 +88,8 @@ def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Opera
 
 
 def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Name, str, bool]]:
-    """Yield OUT and IN1 to IN4 with the type that each must have, and whether a narrower type will do, as it does for a
-    field.
+    """Yield OUT and IN1 to IN4 with the type that each must have, and whether a narrower type is accepted, as for a
+    field of a record.
     """
     match node:
         case tree.Instruction():

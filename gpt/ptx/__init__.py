@@ -19,6 +19,6 @@ Scanner and grammar share the tokens of tokens.py. The interface for stages:
     names.parse_names(data) -> Contents        the names of a module's functions alone: a gigabyte in a second
 
 PTX is read as latin-1, one character per byte, so every offset in a Module's text is a byte offset in its data. The
-scanner doesn't check statements: any text that begins like an instruction is one, up to the semicolon. ptxas is the
-judge of opcodes and modifiers, which grow twice a year; the scanner accepts them all.
+scanner doesn't check statements: any text that begins like an instruction is one, up to the semicolon. It accepts all
+opcodes and modifiers, because new ones appear twice a year; ptxas checks them.
 """

@@ -2,7 +2,7 @@
 token by token, including the grammar, uses TOKEN.
 
 ptxas decides what a token is: `.u$32` is one word, `>=` one operator wherever it stands, a blank is ASCII. The patterns
-are for re.ASCII, and possessive: none goes back over what it has matched.
+are for re.ASCII, and possessive: they never backtrack.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ TIMES = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
 def human(size: float) -> str:
-    """Format a size in binary units with three digits; only from 1024 of a unit on in the next one."""
+    """Format a size with three digits, in the largest binary unit of which it has at least one."""
     size = round(size)
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while abs(value) >= 1023.5 and len(units) > 1:

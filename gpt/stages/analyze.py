@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.command import Analysis
 
 TOOL = "gpt-analyze"
-ABOUT = "Report what programs did with the GPU, from traces of gpt-hook."
+ABOUT = """Report what programs did with the GPU, from traces of gpt-hook. Each command has a man page:
+gpt-analyze-COMMAND(1)."""
 ANALYSES = (  # each is gpt/analyze/NAME.py
     "summary",
     "events",

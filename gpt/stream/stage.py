@@ -245,9 +245,9 @@ class Stage:
                     self._pass(one, handle, settle)
                 end = [] if inside else [record]
             self._write_all(settle())
-            # A library may have no elements left, but a stream with PTX or a trace never was a list of elements.
+            # A list of elements may be empty: a library's `library_end` shows that this is one. With PTX it isn't.
             listed = {"library_end"} if wants is ELEMENT and "ptx" not in kinds else set[str]()
-            # With a sync, it's a dialog in which no request has been made yet.
+            # A stream with a sync may still be waiting for its first request.
             if wants and not kinds & {wants[0], "sync", *listed}:
                 self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
             for one in end:

@@ -141,7 +141,9 @@ class Copies:
 
 
 class Spread:
-    """Bytes per second in each of some slices of time. It has copies in graphs, and CALLED or RAN ones (`measured`)."""
+    """Bytes per second in each of some slices of time, by copies in graphs and by either CALLED or RAN copies
+    (`measured`).
+    """
 
     def __init__(self, measured: int, first: int, last: int, total: float) -> None:
         self.measured = measured

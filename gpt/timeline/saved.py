@@ -41,8 +41,8 @@ class Ran(NamedTuple):
 
 
 class SavedSpans(NamedTuple):
-    """The `facts` of spans. Calls and GPU times have numbers of facts: some rows their own, the others by process and
-    function.
+    """The `facts` of spans, which calls and GPU times refer to by number: some rows by themselves (`calls`, `work`),
+    the others by process and function (`calls_of`, `work_of`).
 
     `ran` are launches whose GPU time is known; `lost` counts launches without a call in the trace.
     """

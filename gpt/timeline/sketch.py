@@ -63,7 +63,9 @@ class Scene:
     """The results of the first pass: the tracks, without lanes, and when everything begins and ends."""
 
     def __init__(self, model: TraceModel, saved: SavedSpans | None = None) -> None:
-        """Look. Facts about `saved` data can be found once for each model, so pass them if they're known."""
+        """Read the model. Finding the facts about `saved` data takes a pass over all calls, so pass them if they're
+        known.
+        """
         self.model = model
         self.tracks: set[Track] = set()
         self.bounds = LAST, -LAST

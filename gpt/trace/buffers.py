@@ -380,7 +380,7 @@ class Probes:
         self._fates: dict[int, int | None] = {}  # functions of launches without times so far; None: not chosen
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
-        self._unwritten = Counter[int]()  # launches with probes that lack a `probed` record, by function
+        self._unwritten = Counter[int]()
         self._launches: dict[int, ProbedLaunch] = {}
         self._taken: dict[int, set[int]] = {}  # maps whose buffers were taken, by launch
         self._begun: dict[tuple[int, int], Parts] = {}  # incomplete buffers, by launch and map
@@ -399,16 +399,20 @@ class Probes:
 
         Nothing but the kernel is known about launches without a `probed` record, so other filters choose all of them.
         """
-        for _, rows in self.counted.take():
-            if "probed" in (rows.dtype.names or ()):
-                for function, count in rows[["function", "probed"]].tolist():
-                    self._unwritten[function] += count
-        unwritten = {function: count for function, count in self._unwritten.items() if count > 0}
+        unwritten = self.unwritten()
         if not self._selected:
             return len(self._launches) + sum(unwritten.values())
         chosen = filter(self._is_chosen, self._launches.values())
         known = sum(self._is_of_chosen(launch.function) for launch in chosen)
         return known + sum(count for function, count in unwritten.items() if self._is_of_chosen(function))
+
+    def unwritten(self) -> dict[int, int]:
+        """Return the number of launches with probes that lack a `probed` record, by function."""
+        for _, rows in self.counted.take():
+            if "probed" in (rows.dtype.names or ()):
+                for function, count in rows[["function", "probed"]].tolist():
+                    self._unwritten[function] += count
+        return {function: count for function, count in self._unwritten.items() if count > 0}
 
     def add(self, record: Record) -> None:
         """Add a record of a known kind. Raises MalformedError if it makes no sense."""

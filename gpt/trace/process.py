@@ -347,7 +347,7 @@ class Process:
         return self.unrecorded.within_one(self.clock.monotonic, self.find_end(last))
 
     def recorded(self, last: int) -> int | None:
-        """Return for how many of these ns it was on, or None if it was on throughout."""
+        """Return for how many ns recording was on in that time, or None if it was never off."""
         if not self.changes:
             return None
         return max(0, self.find_end(last) - self.clock.monotonic - self.unrecorded_until(last))

@@ -101,7 +101,7 @@ class Entries:
     def read(
         self, dtype: np.dtype[np.void], per_lane: bool, start: int = 0, end: int | None = None
     ) -> tuple[Counts, Slots]:
-        """Return the units and the fields of the entries from `start` up to `end`. `per_lane`: units are threads."""
+        """Return the units and fields of the entries from `start` up to `end`. With `per_lane`, units are threads."""
         end = len(self) if end is None else min(end, len(self))
         first = int(np.searchsorted(self._begin, start, "right")) - 1
         last = int(np.searchsorted(self._begin, max(start, end), "left"))

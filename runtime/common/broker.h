@@ -205,8 +205,8 @@ enum { GPT_ARCH_BYTES = 16 };
 enum { GPT_MOST_TEXT = 64 << 10 }; // bytes of a pipeline's text
 enum { GPT_DIGEST_BYTES = 65 };
 
-// A question and its pipeline. GPT_REGISTER asks none: the zero-terminated text of a pipeline follows. It's
-// kept, and later questions refer to it by its digest.
+// A question and its pipeline. GPT_REGISTER isn't a question: the zero-terminated text of a pipeline follows.
+// The supervisor keeps it, and later questions refer to it by its digest.
 struct gpt_question {
     uint32_t pipeline;
     char arch[GPT_ARCH_BYTES];     // for GPT_PROBE: sm_90, or host
@@ -287,7 +287,7 @@ const char *gpt_add_pipeline(const char *digest, const char *text); // NULL, or 
 
 // Start the supervisor and set GPT_HOOK_BROKER; if that fails, the variable stays unset. The paths of the
 // stages are kept. `probe` is the pipeline that weaves probes, or NULL, and `digest` its name in questions.
-// `controlled`: gpt-hook ctl may name other pipelines.
+// `controlled` says that gpt-hook ctl may name other pipelines.
 void gpt_start_broker(char *const paths[GPT_STAGES], const char *digest, const char *probe, bool controlled);
 
 #endif

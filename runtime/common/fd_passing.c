@@ -132,7 +132,8 @@ void gpt_hang_up(int socket) {
     char byte;
     pid_t sender;
     shutdown(socket, SHUT_RD);
-    // Messages that haven't been read have descriptors too, and a sender; the end of the queue has none.
+    // Messages that haven't been read may have descriptors. They have a sender, too; without one, the queue
+    // is empty.
     while (sender = 0, gpt_receive(socket, &byte, sizeof(byte), files, &sender) >= 0 && sender)
         gpt_discard(files);
     close(socket);

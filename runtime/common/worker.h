@@ -32,7 +32,7 @@ void worker_send(struct worker *worker); // writes more of the request when the 
 void worker_beat(struct worker *worker); // another mark
 void worker_hear(struct worker *worker); // reads what it has written to standard error
 
-// Read its output. DONE: `output` is the answer. SPENT: so it is, but the worker takes no other request.
+// Read its output. DONE: `output` is the answer. SPENT: it is too, but the worker takes no more requests.
 enum worker_state worker_receive(struct worker *worker);
 
 void worker_rest(struct worker *worker); // after an answer

@@ -135,7 +135,7 @@ static int place_in(const void *symbol, size_t offset, size_t count, bool right_
 
 #define TO_SYMBOL const void *symbol, const void *from, size_t count, size_t offset, int kind
 #define FROM_SYMBOL void *to, const void *symbol, size_t count, size_t offset, int kind
-// `copy` takes `place`; `host_end`: its direction if the other end is in host memory.
+// `copy` takes `place`; `host_end` is its direction if the other end is in host memory.
 #define IN_VARIABLE(host_end, copy)                                                                          \
     ({                                                                                                       \
         void *place;                                                                                         \

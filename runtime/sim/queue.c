@@ -165,8 +165,8 @@ void sim_wait_for(struct work *work) {
     pthread_setcancelstate(before, NULL);
 }
 
-// Wait for everything issued before the call, in a context or in all (NULL). `all`: also wait for work issued
-// meanwhile.
+// Wait for everything issued before the call, in a context or in all (NULL). With `all`, also wait for work
+// issued meanwhile.
 void sim_drain(struct context *context, bool all) {
     uint64_t limit = all ? UINT64_MAX : numbers;
     for (struct queue *queue = !context || context->busy ? queues : NULL; queue;)

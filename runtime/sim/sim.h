@@ -488,7 +488,7 @@ bool sim_uses_freed(const struct graph *graph, const struct operation *operation
 bool sim_has_memory(const struct graph *graph);
 CUresult sim_reserve_graph_memory(const struct operation *all, size_t count);
 CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_first);
-// `lacks_memory`: whether an operation needs memory that isn't there now.
+// `lacks_memory` says whether an operation needs memory that isn't there now.
 void sim_note_launch(struct operation *all, size_t count, bool (*lacks_memory)(const struct operation *));
 void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *params);
 

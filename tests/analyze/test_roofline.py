@@ -187,7 +187,7 @@ def test_the_tables_agree():
 
 
 def test_a_kernel_without_tensor_operations_is_a_point():
-    """It's under the memory's roof; only a kernel without a time isn't drawn."""
+    """A kernel without tensor operations is drawn under the memory's roof; only a kernel without a time isn't drawn."""
     plain = trace(moved(3000), computed(0), took(1000), device=H200)
     timeless = trace(moved(3000), computed(9), device=H200, pid=11, name="other")
     fold = Roofline()

@@ -705,7 +705,7 @@ def loading_in_two_threads(second):
 
 @pytest.mark.parametrize(("second", "left"), [(2, 1 + 1.5), (60, 1 + 1.5), (300, 1 + 100.5)])
 def test_threads_that_wait_for_the_same_loading(second, left):
-    """Only launches during the loading wait for it. A later launch that took long had another reason."""
+    """Only launches that began during the loading wait for it. If a later launch takes long, there's another reason."""
     (kernel,) = ask("summary", loading_in_two_threads(second)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(40 * 2 + left, abs=0.6)
 
@@ -729,7 +729,7 @@ def test_calls_that_all_contain_their_kernels_load_nothing():
 
 
 def test_gaps_of_a_process_that_made_no_call():
-    """This happens if a trace ends before its calls were written."""
+    """A process may have GPU times but no calls: its trace ended before the calls were written."""
     times = forge.gpu_times([(ZERO, 4 * MS, 1, 0), (ZERO + 10 * MS, 4 * MS, 1, 0)])
     done = run("gaps", data=forge.pack(forge.trace(times)))
     text = " ".join(done.stdout.decode().split())

@@ -144,7 +144,7 @@ def test_bpftrace_takes_the_program(tmp_path):
 
 
 def test_only_what_the_process_calls_is_printed():
-    """Another process may be watched at the same time, in the same file."""
+    """Each probe checks the pid, because another process that maps the same file may be watched at the same time."""
     lines = text(calls="cuMemAlloc", pid=7).splitlines()
     assert [" /pid == 7/ {" in line for line in lines if line.startswith("uprobe:")] == [True] * 2
     assert "pid ==" not in text(calls="cuMemAlloc")

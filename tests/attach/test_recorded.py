@@ -169,7 +169,7 @@ def test_json_that_is_none_harms_nothing(tmp_path):
 
 @pytest.mark.parametrize("more", [[], [call("cuMemFree_v2", 5_600_000_000, pid=8)]])
 def test_beats_after_a_process_has_ended(more, tmp_path):
-    """Such beats belong to no segment, unless another process runs."""
+    """A beat after the last process has ended belongs to no segment."""
     lines = [*BEGIN, WHOLE[4], "beat 5500000000", *more, "beat 5700000000", "exit 7 6000000000", "beat 6500000000"]
     found = trace(tmp_path, as_text([*lines, *END]))
     assert [process.pid for process in found.processes] == [7, 8][: 1 + len(more)]

@@ -103,7 +103,7 @@ def test_what_was_not_asked_for_is_in_no_table(option, tmp_path):
 
 
 def test_a_benchmark_is_complete(tmp_path):
-    """Its buffers aren't saved, as requested."""
+    """Buffers that weren't saved because of --benchmark don't count as missing."""
     segment = forge.trace(
         records.make("function", id=9, name=KERNEL), forge.probe_map("m", n="u64"), forge.kernel(1, 9, KERNEL, 1),
         forge.api(1, "cuLaunchKernel"), forge.calls([forge.launch(1001, 10, 1, 9)], forge.LAUNCH),

@@ -107,7 +107,7 @@ def test_a_call_graph_that_is_not_understood(pairs, reason):
 
 
 def test_a_function_that_no_kernel_reaches_stays():
-    """Another cubin might call `lonely`, because after this change no record says that `alone` calls it."""
+    """No record says any more that `alone` calls `lonely`, so another cubin might call it."""
     data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
     elf = ELFFile(io.BytesIO(data))
     calls = elf.get_section_by_name(".rela.text.alone")

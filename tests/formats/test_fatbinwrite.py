@@ -38,7 +38,7 @@ def test_bytes_are_those_of_fatbinary(cubins):
 
 
 def test_compressed_headers_are_those_of_fatbinary(cubins):
-    """Only sizes differ, because they depend on zstd's level."""
+    """Only compressed sizes differ, because they depend on zstd's level."""
     images = [Payload("cubin", arch, data) for arch, data in cubins.items()]
     ours = read(pack_fatbin(images, "zstd"))
     theirs = read(cuda.fatbin([(image.arch, "cubin", image.data) for image in images], "zstd"))

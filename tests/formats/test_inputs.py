@@ -269,8 +269,8 @@ def hip_library():
 
 
 def test_a_library_for_other_gpus(tmp_path):
-    """It's an error if the user named the library itself, and a warning in a folder or wheel where nothing else is
-    found.
+    """A library for other GPUs is an error if the user named it, and a warning in a folder or wheel where nothing else
+    is found.
     """
     reason = "code for AMD GPUs (section '.hip_fatbin'): only NVIDIA's is read"
     (tmp_path / "lib").mkdir()

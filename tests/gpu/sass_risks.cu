@@ -169,7 +169,7 @@ KERNEL lab(const u32 *in, u32 *out, u32 lanes, int n) {
     out[thread] = site(in + thread);
 }
 
-// The same, for as many threads as the registers allow.
+// Like the kernel above, for as many threads as the registers allow.
 extern "C" __global__ void wide(const u32 *in, u32 *out, u32 lanes, int n) {
     if (n == NEVER) {
         room(out), room(out + 0x100);

@@ -114,7 +114,7 @@ def build(folder: Path) -> None:
                 for mode in ("compact",) if name == "large" else ("compact", "hole"):
                     for how in ("zero", "drop"):
                         path = cut(original, folder / f"{name}{number}.{codec}.{mode}.{how}", used, mode, how)
-                        # Otherwise it was left whole: too small to gain anything.
+                        # The stages leave a file unchanged if cutting it would save nothing.
                         if path.read_bytes() != original.read_bytes():
                             cases.append(case(name, codec, f"{how} {mode}", path, original, used, number))
                 if codec == "none":

@@ -278,7 +278,7 @@ def test_nvlink_takes_the_cubins_that_serve(tmp_path):
 
 
 def test_a_library_that_loses_all_its_code(tmp_path):
-    """One library has no code for the device, another one has some: a warning names the available code."""
+    """If only some libraries have code for the device, a warning names the code that the others have."""
 
     def stream_of(*libraries):
         records_ = [wire.header("test", [])]

@@ -8,7 +8,8 @@ import pytest
 from gpt.stages.analyze import ANALYSES, _load
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "man" / "man1" / "gpt-analyze.1").read_text()
+PAGES = ROOT / "man" / "man1"
+PAGE = (PAGES / "gpt-analyze.1").read_text()
 DRAWN = (ROOT / "docs" / "analyses.md").read_text()
 NOT_DRAWN = {  # analyses that docs/analyses.md may leave out, and why
     "events": "makes no picture",
@@ -28,9 +29,13 @@ def section(title):
 
 
 PLACES = {  # where analyses are listed, and those found there
-    "SYNOPSIS of gpt-analyze(1)": re.findall(r"^\.Cm (\w+)$", section("SYNOPSIS"), re.M),
+    "the SYNOPSIS of its own page, gpt-analyze-NAME(1)": [
+        name
+        for page in PAGES.glob("gpt-analyze-*.1")
+        for name in re.findall(r"^\.Nm gpt-analyze\n\.Cm (\w+)$", page.read_text(), re.M)
+        if page.stem == f"gpt-analyze-{name}"
+    ],
     "WHICH ANALYSIS in gpt-analyze(1)": re.findall(r"\bTa Cm (\w+)", section("WHICH ANALYSIS")),
-    "a section of its own in gpt-analyze(1)": re.findall(r"\w+", " ".join(re.findall(r"^\.Sh .*", PAGE, re.M)).lower()),
     "docs/analyses.md, with a picture that tests/lab/pictures.py draws": {
         *re.findall(r"`gpt-analyze (\w+)", DRAWN), *NOT_DRAWN,
     },

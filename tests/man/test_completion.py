@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from gpt.stages.analyze import ANALYSES
-from man.mkcompletion import MAN, parse_page, write_all
+from man.mkcompletion import MAN, find_pages, parse_page, write_all
 
 LINES = {  # typed text -> words that are offered, and words that aren't
     "gpt-locate --gran": ("--granularity", "--arch"),
@@ -74,7 +74,7 @@ def test_what_is_offered(shell, line, folder):
     assert other not in found
 
 
-@pytest.mark.parametrize("tool", sorted(path.stem for path in (MAN / "man1").glob("gpt-*.1")))
+@pytest.mark.parametrize("tool", [page.stem for page in find_pages()])
 def test_every_option_is_offered(tool, folder):
     options = [flag for option in parse_page(MAN / "man1" / f"{tool}.1").options for flag in option.flags]
     assert {"--help", "--version"} <= set(options)

@@ -22,6 +22,7 @@ import pytest
 
 from gpt.formats import elf, fatbin, image, zips
 from gpt.ptx.names import MAX_DIRECTIVES
+from gpt.stages import analyze
 from gpt.stream import records
 from gpt.trace import apis, rows
 from tests import loaded
@@ -34,11 +35,12 @@ TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts
 del TOOLS["neutrino"]  # another name for gpt-neutrino
 SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # scripts that run the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
+ANALYSES = {name: f"gpt-analyze-{name}.1" for name in analyze.ANALYSES}  # each has a page of its own
 # Pages whose examples show results of kernels, so kernels are run.
-RUN = {"gpt-analyze.1", "gpt-trace.1", "gpt-howto.7"}
+RUN = {"gpt-analyze.1", *ANALYSES.values(), "gpt-trace.1", "gpt-howto.7"}
 # Pages whose examples take seconds. tests/analyze, tests/patch, tests/e2e and tests/stages test the same commands, and
 # `make test` runs README's recipes. If a commit changes a page, CI runs all of its examples (tests/tiers.py).
-LONG = {"gpt-analyze.1", "gpt-asm.1", "gpt-debloat.1", "gpt-howto.7", "gpt-patch.1", "gpt-trace.1"}
+LONG = {*RUN, "gpt-asm.1", "gpt-debloat.1", "gpt-patch.1"}
 COMMON = {"-h, --help", "--version"}  # every tool has these; no SYNOPSIS lists them
 
 # the roff that our pages use
@@ -74,7 +76,8 @@ def flags(line):
 def test_every_tool_has_a_page_and_every_page_a_tool():
     tools = {path.name for path in (ROOT / "bin").glob("gpt-*")}
     assert tools == {*TOOLS, *SCRIPTS, "gpt-hook"}  # gpt-hook is written in C
-    assert {f"{tool}.1" for tool in tools} == {name for name in PAGES if name.endswith(".1")}
+    pages = {path.name for path in (ROOT / "man" / "man1").glob("*.1")} - {"neutrino.1"}
+    assert {f"{tool}.1" for tool in tools} | {*ANALYSES.values()} == pages
     assert {"gpt-stream.5", "gpt.7"} <= set(PAGES)
 
 
@@ -164,7 +167,18 @@ def options_of_help(tool):
 
 
 def options_of_page(page):
+    if ".Sh OPTIONS\n" not in PAGES[page].read_text():
+        return set()
     return {flags(line.removeprefix(".It ")) for line in section(page, "OPTIONS") if line.startswith(".It Fl")}
+
+
+def pages_of(tool):
+    """Return the pages that describe a tool's options: its own and, for gpt-analyze, each analysis's."""
+    return [page for page in PAGES if page == f"{tool}.1" or (tool == "gpt-analyze" and page in ANALYSES.values())]
+
+
+def options_of_pages(tool):
+    return {option for page in pages_of(tool) for option in options_of_page(page)}
 
 
 @pytest.mark.parametrize("tool", ["gpt-hook", *TOOLS, *SCRIPTS])
@@ -176,7 +190,7 @@ def test_help_fits_80_columns(tool):
 
 @pytest.mark.parametrize("tool", [*TOOLS, *SCRIPTS])
 def test_options_are_those_of_help(tool):
-    page, helped = options_of_page(f"{tool}.1"), options_of_help(tool)
+    page, helped = options_of_pages(tool), options_of_help(tool)
     assert helped >= COMMON
     for option in [o for o in helped if o.endswith(">")]:
         names = re.escape(option.partition(" <")[0])
@@ -185,11 +199,21 @@ def test_options_are_those_of_help(tool):
     assert page == helped
 
 
+@pytest.mark.parametrize("name", [name for name, page in ANALYSES.items() if page in PAGES])
+def test_page_of_an_analysis_has_its_own_options(name):
+    options = help_of("gpt-analyze", name).partition("\nOptions:\n")[2]
+    page = {option.partition(" ")[0].rstrip(",") for option in options_of_page(ANALYSES[name])}
+    common = {option.partition(" ")[0].rstrip(",") for option in options_of_page("gpt-analyze.1")}
+    helped = {option.rstrip(",") for option in re.findall(r"^  (-\S+)", options, re.M)}
+    assert page - common == helped - common
+    assert page <= helped
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_synopsis_has_every_option(tool):
-    text = "\n".join(section(f"{tool}.1", "SYNOPSIS"))
+    text = "\n".join(line for page in pages_of(tool) for line in section(page, "SYNOPSIS"))
     used = {flags(option) for option in re.findall(r"^\.(?:Op )?(Fl .*)", text, re.M)}
-    for option in options_of_page(f"{tool}.1") - COMMON:
+    for option in options_of_pages(tool) - COMMON:
         short, _, long = option.rpartition(", ")
         value = long.partition(" ")[2]
         wanted = f"{short} {value}".strip() if short else long
@@ -372,7 +396,9 @@ def first_words(line):
 def test_examples_do_what_they_show(page, demo, tmp_path):
     examples = list(iter_examples(page))
     assert examples
-    if page == "gpt-analyze.1":  # the page lists its programs last
+    if page in ANALYSES.values():  # gpt-analyze(1) lists most programs
+        examples += [example for example in iter_examples("gpt-analyze.1") if example[0].startswith("cat ")]
+    if page in pages_of("gpt-analyze"):  # pages list their programs last
         examples.sort(key=lambda example: not example[0].startswith("cat "))
     if any(re.search(r"\bjq\b", command) for command, _ in examples) and not shutil.which("jq"):
         pytest.skip("no jq (Debian: apt-get install jq)")

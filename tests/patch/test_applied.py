@@ -202,7 +202,7 @@ def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
 
 @pytest.mark.parametrize(("mode", "is_safe"), [(0o777, False), (0o775, False), (0o1777, True), (0o700, True)])
 def test_temporary_files_are_only_where_nobody_else_renames_them(tmp_path, mode, is_safe):
-    """Another user once gave the temporary folder's name to one of the user's folders, which was then removed."""
+    """Once, another user could give the temporary folder's name to this user's own folder, which was then removed."""
     (place := tmp_path / "group").mkdir()
     place.chmod(mode)
     command = ["gpt-debloat", "--restore", "-n", "-r", tmp_path]

@@ -84,7 +84,7 @@ def test_a_wheel_is_slimmed(wheel, tmp_path):
                 data = new.read(name)
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
                 assert rows[name] == [f"sha256={digest}", str(len(data))]
-    # Its libraries are the same as in gpt-patch's output without a wheel.
+    # Libraries in the wheel are the same as gpt-patch's output without a wheel.
     alone = tmp_path / "pkg" / "lib" / "libone.so"
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out) as new:
         old.extract("pkg/lib/libone.so", tmp_path)

@@ -378,7 +378,7 @@ def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
 
 
 def test_patching_that_ended_before_the_new_file_took_its_name(library):
-    """In that case, the original has both names, and renaming doesn't change that."""
+    """The original then has both names, and rename() does nothing if both names are the same file."""
     before = contents(library.parent)
     os.link(library, library.with_name(library.name + BACKUP))
     assert run("gpt-patch", "--restore", library).status == 0

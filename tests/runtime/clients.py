@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
 """
 
 
-# This does what NVTX's own code does: it finds the injection library, passes its tables to it, and calls through them.
+# A program that does what NVTX's own code does: find the injection library, pass tables to it, and call through them.
 PLAYED = r"""
 #include <wchar.h>
 #include "abi/nvtx.h"

@@ -45,7 +45,7 @@ int main(void) {
     assert(hook_function_with_id(9) == 0x120 && !hook_function_with_id(8));
     assert(hook_object_set_id(kernel, 3) == 3 && hook_object_set_id(kernel, 4) == 3);
 
-    // It may be looked up again in several ways; but another name means another function.
+    // A kernel may be looked up again, even without its name; another name means another function.
     assert(add(OBJECT_KERNEL, 0x110, 0x100, "alpha").generation == kernel.generation);
     assert(add(OBJECT_KERNEL, 0x110, 0x100, NULL).generation == kernel.generation);
     struct reference function = hook_object_find(0x120);

@@ -134,7 +134,7 @@ extern "C" __global__ void early(u32 *items, u32 count, u32 with) {
         items[i] = items[i] * 5 + k;
 }
 
-// It faults, in one thread only.
+// A kernel that faults, in one thread only.
 extern "C" __global__ void fail(u32 *items, u32 count, u32 with) {
     if (NUMBER != count / 2)
         return;

@@ -81,7 +81,8 @@ def build(folder: Path, *more: str) -> Path:
 
 
 @pytest.mark.full  # compiles the whole runtime
-# This builds the whole runtime again. `make test` has the test below: no other file names the processor.
+# This test builds the whole runtime again, so `make test` only runs the one below, which finds other files that name
+# the processor.
 @pytest.mark.full
 def test_a_program_passes_through(tmp_path):
     built = build(tmp_path / "none")

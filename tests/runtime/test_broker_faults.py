@@ -185,7 +185,9 @@ def test_an_image_that_is_too_large_is_refused(run):
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("away", ["os.setuid(65534)", "assert not CDLL(None).unshare(0x40000000)  # CLONE_NEWNET"])
 def test_out_of_its_reach_a_program_helps_itself(run, away):
-    """It runs stages of its own as well as it can: the tools may be inaccessible, too."""
+    """A program that can't reach the supervisor any more runs its own stages. If their tools are inaccessible too, that
+    fails.
+    """
     script = """
     begin_all()
     module = load(sys.argv[1])
@@ -195,7 +197,7 @@ def test_out_of_its_reach_a_program_helps_itself(run, away):
         dedent(script) + f"{away}\nprint(launch(function(module, 'a'), 1, 1, memory), flush=True)\nsys.stdin.read()"
     )
     assert process.stdout.readline() in ("0\n", "221\n" if "setuid" in away else "0\n")
-    # It wasn't asked through the broker, which would keep them for longer.
+    # The supervisor wasn't asked: it would keep gpt-asm running for longer.
     hooked.wait_until(lambda: not run.alive("gpt-asm"), 30)
     _, err = process.communicate()
     assert process.returncode == 0 and "supervisor of gpt-hook" not in err

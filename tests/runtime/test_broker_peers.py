@@ -320,7 +320,7 @@ int main(int argc, char **argv) {
 
 
 def test_a_program_whose_main_thread_has_ended_runs_on(tmp_path):
-    """/proc/self, the main thread's, is empty then."""
+    """Once the main thread has ended, /proc/self is empty."""
     program = probing.build(tmp_path, MAIN_ENDS)
     trace = tmp_path / "t.mp"
     words = ("run", "-o", trace, "--device", "sim", "-p", "gmem_bytes", "--", program, probing.PTX)
@@ -357,7 +357,9 @@ def test_a_pipeline_that_answers_only_the_sync(tmp_path):
 
 
 def test_the_folder_goes_with_the_supervisor(tmp_path):
-    """This also holds if TMPDIR is longer than a socket address, missing, or relative."""
+    """The supervisor's folder is removed when it ends, even if TMPDIR is longer than a socket address, missing, or
+    relative.
+    """
     long = tmp_path / ("long" * 40)
     long.mkdir()
     script = "print(folder.startswith('/tmp/gpt-broker.'), ask(HOST)[0])"
@@ -583,7 +585,7 @@ def test_ctl_in_a_sandbox_is_told_so(tmp_path):
 
 
 def test_pipelines_serve_after_ctl_has_ended(tmp_path):
-    """They serve each program of a run, and again after other probes were named."""
+    """A pipeline passed by gpt-hook ctl serves each program of a run, and again after other probes were named."""
     mark = tmp_path / "runs"
     program = simulated.build(tmp_path / "client", probing.CLIENT + """
         int main(int argc, char **argv) {

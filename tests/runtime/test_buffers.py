@@ -93,7 +93,7 @@ def test_many_random_schedules(program):
 
 @pytest.mark.full
 def test_thread_sanitizer_finds_nothing(tmp_path):
-    """The same programs, run with system threads."""
+    """The random programs also run with system threads, for the sanitizer."""
     program = build(tmp_path, "-fsanitize=thread", "-DREAL_THREADS")
     for seed in range(300):
         done = subprocess.run([program, str(seed)], capture_output=True, text=True, timeout=120, check=False)

@@ -96,7 +96,8 @@ def test_captured_calls_are_listed_as_captured(tmp_path, program):
     trace = hooked.Trace(path)
     captured = [call for call in trace.calls if call["type"] == "capture"]
     assert all(call["result"] == 0 for call in captured)
-    # Three graphs that are launched, two that aren't, and an event through which another stream joins, in the three.
+    # The program captures three graphs that it launches and two that it doesn't. In the three, another stream joins
+    # through an event.
     assert Counter(call["name"] for call in captured) == {
         "cuLaunchKernel": 5 * 3 + 3, "cuMemcpyHtoDAsync": 5, "cuMemcpyDtoDAsync": 5, "cuMemcpyDtoHAsync": 5,
         "cuMemsetD32Async": 5, "cuMemsetD2D8Async": 5, "cuEventRecord": 6, "cuStreamWaitEvent": 6,

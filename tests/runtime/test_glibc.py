@@ -70,7 +70,7 @@ def test_an_older_one(tmp_path):
 
 
 def test_thread_local_variables_fit_beside_an_audit_library():
-    """With --replace, glibc 2.36 couldn't load the hook when it had 1,744 bytes of them."""
+    """With --replace, glibc 2.36 couldn't load the hook when it had 1,744 bytes of thread-local variables."""
     with (hooked.ROOT / "gpt/_runtime/libgpthook.so").open("rb") as file:
         sizes = [s["p_memsz"] for s in ELFFile(file).iter_segments("PT_TLS")]
     assert sum(sizes) <= 1440, "make thread-local arrays of the hook smaller"

@@ -72,7 +72,7 @@ def test_a_context_that_somebody_still_retains_keeps_its_times(tmp_path):
     assert len(times(hooked.Trace(tmp_path / "t.mp"))) == 4000
 
 
-# A driver without locks: the program may leave a call of a real driver midway, which would break that.
+# A driver without locks, because the program may leave a call midway, which would break a real driver.
 DRIVER = r"""
 #include <signal.h>
 #define API __attribute__((visibility("default"))) int

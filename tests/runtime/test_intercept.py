@@ -80,8 +80,8 @@ def test_export_tables_are_left_alone(tmp_path):
     hooked.traced(tmp_path, source)
 
 
-# Another thread holds a lock of the dynamic linker while it waits for calls of the driver. A library's constructor runs
-# under one lock, and the callback of dl_iterate_phdr under another.
+# In this program, another thread holds a lock of the dynamic linker while it waits for calls of the driver. A library's
+# constructor runs under one lock, and the callback of dl_iterate_phdr under another.
 HOLDER = r"""
 #include <sched.h>
 extern _Atomic int held, done;

@@ -128,7 +128,7 @@ def test_records_come_while_the_program_runs(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_fifo_of_another_user_gets_nothing(tmp_path):
-    """Otherwise anybody who guesses the name of a trace in /tmp could read it."""
+    """If another user's FIFO were written to, anybody who guesses the name of a trace in /tmp could read it."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -239,7 +239,7 @@ def test_processes_that_live_at_once_take_turns(tmp_path):
     records = wire.read_records(process.stdout, "live")
     for rounds in range(1, 4):
         process.stdin.write(b"go\n"), process.stdin.flush()
-        # All counts, while all processes are alive.
+        # All counts arrive while all processes are alive.
         while sorted(counts.values()) != [n * rounds for n in (1, 2, 3, 4)]:
             found.append(next(records))
             number = turns.add(found[-1])
@@ -253,7 +253,7 @@ def test_processes_that_live_at_once_take_turns(tmp_path):
     assert [segment[-1]["kind"] for segment in made] == ["end"] * 4 and made[0][0]["pid"] == process.pid
     assert sorted(launches(segment)["foo"] for segment in made) == [3, 6, 9, 12]
     expected = {segment[0]["pid"]: launches(segment)["foo"] for segment in made}
-    # The same for readers, of the stream as it is, and of two streams in one file.
+    # Readers get the same counts, even from two such streams in one file.
     (tmp_path / "live.mp").write_bytes(b"".join(map(wire.pack, found)) * 2)
     processes = list(iter_processes(wire.read_records(open(tmp_path / "live.mp", "rb"), "x"), RUNS))
     assert len(processes) == 8
@@ -543,7 +543,7 @@ def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_it
 
 
 def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
-    """This counts as a slow reader: the program's data waits on disk meanwhile."""
+    """A stopped helper is like a slow reader: the program's data waits on disk meanwhile."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = live(f"|cat >'{tmp_path}/t.mp'", program, **pipes, stdout=subprocess.PIPE)

@@ -171,7 +171,7 @@ def test_sizes_that_make_no_sense(tmp_path, size):
 
 @pytest.mark.parametrize("output", ["-", "|cat", "%%fifo"])
 def test_a_stream_has_no_size(tmp_path, output):
-    """It's refused before gpt-hook waits for a reader."""
+    """--max-disk for a stream is refused before gpt-hook waits for a reader."""
     os.mkfifo(tmp_path / "%fifo")
     line = hooked.command("run", "-o", output, "--max-disk", "1M", "--", "true")
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False, timeout=60)

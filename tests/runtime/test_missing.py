@@ -132,7 +132,7 @@ def test_a_kernel_that_is_not_there(tmp_path):
     (diag,) = Trace(trace).of("diag")
     assert (diag["level"], diag["where"], diag["text"], diag["ref"]) == ("warning", str(patched), fact, "two")
 
-    # Both ways that the message names keep the kernel.
+    # The message names two ways to keep the kernel; both work.
     for more in ({"keep": "one|two"}, {"keep": None, "used": trace}):
         shutil.rmtree(tmp_path / "slim")
         slim(library, tmp_path / "slim", **more)

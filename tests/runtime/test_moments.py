@@ -145,7 +145,7 @@ def test_a_thread_with_a_small_stack(tmp_path):
 
 
 def test_fork_while_another_thread_walks_the_libraries(tmp_path):
-    """Otherwise the lock that this thread holds would stay locked in the child."""
+    """A lock that the walking thread holds would stay locked in the child, so the hook must not take it."""
     source = r"""
     #include <link.h>
     #include <pthread.h>

@@ -8,7 +8,7 @@ from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 from tests.runtime.ranges import ABI, told
 
-# This does what NVTX's own code does: the core first, then the extension, whose slots it passes on.
+# A program that does what NVTX's own code does: set up the core first, then the extension, whose slots it passes on.
 PLAYED = r"""
 #include <stddef.h>
 #include <sys/mman.h>

@@ -185,7 +185,7 @@ ENDS = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_what_goes_with_its_owner(tmp_path, driver, how):
-    """The same kernel with the same name, looked up again at the same address, belongs to another module."""
+    """After the owner has ended, a kernel with the same name and address belongs to another module."""
     source = r"""
     int main(void) {
         begin();

@@ -79,7 +79,8 @@ def test_the_program_has_standard_input_and_no_more_than_that_is_held(tmp_path):
     process = live("|cat >/dev/null; cat", "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate(b"said")
     assert (process.returncode, out, err) == (0, b"said", b"")
-    # Its output ends when it and the command do, not when we do: the command ends when the file exists.
+    # The program's output ends when the program does, although gpt-hook waits for the command, which ends once the file
+    # exists.
     go = tmp_path / "go"
     wait = f"|cat >/dev/null; exec >&- 2>&-; while ! [ -e {go} ]; do sleep 0.01; done"
     process = live(wait, "echo", "said", stdout=subprocess.PIPE)
@@ -89,7 +90,8 @@ def test_the_program_has_standard_input_and_no_more_than_that_is_held(tmp_path):
 
 
 def test_signals_are_passed_on(says):
-    # It has its own process group, whose parent is in the session, because SIGTSTP doesn't stop orphaned groups.
+    # Start gpt-hook in its own process group with a parent in the session, because SIGTSTP doesn't stop orphaned
+    # groups.
     process = live("|cat >/dev/null", says, stdout=subprocess.PIPE, process_group=0)
     program = int(process.stdout.readline())
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGUSR1):

@@ -41,7 +41,9 @@ def processes(word: str) -> list[str]:
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
-    """Otherwise earlier stages would wait for a request, and the program for an answer."""
+    """If the pipeline went on without the stage, earlier stages would wait for a request, and the program for an
+    answer.
+    """
     stages = PIPELINE.split(" | ")
     stages.insert(at, "(echo 'out of luck' >&2; exit 3)")
     start = time.monotonic()
@@ -177,7 +179,7 @@ def test_a_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
 
 
 def test_the_stage_that_reads_the_probes_is_killed(tmp_path):
-    """It's killed before the program runs, and a message says so."""
+    """If the stage that reads the probes is killed, gpt-hook says so and doesn't run the program."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in ("gpt-hook", "libgpthook.so", "sim"):
@@ -194,7 +196,7 @@ def test_the_stage_that_reads_the_probes_is_killed(tmp_path):
 
 
 def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
-    """Otherwise its results would be cached as results of the original probe."""
+    """A changed probe isn't used, because its results would be cached as results of the original probe."""
     source = (
         CLIENT
         + r"""

@@ -203,8 +203,8 @@ def test_a_library_that_comes_and_goes(tmp_path):
 )
 @pytest.mark.parametrize("early", [True, False])
 def test_constants_of_a_library_and_of_its_module(tmp_path, kernel, variable, early):
-    """Each one's constants are written through the other's handle, found before or after the kernel with probes is
-    loaded.
+    """Constants of a library are written through its module's handle and vice versa, before or after the kernel with
+    probes is loaded.
     """
     body = rf"""
         void *inside;

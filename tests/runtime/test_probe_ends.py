@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests import loaded
 from tests.runtime import hooked
 from tests.runtime.graphing import GRAPHS
 from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, kept, probed, unprobed
@@ -80,12 +81,18 @@ def test_ends_that_are_seen(tmp_path, program, how, status):
     ("how", "number"), [("abort", signal.SIGABRT), ("interrupt", signal.SIGINT), ("kill", signal.SIGKILL), ("exec", 0)]
 )
 def test_ends_that_are_not(tmp_path, program, how, number):
-    """The trace is complete up to the end: it has all launches, and the buffers that were written."""
+    """The trace counts all launches, and the answer says whose buffers were never written."""
     done, trace, seconds = end(tmp_path, program, how, GPT_SIM_DELAY="100000")
     assert done.returncode == -number
     assert seconds < 20
-    assert len(trace.of("probed")) == 5 >= len(trace.of("buffer"))
+    counts = [row for record in trace.of("launches") for row in hooked.rows(record)]
+    assert sum(row["probed"] for row in counts) == 5
+    written = len(trace.of("probed"))
+    assert written == len(trace.of("buffer"))
     assert how == "exec" or trace.records[-1]["kind"] != "end"
+    told = loaded.run(["gpt-analyze", "gmem_bytes", tmp_path / "t.mp"], text=True).stderr
+    assert "5 launches ran with probes" in told
+    assert f"{5 - written} launch{'es' * (written < 4)} lost what" in told
 
 
 @pytest.mark.parametrize("calls", ["all", "none"])

@@ -500,7 +500,7 @@ SCENARIOS = {
         replay(exec, 1), expect(5), expect(5);
         """,
         12,
-        # This includes the last replay, because it needs a rebuild.
+        # The last replay is among the eight, because the graph has to be rebuilt for it.
         {"it was launched into a default stream of another context": 8},
     ),
     "objects": (  # user objects kept alive by a graph and a clone; executable graphs destroyed in their own callback

@@ -301,7 +301,9 @@ int main(int argc, char **argv) {
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["data", "file", "several"])
 def test_what_was_linked(tmp_path, way, monkeypatch):
-    """Here the driver recompiles it to PTX, which is used if several modules were linked, else the one module is."""
+    """The linked module's PTX: the one module's own text, or, if several were linked, what the simulated driver made of
+    them.
+    """
     monkeypatch.setenv("GPT_KEEP", str(tmp_path / "kept"))
     more = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry more() { ret; }\n"
     check_bytes(good(tmp_path, build(tmp_path, LINKED), "-p", "gmem_bytes", arguments=(PTX, way, more)), 1)

@@ -227,7 +227,9 @@ def test_an_image_whose_file_changes(tmp_path, program, cubin, way, code):
 
 
 def test_a_closed_library_is_never_handed_over(tmp_path, program):
-    """This holds whatever the file contains. Under another name, it's an image like any other."""
+    """A file with a closed library's name is never passed to the pipeline, whatever it contains. Under another name,
+    it's an image like any other.
+    """
     ptx = [Payload("ptx", "sm_80", PTX.read_bytes())]
     files = [tmp_path / "libcublasLt.so.13", tmp_path / "mylibcublas.so"]
     for file in files:

@@ -64,7 +64,7 @@ def test_a_child_in_our_memory_ends(tmp_path):
 
 
 def test_a_child_that_was_forked_before_all(tmp_path):
-    """It's a process like any other."""
+    """A child that was forked before anything was loaded gets probes like any other process."""
     source = (
         "#include <sys/wait.h>\n"
         + CLIENT
@@ -219,7 +219,7 @@ def test_the_default_stream_of_a_thread_that_is_gone(tmp_path):
 
 
 def test_launches_before_cuda_4(tmp_path):
-    """These launches run without probes, and are counted."""
+    """Launches in the form from before CUDA 4.0 run without probes, and are counted."""
     body = r"""
         void *stream;
         OK(D(cuStreamCreate)(&stream, 0));
@@ -250,7 +250,9 @@ def test_launches_before_cuda_4(tmp_path):
 
 
 def test_pools_of_memory_are_the_programs(tmp_path):
-    """One is the device's own pool, the other a small pool that the program made current."""
+    """The hook's memory comes neither from the device's default pool nor from a small pool that the program made
+    current.
+    """
     body = r"""
         CUmemPoolProps props = {.allocType = 1, .location = {1, 0}, .maxSize = 1 << 20};
         void *pool, *own;

@@ -5,7 +5,7 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.controlling import Server, order
 
-# It keeps who called it last.
+# A driver that stores the return address of its last caller.
 DRIVER = r"""
 #define API __attribute__((visibility("default")))
 #define CALLED ({ caller = __builtin_return_address(0); 0; })
@@ -31,7 +31,7 @@ API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return CA
 API int cuEventRecord(void *event, void *stream) { return CALLED; }
 """
 
-# Each line of its input says whether the driver should see the program's frame or the hook's.
+# Each line of the client's input says whether the driver should see the program's frame or the hook's.
 CLIENT = r"""
 #define CALL(name, ...) do { \
     int (*function)() = dlsym(driver, #name); \

@@ -139,7 +139,7 @@ def test_children_that_a_forged_trace_names(tmp_path, loop):
 
 
 def test_who_does_not_listen_ends_nothing(tmp_path, loop):
-    """One of our lines can't be written, because a pipe has no reader or a file may not grow."""
+    """The report can't be written, because a pipe has no reader or a file may not grow; the program isn't affected."""
     line = hooked.command("run", "-fo", tmp_path / "t.mp", "--device", "sim", "--", loop, "9", quiet=False)
     ours, theirs = os.pipe()
     os.close(ours)

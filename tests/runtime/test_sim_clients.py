@@ -218,7 +218,7 @@ def test_numba_cuda(play, probes):
 
 @pytest.mark.full
 def test_numba_cuda_as_pypi_has_it_says_what_to_do(tmp_path):
-    """It runs in its own environment, where nvjitlink can be found."""
+    """numba-cuda runs in its own environment, where nvjitlink can be found."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [python, "-m", "pip"]

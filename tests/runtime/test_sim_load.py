@@ -94,7 +94,7 @@ def test_a_target_that_the_device_has_not(check, target, arch, runs):
 
 @pytest.mark.full
 def test_a_function_that_is_not_there(check):
-    """An example is cudaGraphSetConditional, which CUDA provides in a library."""
+    """The module lacks a function that it calls, such as cudaGraphSetConditional, which CUDA provides in a library."""
     text = ".extern .func set(.param .b64 handle);\n.visible .entry k()\n{\n    .param .b64 a;\n    call set, (a);\n}\n"
     check(
         HEAD.format("7.0", "sm_70") + text,

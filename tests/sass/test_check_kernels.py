@@ -237,7 +237,7 @@ def test_a_barrier_that_lanes_wait_at_is_not_filled_again(leader):
 
 
 def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
-    """Its own scoreboards, and the 13 cycles before a guard, are checked as well."""
+    """In a snippet that the weaver wrote, its own scoreboards and the 13 cycles before a guard are checked as well."""
     trampoline, number = inserted(leader)
     part, code = trampoline.parts[number], leader.new.kernel.code
     waiting = [k for k in range(1, part.length) if code[part.start + k].control.wait]

@@ -49,7 +49,9 @@ def test_facts_are_what_ptxas_does(arch):
 
 @pytest.mark.parametrize(("arch", "highest"), [("sm_90", 61), full("sm_100", 77), full("sm_120", 77)])
 def test_uniform_registers_that_ptxas_uses(arch, highest):
-    """There are 63 on sm_90. If ptxas leaves two of them unused from sm_100 on as well, there are 80."""
+    """sm_90 has 63 uniform registers, of which ptxas leaves two unused. If it also does so from sm_100 on, there are 80
+    there.
+    """
     assert find_highest_uniform(arch, find_tools(arch)[0]) == highest
 
 

@@ -52,7 +52,9 @@ def test_rules(lines, expected):
     ],
 )
 def test_two_instructions_under_opposite_guards_read_a_register(lines, expected):
-    """Each has its own lanes and its own barrier; a lane may overwrite the register once its own was awaited."""
+    """Each of the two instructions has its own lanes and its own barrier; a lane may overwrite the register once its
+    barrier was awaited.
+    """
     assert find(*lines) == expected
 
 

@@ -171,7 +171,7 @@ def test_cut_and_damaged_cubins_are_refused_or_read(image):
 
 
 def test_other_architectures_have_no_sites():
-    """Their atomics would be reported as different ones."""
+    """Other architectures encode atomics differently, so their atomics would be taken for others."""
     table = replace(TABLE, arch=arch_of("sm_80"))
     kernel = Kernel("k", Code(dump_words(program("EXIT").words), table), 16, {})
     with pytest.raises(GptError, match="the instructions of sm_80"):

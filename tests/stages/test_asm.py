@@ -125,8 +125,8 @@ def test_the_cubin_is_that_of_ptxas(tmp_path):
 
 
 def test_a_module_says_how_many_registers_its_kernels_may_use():
-    """These kernels include ones with a block size, for which ptxas ignores --maxrregcount. If a kernel has a lower
-    limit, that is kept.
+    """Some of the kernels declare a block size, for which ptxas ignores --maxrregcount. If a kernel has a lower limit,
+    that is kept.
     """
     heads = ("", ".reqntid 256, 1, 1", ".maxntid 128, 1, 1 .minnctapersm 2", ".maxnreg 24", ".maxnreg 200")
     body = hungry(120).removeprefix(HEAD)

@@ -167,7 +167,7 @@ def test_an_interrupted_child_is_a_warning(write):
 
 
 def test_what_gpt_extract_wrote_is_no_trace(write):
-    """None of these records says that a kernel was used, so all kernels would count as unused."""
+    """No record of gpt-extract says that a kernel was used, so all kernels would count as unused."""
     made = wire.pack(wire.header("gpt-extract", []))
     with pytest.raises(MalformedError, match="not a trace, but output of gpt-extract"):
         read_used([write(made + segment(function("a")))], allow_incomplete=True)

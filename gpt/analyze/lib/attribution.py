@@ -63,8 +63,8 @@ def find_layer(module: str) -> str:
 
 
 class Sums(NamedTuple):
-    """Sums: launches, how many of them graphs made, pieces of work with a GPU time, their ns, and the estimated part of
-    it.
+    """Sums: launches, those made by graphs, pieces of work with a GPU time, their ns, and how many of these ns are
+    estimated.
     """
 
     launches: float = 0
@@ -136,7 +136,7 @@ def _by_stack(part: _Part, path: int, function: int) -> str:
 
 class Manner(NamedTuple):
     """A way to group launches: the label of a row, the title of the column, whether it needs ranges, modules or
-    stacks, and what separates the frames that a flame graph draws of a label.
+    stacks, and the text that separates a label's frames in a flame graph.
     """
 
     label: Label

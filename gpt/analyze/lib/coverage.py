@@ -119,9 +119,9 @@ class Coverage:
 def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -> Coverage:
     """Return a process's coverage. `launches` counts all launches by function; not all have a record with a reason."""
     found, probes, names = Coverage(), process.probes, process.kernels()
-    found.probed = sum(count for id_, count in probes.probed.items() if process.is_chosen(names.get(id_, "")))
+    known = probes.probed + Counter(probes.unwritten())
+    found.probed = sum(count for id_, count in known.items() if process.is_chosen(names.get(id_, "")))
     found.quick = probes.quick
-    known = probes.probed.copy()
     for (function, reason), count in probes.unprobed.items():
         known[function] += count
         if count and process.is_chosen(names.get(function, "")):

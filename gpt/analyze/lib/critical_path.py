@@ -202,7 +202,7 @@ class _Walk:
 
     @staticmethod
     def _find_last(work: Array, time: int) -> Any:
-        """Return the work that ended last by a time, and began before it; None if there's none."""
+        """Return the work that ended last, at this time or before, and isn't empty; None if there's no such work."""
         at = int(np.searchsorted(work["end"], time, side="right")) - 1
         while at >= 0 and int(work["begin"][at]) >= time:  # no length
             at -= 1
@@ -216,7 +216,9 @@ class _Walk:
         return bool(high > low)
 
     def _leave_host(self, thread: int, time: int) -> tuple[Any, list[Step]]:
-        """Return the work that a thread waited for last, or None, and the steps since then: a call, and host code."""
+        """Return the work that the thread's last call waited for, or None, and the steps since then: the call, and host
+        code.
+        """
         calls, on = self._threads.get(thread), f"thread {thread}"
         at = int(np.searchsorted(calls["start"], time)) - 1 if calls is not None else -1
         if calls is None or at < 0:
@@ -230,7 +232,7 @@ class _Walk:
         return None, [*steps, Step(CALL, name, on, start, end)]
 
     def _find_awaited(self, call: Any, start: int, end: int) -> list[Any]:
-        """Return the work that a call waited for, if it did."""
+        """Return the work that a call waited for, as a list with at most one element."""
         acts = int(call["acts"])
         if acts & WAIT:
             one = self._streams.get(int(call["stream"]), self._by_end[:0])

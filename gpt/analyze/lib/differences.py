@@ -10,10 +10,10 @@ A run that is far from the others of its side raises the variance, and so hides 
 outliers are found by the median and the median distance from it, which a single run can't move, and the verdict names
 them.
 
-A few calls that take very long raise the total, but they raise the variance as much, so one run can't show that they
-aren't noise. Still, they cost time: they count as SLOWEST if they change the time of the whole program. Any other
-change of that time that single runs show, within the variation of its calls, is UNSURE rather than noise: all calls of
-one run may well have been slow for the same reason.
+A few very long calls raise the total, but also the variance, so a single run can't show that they aren't noise. They do
+cost time, though, and count as SLOWEST if they change the time of the whole program. If there are too few runs and that
+time changes in another way, by no more than calls vary, the result is UNSURE rather than noise: all calls of one run
+may have been slow for the same reason.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ class GapLengths(Numbers):
         self._cut: dict[Hashable, tuple[int, int]] = {}
 
     def add_gaps(self, group: Hashable, recorded: Whole, off: Whole) -> Whole:
-        """Add gaps by their recorded time and the time that recording was off in each, and return the whole ones."""
+        """Add gaps by their recorded time and the time that recording was off in each. Return the gaps that were
+        recorded completely.
+        """
         whole: Whole = recorded[off == 0]
         self.add(group, whole)
         if len(whole) < len(recorded):

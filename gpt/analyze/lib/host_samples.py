@@ -164,7 +164,7 @@ class HostSamples:
             yield at, [*named[python], *inner], called or not named[python]
 
     def _is_called(self, native: int) -> bool:
-        """Return whether a native frame is in a library of its own."""
+        """Return whether the native code is in a library other than the interpreter and the system's."""
         frames = self._sites.frames(native) if native else []
         file = os.path.basename(frames[0].path or "") if frames else ""
         return bool(file) and not INTERPRETER.match(file) and not SYSTEM.match(file)

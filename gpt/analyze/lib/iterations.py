@@ -196,9 +196,9 @@ class LaunchSequence:
 def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: Codes) -> Iterator[Unit]:
     """Yield the iteration and what repeats inside it, then other units of the same length.
 
-    `times` exclude unrecorded time; `off` is how much of that precedes each. The iteration has to cover SHARE of the
-    sequence by itself: if only several units of one length do so together, those are yielded and none is called the
-    iteration.
+    `times` exclude unrecorded time; `off` says how much of it precedes each launch. A single unit that covers SHARE of
+    the sequence is the iteration. If only several units of one length do so together, there's no iteration, and they're
+    yielded as others.
     """
     found = find_after(codes, lambda: _count_warm(codes))
     if found.unit:
@@ -211,7 +211,7 @@ def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: C
 
 
 def _count_warm(codes: Codes) -> int:
-    """Return the number of launches after which every kernel that's launched again has been launched once."""
+    """Return the number of launches until each recurring kernel has been launched once."""
     _, firsts, counts = np.unique(codes, True, return_counts=True)
     return int(firsts[counts > 1].max(initial=-1)) + 1
 

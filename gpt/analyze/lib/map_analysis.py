@@ -196,8 +196,8 @@ class MapAnalysis(ABC):
 
     @property
     def kept(self) -> str:
-        """Return the share of records that logs kept, or an empty string if they kept all. If no launch is complete,
-        this includes the blocks that they're from.
+        """Return the share of records that logs kept, or an empty string if they kept all. If every launch dropped
+        some, it also says which blocks they're from.
         """
         logs = self._logs
         blocks = self._blocks if logs["full"] == logs["launches"] else None
@@ -237,5 +237,5 @@ def find_blocks(buffer: Buffer, saved: SavedBuffer) -> tuple[int, int] | None:
 
 
 def _join(one: tuple[int, int] | None, other: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return a range of blocks that has both."""
+    """Return the smallest range of blocks that includes both ranges."""
     return (min(one[0], other[0]), max(one[1], other[1])) if one and other else one or other

@@ -5,8 +5,8 @@ The first rule that applies decides:
 - collectives: there are several ranks, and collectives take MUCH of the GPU time.
 - memory: once the program repeats a unit, it allocates more than it frees.
 - graphs: graphs take most of the GPU time, and their kernels were probed.
-- startup: the program takes at least LONG, and longer than all its units, until it repeats a unit steadily; or it takes
-  that much longer, and at least WARM, from its first launch until then.
+- startup: until the program is steady, it takes at least LONG and longer than the steady part; or that's true of the
+  time from its first launch on, with WARM instead of LONG.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
 - gaps: no GPU times are recorded.
 - idle: the GPU is idle for at least SOME of the time.

@@ -1,8 +1,8 @@
 """Find the peak rates of a device: floating-point operations and bytes of memory per second.
 
 The device's record in the trace has SMs, clocks and the width of the bus (gpt-stream(5), device). A table has the
-operations per SM and clock; memory moves two bits per line and clock. For records of older traces, which lack these
-numbers, there are NVIDIA's published figures. All of them are for products of dense FP16 or BF16 matrices that
+operations per SM and clock; memory moves two bits per line and clock. Records in older traces lack these numbers;
+NVIDIA's published figures are used for them. All of them are for products of dense FP16 or BF16 matrices that
 accumulate in FP32: TF32 reaches half of that, FP8 twice as much.
 
 Sources: NVIDIA's architecture whitepapers (V100, Turing, A100, GA102, Ada, H100, Blackwell) and data sheets.
@@ -23,7 +23,8 @@ PER_CLOCK = {  # FLOPs per SM and clock, by compute capability
     "sm_100": 8192,
     "sm_120": 1024,
 }
-# Other precisions as multiples of that: FP64 and TF32 in tensor cores where these compute with them, FP32 outside.
+# Other precisions, as multiples of the above. FP32 is computed outside of tensor cores; FP64 and TF32 are computed in
+# them if they support it.
 OTHERS = {
     "sm_70": {"FP64": 1 / 16, "FP32": 1 / 8},
     "sm_75": {"FP64": 1 / 256, "FP32": 1 / 8},

@@ -150,7 +150,7 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
 
 
 def describe_change(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> str | None:
-    """Say under which other conditions all of B's runs ran, or return None if they were the same or aren't known."""
+    """Say which conditions differ between A's runs and B's, or return None if none do or they aren't known."""
     found = []
     for at, (what, _, how) in enumerate(CONDITIONS):
         one, other = _find_conditions(at, a, b)

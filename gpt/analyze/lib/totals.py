@@ -121,7 +121,7 @@ class Totals:
     """The functions and kernels of several processes, by name."""
 
     def __init__(self) -> None:
-        # By name, however the program got the function.
+        # By name: how the program looked the function up doesn't matter.
         self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)
         self.kernels = defaultdict[str, KernelTotals](KernelTotals)
         self.coverage = Coverage()

@@ -60,7 +60,7 @@ def _words(module: Module, start: int) -> list[str]:
 
 
 def _declared(module: Module, item: Item) -> Iterator[tuple[str, _Declared]]:
-    """Yield the names of an item with what it says about them."""
+    """Yield the names that an item declares, with their declarations."""
     where = lambda: module.where(item.start)  # noqa: E731
     if item.kind != "variable":
         node = parse_function(module, item)

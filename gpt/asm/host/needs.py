@@ -43,7 +43,7 @@ class Dialect:
 
     @classmethod
     def of(cls, head: Head) -> Dialect:
-        """Return what the head of a module says."""
+        """Return the .target and .version of a module with this head."""
         return cls(head.target, head.version, bool(head.suffix))
 
     def has(self, wanted: re.Match[str]) -> bool:

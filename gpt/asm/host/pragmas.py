@@ -1,6 +1,6 @@
 """Check pragmas as ptxas does: none changes what a kernel computes, but ptxas rejects some.
 
-It ignores a pragma in a function if it doesn't know the word, and knows words by how they begin.
+ptxas ignores a pragma in a function unless the pragma begins with a word that it knows.
 """
 
 from __future__ import annotations

@@ -129,7 +129,9 @@ Word = PtxType | str  # the value of a word in code
 
 @dataclass(frozen=True)
 class Slot:
-    """An operand in a signature. `count`: elements of a vector, 0 for any number; None for a single operand."""
+    """An operand in a signature. `count` is a vector's number of elements, 0 if it may be any, and None for a single
+    operand.
+    """
 
     name: str
     type: str

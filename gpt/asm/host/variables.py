@@ -109,7 +109,7 @@ def element_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator
 
 
 def shape_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> str:
-    """Return what arguments have to have in common with parameters: the type, or an array's size and alignment.
+    """Return what an argument must have in common with its parameter: the type, or an array's size and alignment.
 
     Returns "" for an array of any size, and for a vector. Raises Unsupported.
     """

@@ -185,7 +185,8 @@ class TraceFolder:
         for launch in [launch for launch in self._open.values() if self._is_whole(launch)]:
             self._say(launch)
         said = [*self._loads, *(line for _, line in sorted(events.iter_calls(self.process)))]
-        # Report the driver once, and first. Loaded code implies it too, and the call may come later.
+        # The log begins with a single line about the driver. Loaded code implies that the driver is there, even if the
+        # call that reports it is recorded later.
         begins = not self._ready and any(line == events.READY or line.startswith("[mod]") for line in said)
         self._ready |= begins
         said = [line for line in said if line != events.READY] + [events.READY] * begins

@@ -35,8 +35,8 @@ CLOCK, CLOCK_BITS = "clock_sm", 54  # a field of logs: the SM's number above its
 
 
 class ResultSection(NamedTuple):
-    """A map's records in a file: bytes per record, records per unit, units per block, whole ones, and threads
-    per unit.
+    """A map's records in a file: bytes per record, records per unit, units per block and how many of them are whole,
+    and threads per unit.
 
     `entries` is the number of records in a log.
     """

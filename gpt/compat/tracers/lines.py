@@ -9,8 +9,8 @@ milliseconds (phases.py). `# ` is followed by a record of gpt-stream(5) in its J
 of its times are in ns. Without headers, each `pid` is a process, 0 if lines have none, and the time of day is the
 file's. All other lines are text.
 
-Gaps are reported at the end: a `diag` of MISSING is about events that the tracer lost, and about lines of other kinds;
-lines that are broken or truncated raise MalformedError.
+Gaps are reported at the end: a `diag` of MISSING for events that the tracer lost and for lines of other kinds, and a
+MalformedError for lines that are broken or truncated.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class _Lines:
                     process.add(self._find_api(call.name, line), stamp, took, line)
 
     def _find_process(self, call: TracedCall) -> LineCalls:
-        """Return the process of a call: of several with its pid, the last to have begun."""
+        """Return the process of a call. If several had its pid, return the last to begin."""
         host, pid = call.line.get("host"), call.line.get("pid")
         key = host if isinstance(host, str) else None, pid if type(pid) is int and 0 <= pid < 1 << 64 else 0
         found = self._found.get(key)

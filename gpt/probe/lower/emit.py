@@ -42,8 +42,8 @@ class Emitter:
 
     `redux` says that the target can add over the lanes of a warp; `known` has special registers that are the same in
     all threads of all launches. With `meets`, ptxas must let lanes meet after each branch, even if all lanes go the
-    same way: gpt/sass/check.py wants to see that. `functions` are shared with other places; without them, `share` puts
-    all code in place.
+    same way: gpt/sass/check.py requires that. `functions` are shared with other places; without them, `share` puts all
+    code in place.
     """
 
     def __init__(

@@ -242,9 +242,9 @@ def _append(code: Emitter, save: _Save) -> None:
 def _continue_line(
     code: Emitter, here: str, lane: str, field: StoredField, value: str, same: bool
 ) -> tuple[list[Stored], str | None]:
-    """Return what lane 0 stores of a field, and a predicate: this lane's value follows from that.
+    """Return what lane 0 stores of a field, and the predicate that this lane's value follows from it.
 
-    The predicate is None if it always does. The results are only valid if all lanes save.
+    The predicate is None if it always holds. The results are only valid if all lanes save.
     """
     shared = [Stored(field.at, max(WORD, field.size), value)]
     if same:

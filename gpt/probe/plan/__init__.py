@@ -2,7 +2,7 @@
 
     function.Function                          a function of the program, which a back end derives its own from
     plan.Plan(kernel, functions, files, ..)    the probes' snippets at their sites, the maps in use, messages
-    plan.settle(lower)                         has all of it lowered, until what doesn't fit is dropped
+    plan.settle(lower)                         lowers all of it, and drops what doesn't fit
     maps.PlacedMap                             a map, and the parameter that passes its buffer's address
     woven.Woven                                the result, and its `map` and `kernel` records
     stream.Weaving                             the stage: which kernels, their records, what to warn of

@@ -26,7 +26,8 @@ class Site(NamedTuple):
     `kind` is entry (before the first statement), exit (a `ret` or `exit`), end (after the last statement, if control
     runs off the end), instruction, label or line. `first` to `last` are the numbers of the statements that the site
     spans; an entry has first 0, an end the number of statements. A probe's `before` goes before first and its `after`
-    after last, except that both go before an exit, and before the first statement at an entry, and after a label.
+    after last, with three exceptions: at an exit, both go before it; at an entry, both go before the first statement;
+    at a label, both go after it.
     """
 
     position: Position

@@ -30,8 +30,8 @@ class Matched(NamedTuple):
 class SharedVariable(NamedTuple):
     """A variable that the kernel shares with its module. `offset` is the place of its address in the table.
 
-    One in constant memory has none; `copy` says when it's copied: always, or once its address is taken. `size` is in
-    bytes, None if the module doesn't say.
+    A variable in constant memory has no offset. `copy` says when it's copied: always, or once its address is taken.
+    `size` is in bytes, None if the module doesn't say.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Woven:
 
     `original` is the module without probes. `cluster` is a cluster's size in blocks (x, y, z) if a launch's grid counts
     clusters. `variables` are shared with the program's module; `table` is the name of the table of their addresses, if
-    there is one. A back end that assembles code knows what it `needs`.
+    there is one. A back end that assembles code fills in `needs`.
     """
 
     kernel: str

@@ -38,7 +38,7 @@ TYPES = {
     for name in ("u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64", "b16", "b32", "b64")
 } | {"i32": LanguageType("s32", "s", 32), "i64": LanguageType("s64", "s", 64)}
 PRED = LanguageType("pred", "p", 1)
-# What nl.NAME and nl.NAME() are; an operand has no type until it's used.
+# The helper and type behind nl.NAME or nl.NAME(). An instruction's operand has no type until it's used.
 SOURCES: dict[str, tuple[str, str | None]] = {
     **{name: (name.upper(), None) for name in ("out", "in1", "in2", "in3", "in4")},
     "addr": ("ADDR", "u64"),

@@ -1,8 +1,7 @@
 """A probe's code at a place, lowered to a PTX function that ptxas compiles on its own.
 
-A function is a way into machine code: by ptxas's calling convention, it takes a structure of up to 48 bytes in R4 to
-R15 and returns one from R4 on, and by its RET, it has waited for everything that it started. So the body of a probe
-becomes
+ptxas's calling convention fixes the registers of a function: it takes a structure of up to 48 bytes in R4 to R15 and
+returns one from R4 on. Before its RET, it waits for everything that it started. So the body of a probe becomes
 
     .func (.param .b8 out[4]) body (.param .b8 in[12])      values that outlive it, then inputs
 

@@ -509,8 +509,8 @@ struct unpacked {
     CUgraphNodeParams given;
 };
 
-// cuGraphAddKernelNode, cuGraphAddNode(&node, graph, dependencies, count, params), of the latter since
-// version 2 with edges before the count; cuGraphKernelNodeSetParams, cuGraphNodeSetParams(node, params)
+// cuGraphAddKernelNode, cuGraphAddNode(&node, graph, dependencies, count, params), where cuGraphAddNode_v2
+// has edges before the count; cuGraphKernelNodeSetParams, cuGraphNodeSetParams(node, params)
 void hook_before_packed(struct frame *frame) {
     const char *symbol = frame->slot->symbol;
     bool any = !strstr(symbol, "Kernel");

@@ -437,7 +437,7 @@ const char *hook_read_rooms(struct rooms *log, uint64_t at, uint64_t length);
 
 // -- reduce.c --------------------------------------------------------------
 
-// Launches after the first ones of --detail: the sums of their buffers.
+// Launches beyond the first N of --detail, of whose buffers only sums are kept.
 
 enum { SUM_COUNTS = 3, SUM_FIELD = 3 + 65 }; // words of sums: before the fields, and for each
 void hook_load_reducer(struct pool *pool);   // in the pool's context, which is current
@@ -671,8 +671,8 @@ void hook_mark(struct slab *slab);                              // calls; within
 // once per round, because the stream may be captured. Returns false if there's none left.
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
-// Take the slabs of the caller's stream back from the marking thread, whose current pass doesn't get them
-// again. Returns true if there were any, or it had to wait for one.
+// Take the slabs of the caller's stream back from the marking thread, which doesn't get them again in its
+// current pass. Returns true if there were any, or it had to wait for one.
 bool hook_recall(struct pool *pool, uint64_t stream, uint32_t thread);
 // Send slabs of other streams back, for later launches (calls).
 void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t round);
@@ -875,7 +875,7 @@ void hook_zstd_setup(const struct linker *linker);
 
 // Functions that the program looked up, kept so that gpt-hook ctl can ask for other probes later.
 
-// Remember a function. `asked`: it was requested for the current order.
+// Remember a function. `asked` says that it was requested for the current order.
 void hook_know(const struct looked_up *function, const char *name, bool asked);
 void hook_ask_known(void); // ask for functions of the current context that the last order hasn't covered
 
@@ -996,7 +996,7 @@ const struct reason *hook_add_request(uint64_t function, struct gpt_asked *asked
 // The pipeline's answer about a whole image. `key` names the answer: the image, the pipeline and the device.
 
 // Find the answer about a function's image. Returns false if it isn't known; then hook_refuse_image has to
-// say what the cache has. Sets `reason`: why no kernel of the image gets probes, or NULL if some may.
+// say what the cache has. Sets `reason` to why no kernel of the image gets probes, or to NULL if some may.
 bool hook_find_refusal(uint64_t function, const char key[65], const struct reason **reason);
 // Remember it. Returns the reason that launches are counted by.
 const struct reason *hook_refuse_image(uint64_t function, const char key[65], const struct reason *reason);

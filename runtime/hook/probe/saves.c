@@ -284,7 +284,7 @@ bool hook_has_growing_log(const struct woven *woven) {
     return found;
 }
 
-// Under the lock. `known`: it was there.
+// Find a demand, or add it. Call this under the lock. `known` says whether it existed.
 static struct demand *find(const struct key *key, bool *known) {
     struct demand **bucket = bucket_of(key), *found = *bucket;
     while (found && memcmp(&found->key, key, sizeof(*key)))

@@ -116,7 +116,7 @@ static void write_origins(uint64_t exec, uint64_t at, const struct nodes *nodes)
     munmap(found, sizeof(*found));
 }
 
-// `moved`: the nodes that launch kernels have changed, or their kernels have.
+// `moved` says that other nodes launch kernels now, or other kernels.
 static void write_nodes(uint64_t exec, const struct nodes *nodes, bool moved) {
     uint64_t at = hook_now();
     struct found {

@@ -31,7 +31,7 @@ struct method { // PyMethodDef
 
 static const struct gpt_python *python;
 
-// Of a thread. There's little room for such variables: programs load this library with others that have some.
+// Thread-local. There's little room for such variables, and the program's other libraries need some of it.
 static TLS object *inside;          // the name of the innermost module, or NULL outside of all
 static TLS object *backward_module; // the open module of a backward pass, or NULL
 static TLS uint32_t thread_number;

@@ -51,8 +51,8 @@ uint64_t hook_stream_of(const struct frame *frame) {
 }
 
 // Known streams, in sets of eight. A stream whose set is full replaces another one, which is forgotten until
-// the driver accepts it again. Above the bits of an address stands a tag of the stream's context, so that
-// only streams of a context that ends are forgotten; 0 if it isn't known.
+// the driver accepts it again. The bits above an address hold a tag of the stream's context, or 0 if it isn't
+// known, so that only streams of a context that ends are forgotten.
 enum { WAYS = 8, TAG = 48 };
 static const uint64_t factor = 0x9e3779b97f4a7c15u;
 static _Atomic uint64_t known[512][WAYS];

@@ -327,8 +327,8 @@ EXPORT int gpt_hook_tag(gpt_object *value, gpt_object *name);
 EXPORT void gpt_hook_end_backward(void);
 EXPORT int gpt_hook_layer_outside(const char *name); // gpt_hook_layer if the thread is in no module
 
-// Return a new Python function, which code made by torch.compile calls: with a place in that code, whose
-// module the thread is in from here on, or None.
+// Return a new Python function for code made by torch.compile to call. Its argument is a place in that code,
+// whose module the thread is in from then on, or None.
 EXPORT gpt_object *gpt_hook_new_region(void);
 
 // -- libraries.c -----------------------------------------------------------
@@ -389,7 +389,7 @@ struct python_frame {
 
 bool hook_find_python(void); // false if there's no Python that we can read
 // Collect the frames of a thread, innermost first, or the innermost PYTHON_DEEPEST. Returns their number.
-// `changed`: inner frames changed meanwhile, and are left out.
+// Sets `changed` if inner frames changed meanwhile and are left out.
 size_t hook_python_frames(uint32_t tid, struct python_frame *frames, bool *changed);
 
 // -- samples.c -------------------------------------------------------------
@@ -445,8 +445,8 @@ bool hook_is_readable(const void *start, size_t size);
 // invalid: then this returns false and zeros. For the caller's stack, where most arguments live, it's a
 // memcpy.
 bool hook_read(const void *from, void *into, size_t size);
-// For values that are likely near each other. `there`: the number of a page that's there, or 0; asking the
-// kernel about a page takes longer than all the rest.
+// Do the same for values that are likely near each other. `there` is the number of a page known to be mapped,
+// or 0, because asking the kernel about a page takes longer than everything else.
 bool hook_read_near(const void *from, void *into, size_t size, uintptr_t *there);
 
 // -- missing.c -------------------------------------------------------------

@@ -147,7 +147,7 @@ static bool is_error(const struct stat *status) {
     return status->st_dev == root.device && status->st_ino == root.inode;
 }
 
-// Return whether standard error is still gpt-hook's. `opened`: it was closed, and has been reopened.
+// Return whether standard error is still gpt-hook's. `opened` says that it was closed and has been reopened.
 static bool has_error(bool *opened) {
     struct stat status;
     *opened = false;

@@ -41,8 +41,8 @@ static void retire(struct thread *thread, struct mapped *chunk) {
     *chunk = (struct mapped){0};
 }
 
-// Prepare the next chunk. Small chunks aren't worth preparing, and most threads end with them. The last
-// earlier chunk stays mapped, or all that are smaller than the largest, because unmapping takes time too.
+// Prepare the next chunk. Small chunks aren't worth preparing, and most threads end with them. Once the last
+// earlier chunk has the largest size, the ones before it are unmapped here, because that takes time, too.
 void hook_make_spare(struct thread *thread) {
     size_t size = thread->chunk.size;
     if (size < 64 << 10 || thread->used < size / 2 || thread->spare.start)

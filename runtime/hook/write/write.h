@@ -512,7 +512,7 @@ extern const char *hook_template; // NAME with %p and so on; NULL or empty: writ
 size_t hook_expand_name(char *path, size_t size); // returns its length
 
 // Create and open this process's file at hook_live->path. Returns -1 with errno set if that fails, or with
-// hook_live->state OFF if another process writes there. `first`: whether it's at NAME itself.
+// hook_live->state OFF if another process writes there. Sets `first` if the file is at NAME itself.
 int hook_create_file(bool *first);
 
 // End the trace of the program that this process was before exec, if that program left it open.

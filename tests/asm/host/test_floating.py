@@ -195,7 +195,7 @@ def test_products_at_the_least_normal_number(thread):
 
 
 def test_bf16_and_registers_of_8_bits(thread):
-    """These instructions are in CUDA's cuda_bf16.h, for sm_90. ptxas takes no larger registers there."""
+    """CUDA's cuda_bf16.h uses these instructions on sm_90. ptxas accepts no larger registers for them."""
     text = """
     .reg .b8 %s, %u;
     mov.u32 %r1, 0;

@@ -52,7 +52,7 @@ def sync(number):
 
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_the_kept_code_is_removed_unless_others_can_rename(tmp_path, mode):
-    """Other users could give this name to one of the user's own folders, so nothing is kept or removed there."""
+    """If other users can rename files there, nothing is removed: the name may mean another folder by then."""
     (kept := tmp_path / "temporary" / "kept").mkdir(parents=True, mode=0o700)
     (kept / "file").touch()
     kept.parent.chmod(mode)
@@ -123,7 +123,7 @@ def test_a_link_that_takes_the_place_of_the_folder_is_not_followed(tmp_path):
 
 
 def test_calls_of_a_process_in_order_of_time(tmp_path):
-    """Loaders that fail have a line. A function that the program requests by name gets the driver's symbol."""
+    """A failed load has a line, too. A function that the program looked up by name appears with the driver's symbol."""
     apis = [
         forge.api(1, "cuInit"), forge.api(2, "cuMemAlloc"), forge.api(3, "cuMemcpyHtoD", "cuMemcpyHtoD_v2"),
         records.make("api", id=4, symbol="cuMemFree_v2", name="cuMemFree", type="memory", op="free"),

@@ -47,7 +47,7 @@ def test_what_programs_import():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tools(name):
-    """They are probes of the first form, each with an analysis that begins with the generated reader."""
+    """The tools have the first generation's format, each with an analysis that begins with the generated reader."""
     path = TOOLS / f"{name}.toml"
     loaded = load_probes(path)
     verify(loaded)

@@ -103,7 +103,7 @@ def test_the_picture_of_accesses(tmp_path):
 
 @pytest.mark.full
 def test_what_was_kept_of_a_log_is_said_and_drawn(tmp_path):
-    """Some of 384 accesses fit; gpt-analyze says the same about the folder."""
+    """The log has room for some of 384 accesses; the picture's title and gpt-analyze state the same share."""
     pytest.importorskip("matplotlib")
     text = (TOOLS / "dmat.toml").read_text()
     (tmp_path / "dmat.toml").write_text(text.replace("budget = 268435456", "budget = 2560"))

@@ -47,7 +47,7 @@ FILES = [
     st.lists(st.tuples(st.sampled_from(VARIABLES), BLANKS), max_size=3),
 )
 def test_weaving_and_back(body, function, files, blank, variables):
-    """This also holds for programs that make no sense: weaving doesn't check them."""
+    """Unweaving restores the text even of programs that make no sense, which weaving doesn't check."""
     text = lambda parts: balanced("".join(statement + blank for statement, blank in parts))  # noqa: E731
     declared = "".join(variable + blank for variable, blank in variables)
     data = (

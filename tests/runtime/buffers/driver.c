@@ -137,10 +137,10 @@ void synchronize(uint64_t handle) {
     for (int i = 0; i < STREAMS; i++) {
         begin_atomic();
         bool wanted = streams[i].there || streams[i].count;
-        wanted =
-            wanted && (handle ? &streams[i] == stream_of(handle) : streams[i].context == current[running]);
+        wanted = wanted && (handle ? &streams[i] == stream_of(handle)
+                                   : streams[i].context == current[running] && !streams[i].ours);
         end_atomic();
-        if (wanted && (handle || !streams[i].ours))
+        if (wanted)
             wait_until(is_idle, &streams[i]);
     }
     turn();

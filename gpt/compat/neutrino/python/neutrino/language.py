@@ -1,4 +1,4 @@
-"""The names used by probes in Python. They have a meaning for gpt-ptx-probe, which compiles them, and none here."""
+"""The names used by probes in Python. gpt-ptx-probe compiles them; here they do nothing."""
 
 from __future__ import annotations
 

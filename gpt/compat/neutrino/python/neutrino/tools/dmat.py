@@ -103,7 +103,7 @@ def write_dmat(path, clocks, pages, counts):
 
 
 def find_lost(path):
-    """Return how many accesses of a result had no room, according to the log in its folder."""
+    """Return how many accesses of a result were dropped for lack of room, according to the log in its folder."""
     log, lost = path.absolute().parent.parent / "event.log", 0
     for line in log.read_text(errors="replace").splitlines() if log.is_file() else []:
         if re.match(r"\[exec\] \d+ param", line):

@@ -67,7 +67,7 @@ _Trace: Any = _find_tensors().trace
 
 
 class TensorTrace(_Trace):  # type: ignore[misc]
-    """While it's entered, writes a line for each tensor in functions' variables, once under each name."""
+    """A context manager that writes a line for each tensor in functions' variables, once under each name."""
 
     def __init__(self) -> None:
         super().__init__(None if os.environ.get("GPT_HOOK_OUTPUT") else _print)
