@@ -126,8 +126,8 @@ def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
     from collections import Counter
 
     from gpt.analyze.lib.attribution import fold
-    from gpt.analyze.lib.modules import find_modules
     from gpt.trace.calls_store import times_of
+    from gpt.trace.modules import find_modules
 
     rows: list[tuple[Any, ...]] = []
     for graph in found:

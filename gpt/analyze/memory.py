@@ -15,6 +15,7 @@ cuMemCreate, whose pieces are whole pages, and host memory. Arrays aren't counte
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -52,6 +53,12 @@ SITES_OF = (
     Column("library", "text", title="asked for by"),
     Column("function", "text?", "kernel", shown="under"),
     Column("site", "text?", shown="never"),  # library and function
+    *(column for column in SUMS if column.name != "failed"),
+)
+LINES = (
+    Column("line", "text", title="asked for at"),  # file and line
+    Column("function", "text", "kernel"),
+    Column("path", "text", shown="never"),
     *(column for column in SUMS if column.name != "failed"),
 )
 MODULES = (
@@ -95,6 +102,7 @@ SPANS = (
 SEEN = 1.01  # least ratio of pages to the memory in them that gets its own line
 TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
 GPU, HOST = "GPU memory", "host memory"
+INTERPRETER = re.compile(r"(lib)?python\d")
 PYTORCH, UNKNOWN = "libc10_cuda.", "not known"
 NO_SITES = "no call sites: 'gpt-hook run --stacks memory' records where calls came from"
 NONE = "no call allocates memory: 'gpt-hook run' records them, unless --calls leaves out 'memory'"
@@ -117,6 +125,7 @@ def memory(trace: TraceModel) -> Answers:
     yield _make_live(found[0], len(found))
     if any(pieces.stacks.any() for pieces in found):
         yield _make_sites(found, names)
+        yield from _iter_lines(found)
     yield from _iter_modules(found, trace)
     if not _is_simulated(found[0]):  # its memory is the host's, not in such pages
         yield from _iter_fragments(found[0])
@@ -223,15 +232,22 @@ class _Names:
 
     def __init__(self, process: Process) -> None:
         self._sites = process.sites
-        self._known: dict[int, tuple[str, str | None]] = {}
+        self._known: dict[tuple[int, int], tuple[str, str | None]] = {}
 
-    def find(self, stack: int) -> tuple[str, str | None]:
-        """Return the library and the function that asked."""
-        if stack not in self._known:
-            frame = self._sites.asker(stack)
-            path = frame.path if frame else None
-            self._known[stack] = os.path.basename(path) if path else UNKNOWN, frame.function if frame else None
-        return self._known[stack]
+    def find(self, stack: int, python: int = 0) -> tuple[str, str | None]:
+        """Return the library and the function that asked; if that's Python itself, the file and line that it ran."""
+        if (stack, python) not in self._known:
+            self._known[stack, python] = self._look_up(stack, python)
+        return self._known[stack, python]
+
+    def _look_up(self, stack: int, python: int) -> tuple[str, str | None]:
+        frame = self._sites.asker(stack)
+        file = os.path.basename(frame.path or "") if frame else ""
+        caller = self._sites.python_caller(python) if INTERPRETER.match(file) else None
+        if caller:
+            line = f", line {caller.line}" if caller.line else ""
+            return os.path.basename(caller.path or "") or UNKNOWN, f"{caller.function}{line}"
+        return file or UNKNOWN, frame.function if frame else None
 
     def library(self, stack: int) -> str:
         """Return the library that asked."""
@@ -244,8 +260,10 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
 
     sums: dict[tuple[str, str | None], Any] = defaultdict(lambda: np.zeros(len(SITES_OF) - 3))
     for pieces, known in zip(found, names, strict=True):
-        numbers, which = np.unique(pieces.stacks, return_inverse=True)
-        places = [known.find(stack) for stack in numbers.tolist()]
+        both = np.stack([pieces.stacks, pieces.pythons], axis=1)
+        numbers, which = np.unique(both, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        places = [known.find(*pair) for pair in numbers.tolist()]
         libraries: list[tuple[str, str | None]] = [(library, None) for library, _ in places]
         for of in (libraries, [(library, function or UNKNOWN) for library, function in places]):
             at = {key: number for number, key in enumerate(dict.fromkeys(of))}
@@ -260,11 +278,28 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
     return make_answer("sites", SITES_OF, rows, lines, top=TOP, plots=[drawn])
 
 
+def _iter_lines(found: list[Pieces]) -> Answers:
+    """Yield the lines of Python that asked, most bytes at the peak first; nothing if none is known."""
+    import numpy as np
+
+    sums: dict[tuple[str, str, str], Any] = defaultdict(float)
+    for pieces in found:
+        for python in np.unique(pieces.pythons[pieces.pythons != 0]).tolist():
+            if caller := pieces.process.sites.python_caller(python):
+                path, function = caller.path or "", caller.function or UNKNOWN
+                key = f"{os.path.basename(path) or UNKNOWN}:{caller.line or '?'}", function, path
+                sums[key] = sums[key] + np.array(_sums(pieces, pieces.pythons == python, None))
+    if sums:
+        rows = [(*key, *sums[key]) for key in sorted(sums, key=lambda key: (*-sums[key][[4, 2]], key))]
+        drawn = plot("bars", "line", "at_peak", title="GPU memory at its peak, by line of Python")
+        yield make_answer("lines", LINES, rows, top=TOP, plots=[drawn])
+
+
 def _iter_modules(found: list[Pieces], trace: TraceModel) -> Answers:
     """Yield who asked by module of a model or NVTX range, most bytes at the peak first; nothing without ranges."""
     import numpy as np
 
-    from gpt.analyze.lib.modules import find_modules
+    from gpt.trace.modules import find_modules
 
     sums: dict[str, Any] = defaultdict(float)
     for pieces in found:
@@ -295,7 +330,8 @@ def _iter_left(found: list[Pieces], names: list[_Names]) -> Answers:
         left = np.flatnonzero(pieces.left)
         largest = left[np.argsort(-pieces.sizes[left].astype(float), kind="stable")]
         for at in largest[:LISTED].tolist():
-            library, function = known.find(int(pieces.stacks[at])) if pieces.stacks[at] else (None, None)
+            stack, python = int(pieces.stacks[at]), int(pieces.pythons[at])
+            library, function = known.find(stack, python) if stack else (None, None)
             site = library and f"{library} {_readable(function)}".rstrip()
             row = pieces.name(int(pieces.kinds[at])), site, int(pieces.addresses[at]), pieces.process.pid
             rows.append((*row, int(pieces.threads[at]), max(0, int(pieces.begins[at])), int(pieces.sizes[at])))

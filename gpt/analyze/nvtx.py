@@ -4,6 +4,8 @@ A call is within a pushed range if it began on the range's thread while the rang
 which belongs to no thread, if any thread of the process made it while the range was open. Its GPU work is counted with
 the call, no matter when it ran. If ranges of the same name are nested or overlap, each call counts once; the times of
 ranges are simply added.
+
+Names of a domain that differ only in numbers, such as `step 0` and `step 1`, are one name: `step N`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
     Whole = npt.NDArray[np.int64]
+    Text = tuple[str | None, str]  # domain, name
 
 INSIDE = (
     Column("launches", "u64"),
@@ -87,19 +90,28 @@ class _Key(NamedTuple):
 
 def nvtx(trace: TraceModel) -> Answers:
     """Yield ranges by name, nested ranges as a tree, the longest ranges, and marks."""
-    totals = _Totals(len(trace.gpus()) > 0)
+    totals = _Totals(len(trace.gpus()) > 0, _find_repeated(trace))
     for number in range(len(trace.processes)):
         totals.add(trace, number)
     yield from totals.answers()
 
 
-class _Totals:
-    """The sums of the ranges of all processes."""
+def _find_repeated(trace: TraceModel) -> set[Text]:
+    """Return the domains and names, with N for numbers, that several names share."""
+    from gpt.analyze.lib.attribution import fold
 
-    def __init__(self, timed: bool) -> None:
+    texts = {text for number in range(len(trace.processes)) for text in trace.ranges(number).texts}
+    counts = Counter((domain, fold(name)) for domain, name in texts)
+    return {text for text, count in counts.items() if count > 1}
+
+
+class _Totals:
+    """The sums of the ranges of all processes. `repeated` has the names that stand for several."""
+
+    def __init__(self, timed: bool, repeated: set[Text]) -> None:
         from gpt.analyze.lib.numbers import Numbers
 
-        self._timed = timed
+        self._timed, self._repeated = timed, repeated
         self._times = Numbers()  # by key
         self._inside: dict[_Key, Any] = defaultdict(float)
         self._open: Counter[_Key] = Counter()
@@ -118,28 +130,43 @@ class _Totals:
 
         self._add_marks(trace, number)
         texts, process = trace.ranges(number).texts, trace.processes[number]
-        inside, nested = Inside(trace, number), Nested(texts, self._paths)
-        for within in inside.iter_within():
+        folded, names = self._fold(texts)
+        inside, nested = Inside(trace, number), Nested(folded, self._paths)
+        for every in inside.iter_within():
+            within = every._replace(ranges=every.ranges.copy())
+            within.ranges["name"] = names[every.ranges["name"]]
             if not self._headers or self._headers[-1] is not process.header:
                 self._headers.append(process.header)
                 self._off += process.unrecorded_until(0)
             took = within.ranges["end"] - within.ranges["begin"]
             self._within += nested.count_launches(within)
             for name, pushed, own, found in nested.iter_names(within):
-                domain, text = texts[name]
+                domain, text = folded[name]
                 key = _Key(text, "push" if pushed else "start", domain)
                 self._times.add(key, took[own])
                 self._open[key] += int(within.ranges["open"][own].sum())
                 self._inside[key] = self._inside[key] + found
-            self._add_longest(texts, within, nested.nest(within))
+            self._add_longest(texts, every, nested.nest(within))
         self._launches += inside.launches
+
+    def _fold(self, texts: list[Text]) -> tuple[list[Text], npt.NDArray[np.uint32]]:
+        """Return the names under which ranges are added up, and the index of each name's one."""
+        import numpy as np
+
+        from gpt.analyze.lib.attribution import fold
+
+        numbers: dict[Text, int] = {}
+        names = ((text, (text[0], fold(text[1]))) for text in texts)
+        found = [numbers.setdefault(one if one in self._repeated else text, len(numbers)) for text, one in names]
+        return list(numbers), np.array(found, np.uint32)
 
     def _add_marks(self, trace: TraceModel, number: int) -> None:
         import numpy as np
 
         kept = trace.ranges(number)
+        folded, names = self._fold(kept.texts)
         for name, (count, *stamps) in sorted(kept.marks.items(), key=lambda mark: mark[1][1]):
-            domain, text = kept.texts[name]
+            domain, text = folded[names[name]]
             first, last = trace.times(trace.processes[number], np.array(stamps, np.uint64)).tolist()
             before = self._marks.get((text, domain), (0, first, last))
             self._marks[text, domain] = before[0] + count, min(before[1], first), max(before[2], last)

@@ -26,10 +26,10 @@ import numpy as np
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
 from gpt.analyze.lib.locations import WHO, tell_apart
-from gpt.analyze.lib.modules import LAYERS
 from gpt.analyze.lib.sequence import LAUNCH, iter_calls
 from gpt.screen.units import amount
 from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, RANGES
+from gpt.trace.modules import LAYERS
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -14,6 +14,7 @@ from gpt.export import schema
 from gpt.export.correlate import NONE, WORK, CallNumbers, Matcher
 from gpt.export.files import TableFile
 from gpt.export.maps import MapTables
+from gpt.export.open_ranges import CallRanges
 from gpt.export.strings import Names, Strings
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.machines import LIMIT
@@ -59,6 +60,7 @@ class ProcessRows:
         self._ranges: dict[int, dict[str, Any]] = {}  # open ones, by id
         self._ends: dict[int, dict[str, Any]] = {}  # ends whose ranges have not come
         self._domains: dict[str, int] = {}
+        self._call_ranges = CallRanges(process, self.global_tids)
 
     def take(self, over: bool = False) -> None:
         """Write everything that has arrived. When the process is `over`, this includes work that still waits for its
@@ -136,6 +138,7 @@ class ProcessRows:
         columns = self._span(rows["start"], rows["duration"]) | told
         columns |= {"eventClass": schema.DRIVER, "nameId": self._name_apis(rows["api"]), "returnValue": rows["result"]}
         self._tables.write(schema.RUNTIME, len(rows), columns)
+        self._call_ranges.add_calls(keys, threads, rows)
         wide = {column: rows[name] for name, column in (WIDE | SHAPE).items() if name in known}
         if not wide:
             return
@@ -213,7 +216,9 @@ class ProcessRows:
 
     def _add_ranges(self, over: bool) -> None:
         done: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
-        for record in self.process.take_ranges():
+        found = self.process.take_ranges()
+        self._call_ranges.add_ranges(found)
+        for record in found:
             if record["kind"] == "range_end":
                 self._ends[record["id"]] = record
             elif record["type"] == "mark" or "id" not in record:
@@ -318,6 +323,7 @@ class ProcessRows:
     # The end
 
     def _end(self) -> None:
+        self._call_ranges.write(self._tables, self._strings)
         self._write_counts()
         process, strings = self.process, self._strings
         for id_, number in self._late.items():

@@ -97,6 +97,7 @@ ARGUMENTS = ExportTable(
     "GPT_CALL_ARGUMENTS",
     make_fields(f"i64 correlationId globalTid; u64 streamId object dst src bytes; {NAMES}; u8 launchType; {SHAPE}"),
 )
+CALL_RANGES = ExportTable("GPT_CALL_RANGES", make_fields("i64 correlationId globalTid layer range"))
 LAUNCH_COUNTS = ExportTable("GPT_LAUNCH_COUNTS", make_fields(f"i64 globalPid; {NAMES}; u64 launches"))
 GRAPH_WORK = ExportTable("GPT_GRAPH_WORK", make_fields("i64 globalPid; text type op; u64 count bytes"))
 CALL_COUNTS = ExportTable("GPT_CALL_COUNTS", make_fields("i64 globalPid nameId; u64 calls"))
@@ -159,7 +160,7 @@ ENUMS = (
 )
 TABLES = (
     RUNTIME, KERNEL, MEMCPY, MEMSET, GRAPH, IOCTLS, NVTX, STRINGS, PROCESSES, THREADS, GPUS, DEVICES, SESSION, SYSTEM,
-    CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, LAUNCH_COUNTS, GRAPH_WORK, CALL_COUNTS, PROBED, UNPROBED, TIMES,
-    NEEDS, *ENUMS,
+    CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, CALL_RANGES, LAUNCH_COUNTS, GRAPH_WORK, CALL_COUNTS, PROBED, UNPROBED,
+    TIMES, NEEDS, *ENUMS,
 )  # fmt: skip
 MAP = "u64 launchId; i64 globalPid; u64 block unit"  # columns of a table GPT_MAP_*, before the fields of its records

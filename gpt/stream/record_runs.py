@@ -129,6 +129,7 @@ RUNS: dict[str, Keys] = {
         "thread": ("u64", "thread id"),
         "start": ("u64", "start of the call's row"),
         "stack": ("u64", "id of the stack"),
+        "python": ("u64?", "id of the stack of its Python frames; only for calls of type memory, if they can be read"),
     },
     "sample": {
         "thread": ("u64", "thread id"),

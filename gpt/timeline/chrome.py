@@ -9,7 +9,7 @@ us since the first process began.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 
 import numpy as np
@@ -70,7 +70,8 @@ class _Writer:
         self._timeline = timeline
         self._names = [_quote(name) for name in timeline.names]
         self._hosts, self._gpus = number_processes(timeline)
-        self._facts = [",".join(f"{_quote(k)}:{_quote(v)}" for k, v in facts.items()) for facts in timeline.saved.facts]
+        self._facts = [",".join(_tell_texts(facts)) for facts in timeline.saved.facts]
+        self._places = ["".join(f",{text}" for text in _tell_texts(names)) for names in timeline.place_facts]
         self._rows = list(self._iter_rows())
 
     def _iter_rows(self) -> Iterator[tuple[int, int]]:
@@ -153,7 +154,8 @@ class _Writer:
 
     def _tell_calls(self, places: Whole, _: int) -> list[list[str]]:
         calls = self._timeline.calls[places]
-        return [_tell("correlation", places + CORRELATION), *(_tell(name, calls[name]) for name in ("result", "bytes"))]
+        told = [_tell("correlation", places + CORRELATION), *(_tell(name, calls[name]) for name in ("result", "bytes"))]
+        return [*told, [self._places[place] for place in self._timeline.places[places].tolist()]]
 
     def _tell_work(self, places: Whole, stream: int) -> list[list[str]]:
         callers = self._timeline.callers[places]
@@ -170,6 +172,7 @@ class _Writer:
             *told,
             [f',"memory bandwidth (GB/s)":{rate:.6g}' if rate else "" for rate in rates.tolist()],
             *(_tell_shape(name, calls) for name in ("grid", "block")),
+            [self._places[place] for place in np.where(callers >= 0, self._timeline.places[callers], 0).tolist()],
         ]
 
     def _iter_arrows(self) -> Iterator[list[str]]:
@@ -194,6 +197,10 @@ class _Writer:
                     (places + 1).tolist(), begin, end, *times, strict=True
                 )
             ]
+
+
+def _tell_texts(facts: Mapping[str, object]) -> Iterator[str]:
+    yield from (f"{_quote(name)}:{_quote(value)}" for name, value in facts.items())
 
 
 def _tell(name: str, values: npt.NDArray[np.integer]) -> list[str]:

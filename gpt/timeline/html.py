@@ -121,14 +121,15 @@ def _make_notes(timeline: Timeline, spans: Spans) -> tuple[Whole, list[str]]:
     calls = np.concatenate([timeline.calls, np.zeros(1, timeline.calls.dtype)])  # the last one is the call -1
     columns = [calls[name][call] for name in TOLD]
     columns[1][work] = 0
-    columns += [spans["open"], spans["fact"]]
+    columns += [spans["open"], spans["fact"], np.append(timeline.places, 0)[call]]
     numbers = np.zeros(len(spans), np.int64)
     for column in columns:
         values, which = np.unique(column, return_inverse=True)
         numbers = np.unique(numbers * len(values) + which, return_inverse=True)[1]
     _, first = np.unique(numbers, return_index=True)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    return numbers, [_make_note(timeline.saved.facts[fact], *row) for *row, fact in rows]
+    saved, places = timeline.saved.facts, timeline.place_facts
+    return numbers, [_make_note({**places[place], **saved[fact]}, *row) for *row, fact, place in rows]
 
 
 def _make_note(facts: Facts, size: int, result: int, shared: int, *rest: int) -> str:

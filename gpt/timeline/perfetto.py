@@ -11,7 +11,7 @@ its stage, so each name has a stage of its own, whose description is its categor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ class _Writer:
         self._stages = {kind: iid for iid, kind in enumerate(np.unique(kinds[self._work]).tolist(), len(streams) + 1)}
         none = np.zeros(1, timeline.calls.dtype)
         self._called = np.concatenate([timeline.calls, none])  # the last row stands for the call -1
+        self._places = np.append(timeline.places, 0)
         self._made = np.argsort(timeline.callers, kind="stable")  # work, sorted by its call
         self._callers = timeline.callers[self._made]
 
@@ -182,13 +183,15 @@ class _Writer:
             name = wire.constant(_pack(schema(name_iid=iid)), len(spans))
             note = wire.message(field, name, wire.number(_field(schema, "int_value"), values))
             yield wire.where(values != 0, note)
-        yield _repeated(spans["fact"], self._annotate)
+        saved, places = self._timeline.saved.facts, self._timeline.place_facts
+        yield _repeated(spans["fact"], lambda fact: self._annotate(saved[fact]))
+        yield _repeated(self._places[source], lambda place: self._annotate(places[place]))
         open_ = schema(name_iid=len(NOTES), bool_value=True)
         marked = _pack(self._schema.TrackEvent(debug_annotations=[open_]))
         yield wire.where(spans["open"], wire.constant(marked, len(spans)))
 
-    def _annotate(self, fact: int) -> Any:
-        note, facts = self._schema.DebugAnnotation, self._timeline.saved.facts[fact]
+    def _annotate(self, facts: Mapping[str, int | str]) -> Any:
+        note = self._schema.DebugAnnotation
         told = [
             note(name=_text(name), int_value=value)
             if isinstance(value, int) and value < LIMIT
@@ -235,7 +238,8 @@ class _Writer:
             wire.where(callers >= 0, wire.number(_field(event, "submission_id"), callers + CORRELATION)),
             wire.where(kernels, self._launches(calls)),
             wire.where(~kernels & (calls["bytes"] > 0), wire.message(size[0], *size[1])),
-            _repeated(spans["fact"], self._extra),
+            _repeated(spans["fact"], lambda fact: self._extra(self._timeline.saved.facts[fact])),
+            _repeated(self._places[callers], lambda place: self._extra(self._timeline.place_facts[place])),
         )
         return self._packets(spans["begin"], "gpu_render_stage_event", *fields)
 
@@ -259,8 +263,8 @@ class _Writer:
             made.launch.args.add(name=NOTES[3], uint_value=shared)
         return made
 
-    def _extra(self, fact: int) -> Any:
-        event, facts = self._schema.GpuRenderStageEvent, self._timeline.saved.facts[fact]
+    def _extra(self, facts: Mapping[str, int | str]) -> Any:
+        event = self._schema.GpuRenderStageEvent
         return event(extra_data=[event.ExtraData(name=_text(k), value=_text(str(v))) for k, v in facts.items()])
 
     def _iter_counter(self, number: int, counter: Counter) -> Iterator[bytes]:

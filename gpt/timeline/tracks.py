@@ -19,6 +19,7 @@ from gpt.screen.demangle import readable
 from gpt.timeline.counters import Copies, Counter, find_callers
 from gpt.timeline.saved import SavedFinder, SavedSpans
 from gpt.trace.calls_store import NO_DEVICE
+from gpt.trace.modules import describe_path, find_paths
 from gpt.trace.ranges import RANGE as RANGE_ROW
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE = range(len(CATEGORIES))
 KINDS = ("recording", "range", "thread", "stream")  # kinds of tracks, in drawing order
 RECORDING, RANGES, THREAD, STREAM = range(len(KINDS))
 FIELDS = ("function", "bytes", "stream", "object", "stamp")  # fields of calls
+PLACED = ("kernel", "graph", "memcpy", "memset", "memory")  # types of calls that name their module and ranges
 SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
@@ -82,7 +84,7 @@ class Timeline:
     together.
 
     `source` of a span refers to `calls` or `gpu_times`; `callers` has the index of each GPU time's call, or -1 if that
-    isn't known.
+    isn't known. `places` has for each call the index of the module and ranges that it was made in.
     """
 
     model: TraceModel
@@ -95,6 +97,8 @@ class Timeline:
     counters: list[Counter]
     marks: list[Mark]
     saved: SavedSpans
+    places: Whole
+    place_facts: list[dict[str, str]]  # the first is empty
 
     @cached_property
     def edges(self) -> Whole:
@@ -130,7 +134,23 @@ def make_timeline(model: TraceModel) -> Timeline:
     maker.add_gaps()
     spans, tracks = maker.lay_out()
     counters = [*copies.count_totals(), *copies.count_rates()]
-    return Timeline(model, tracks, maker.names, spans, calls, gpu, find_callers(gpu, calls), counters, marks, saved)
+    callers, (places, told) = find_callers(gpu, calls), _place_calls(model, calls)
+    return Timeline(model, tracks, maker.names, spans, calls, gpu, callers, counters, marks, saved, places, told)
+
+
+def _place_calls(model: TraceModel, calls: npt.NDArray[np.void]) -> tuple[Whole, list[dict[str, str]]]:
+    """Find the module and the NVTX ranges in which each call that starts GPU work or allocates memory was made."""
+    found, told = np.zeros(len(calls), np.int64), [dict[str, str]()]
+    wanted = np.any([model.chosen(calls, type=type_) for type_ in PLACED], axis=0)
+    for number in range(len(model.processes)):
+        own = np.flatnonzero(wanted & (calls["process"] == number))
+        paths, which = find_paths(model, number, calls["start"][own], calls["thread"][own])
+        texts = model.ranges(number).texts
+        found[own] = np.where(which > 0, which + len(told) - 1, 0)
+        for path in paths[1:]:
+            names = zip(("layer", "range"), describe_path(path, texts), strict=True)
+            told.append({key: name for key, name in names if name is not None})
+    return found, told
 
 
 def title(track: Track) -> str:

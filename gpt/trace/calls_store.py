@@ -36,7 +36,8 @@ def times_of(process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np
 
 def call_fields(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the fields of CALL, and the named ones."""
-    known = {name: WIDTHS[width] for name, width in ARGUMENTS.items()} | {"stamp": "<u8", "stack": "<u8"}
+    known = {name: WIDTHS[width] for name, width in ARGUMENTS.items()}
+    known |= dict.fromkeys(("stamp", "stack", "python"), "<u8")
     return [*CALL, *((name, known[name]) for name in names)]
 
 
@@ -278,8 +279,8 @@ def _fill_call(found: Array, threads: Threads, rows: Rows, process: Process) -> 
     found["thread"] = threads
     if "stamp" in (found.dtype.names or ()):
         found["stamp"] = rows["start"]
-    if "stack" in (found.dtype.names or ()):
-        found["stack"] = process.sites.find(threads, rows["start"])
+    for name in {"stack", "python"} & {*(found.dtype.names or ())}:
+        found[name] = process.sites.find(threads, rows["start"], name == "python")
 
 
 def _fill_gpu_time(found: Array, _: Threads, rows: Rows, process: Process) -> None:

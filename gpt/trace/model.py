@@ -191,9 +191,9 @@ class TraceModel:
     def calls(self, *names: str) -> npt.NDArray[np.void]:
         """Return all calls, oldest first: the fields of CALL and the named ones of gpt/trace/rows.py, 0 where missing.
 
-        `process` is an index into `processes`. A `duration` of 0 means that the call didn't return. Two more fields can
-        be named: `stamp`, the start as a time stamp, which the process's `tensors` expects; and `stack`, where the call
-        came from, as a number for the process's `sites`, or 0 if it wasn't recorded.
+        `process` is an index into `processes`. A `duration` of 0 means that the call didn't return. Three more fields
+        can be named: `stamp`, the start as a time stamp, which the process's `tensors` expects; and `stack` and
+        `python`, where the call came from, as a number for the process's `sites`, or 0 if it wasn't recorded.
         """
         return self._gather(self.iter_calls(*names), self._kept.count_calls(), call_fields(names))
 

@@ -17,7 +17,8 @@ from gpt.trace.ranges import RANGE
 from gpt.trace.spill import Array, iter_windows
 
 if TYPE_CHECKING:
-    from gpt.trace.model import TraceModel
+    from gpt.trace.process import Process
+    from gpt.trace.ranges import KeptRanges
 
 Path = tuple[int, ...]  # names of open ranges, outermost first
 Numbers = npt.NDArray[np.int64]
@@ -31,10 +32,11 @@ class OpenRanges:
     `paths` are the combinations of open ranges so far; a moment's path is an index into it, and NO_PATH means none.
     """
 
-    def __init__(self, trace: TraceModel, number: int, names: Sequence[int]) -> None:
+    def __init__(self, kept: KeptRanges, process: Process, last: int, names: Sequence[int]) -> None:
+        """Take the ranges of a process whose last call ended at `last`, in ns."""
         self.paths: list[Path] = [()]
         self.started = 0  # ranges that belong to no thread, which are left out
-        self._trace, self._number = trace, number
+        self._kept, self._process, self._last = kept, process, last
         self._names = np.array(sorted(names), np.uint32)
         self._numbers: dict[Path, int] = {(): NO_PATH}
         self._threads = defaultdict[int, _Thread](_Thread)
@@ -57,11 +59,7 @@ class OpenRanges:
             yield [(part, _look_up(part, changes)) for part in rows]
 
     def _iter_ranges(self) -> Iterator[Array]:
-        trace, number = self._trace, self._number
-        if not len(self._names):
-            return
-        last = trace.last(number) if trace.ranges(number).has_open() else 0
-        for rows in trace.iter_ranges(number, last):
+        for rows in self._kept.iter_ranges(self._process, self._last) if len(self._names) else ():
             known = np.isin(rows["name"], self._names)
             self.started += int((known & ~rows["pushed"]).sum())
             yield rows[known & rows["pushed"]]

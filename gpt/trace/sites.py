@@ -7,6 +7,7 @@ read from the file in its current state; if the file was replaced or stripped, t
 from __future__ import annotations
 
 import os
+import re
 import stat
 import weakref
 from typing import Any, NamedTuple
@@ -29,6 +30,9 @@ MOST_NAME = 4096  # bytes
 # Libraries that only pass on the requests of their callers.
 BETWEEN = ("libcuda.so", "libcudart.so", "libcudart-", "libffi.so", "_ctypes.")
 
+# Python files that a program didn't bring itself: packages, the standard library, and what `exec` runs.
+INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
+
 
 class CallFrame(NamedTuple):
     """A caller: `offset` is the return address as an offset in the file at `path`, or as it is if `path` is None.
@@ -49,8 +53,8 @@ class Sites:
 
     def __init__(self) -> None:
         self._stacks: dict[int, list[CallFrame]] = {}
-        self._calls: list[tuple[int, int, int]] = []
-        self._table: tuple[Column, Column, Column] | None = None
+        self._calls: list[tuple[int, int, int, int]] = []
+        self._table: npt.NDArray[np.uint64] | None = None
         self._symbols: dict[str, Symbols | None] = {}
 
     def __len__(self) -> int:
@@ -62,15 +66,16 @@ class Sites:
         if record["kind"] == "stack":
             self._stacks[record["id"]] = [_make_frame(one) for one in record["frames"]]
         else:
-            self._calls.append((record["start"], record["thread"], record["stack"]))
+            self._calls.append((record["start"], record["thread"], record["stack"], record.get("python", 0)))
             self._table = None
 
-    def find(self, threads: Column, starts: Column) -> Column:
-        """Return the number of each call's stack, given the thread and start of its row; 0 if it has none."""
+    def find(self, threads: Column, starts: Column, python: bool = False) -> Column:
+        """Return the number of each call's stack, or of its Python frames, given the thread and start of its row; 0 if
+        it has none.
+        """
         if self._table is None:
-            table = np.array(sorted(self._calls), np.uint64).reshape(-1, 3)
-            self._table = table[:, 0].copy(), table[:, 1], table[:, 2]
-        known, whose, stacks = self._table
+            self._table = np.array(sorted(self._calls), np.uint64).reshape(-1, 4).T.copy()
+        known, whose, stacks = self._table[[0, 1, 3 if python else 2]]
         found = np.zeros(len(starts), np.uint64)
         first, last = (np.searchsorted(known, starts, side=side) for side in ("left", "right"))
         for step in range(int((last - first).max(initial=0))):  # several threads may have calls at the same time
@@ -88,6 +93,12 @@ class Sites:
         chosen = (frame for frame in frames if not os.path.basename(frame.path or "").startswith(BETWEEN))
         found = next(chosen, frames[0] if frames else None)
         return found and self._name(found)
+
+    def python_caller(self, stack: int) -> CallFrame | None:
+        """Return the innermost Python frame outside of installed packages, or the innermost one if there's none."""
+        frames = self._stacks.get(stack, [])
+        own = (frame for frame in frames if not INSTALLED.search(frame.path or ""))
+        return next(own, frames[0] if frames else None)
 
     def _name(self, frame: CallFrame) -> CallFrame:
         if frame.path is None or frame.is_python:

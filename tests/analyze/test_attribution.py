@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpt.analyze.lib.attribution import find_layer, fold
-from gpt.analyze.lib.modules import LAYERS
 from gpt.stream import records
+from gpt.trace.modules import LAYERS
 from tests.analyze.asked import Answers, ask, run
 from tests.analyze.moments import APIS, EXEC, KERNELS, MS, at, launches, ranges, replays, times
 from tests.trace import forge

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from gpt.analyze.lib.modules import LAYERS
 from gpt.stream import records
+from gpt.trace.modules import LAYERS
 from tests.analyze.asked import ask, run
 from tests.trace import forge
 

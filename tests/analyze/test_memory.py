@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gpt.analyze.lib.allocations import PAGE
-from gpt.analyze.lib.modules import LAYERS
 from gpt.stream import records
+from gpt.trace.modules import LAYERS
 from tests.analyze.asked import answers, ask, run
 from tests.trace import forge
 
@@ -218,6 +218,36 @@ def test_who_asked_and_what_pytorch_does_not_see():
     verdict = "at the peak PyTorch's allocator had 1,000 B, and does not see 500 B that others asked for"
     assert found.verdicts["memory"][1:] == [verdict]
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
+
+
+def test_the_line_of_python_that_asked():
+    def python(number, *frames):
+        told = [{"path": path, "offset": 0, "function": name, **line} for path, name, line in frames]
+        return records.make("stack", id=number, frames=told)
+
+    stacks = [
+        stack(1, "/l/_ctypes.cpython-311-x86_64-linux-gnu.so", "/l/libpython3.11.so.1.0"),
+        stack(2, "/l/libc10_cuda.so"),
+        python(3, ("/app/a.py", "load", {"line": 7}), ("/app/a.py", "<module>", {})),
+        python(4, ("/v/lib/python3.11/site-packages/f.py", "linear", {}), ("/app/b.py", "Net.forward", {"line": 20})),
+        python(5, ("/v/lib/python3.11/json.py", "dumps", {})),
+    ]  # fmt: skip
+    calls = [("cuMemAlloc", 2 * at, BASE + 4096 * at, 100 * (at + 1)) for at in range(4)]
+    sites = [
+        records.make("call_site", thread=1, start=ZERO + 2 * at * MS, stack=native, python=frames)
+        for at, (native, frames) in enumerate([(1, 3), (2, 4), (1, 5), (1, None)])
+    ]
+    found = answers("memory", made(*calls, more=[*stacks, *sites]))
+    assert [picked(row, "line", "function", "path", "left") for row in found.rows["lines"]] == [
+        ("json.py:?", "dumps", "/v/lib/python3.11/json.py", 300), ("b.py:20", "Net.forward", "/app/b.py", 200),
+        ("a.py:7", "load", "/app/a.py", 100),
+    ]  # fmt: skip
+    assert {picked(row, "library", "left") for row in found.rows["sites"] if "function" not in row} == {
+        ("libpython3.11.so.1.0", 400), ("json.py", 300), ("libc10_cuda.so", 200), ("a.py", 100),
+    }  # fmt: skip
+    assert {row["site"] for row in found.rows["left"]} == {
+        "libpython3.11.so.1.0", "json.py dumps", "libc10_cuda.so", "a.py load, line 7",
+    }  # fmt: skip
 
 
 def test_who_asked_by_module_and_range():

@@ -107,6 +107,29 @@ def test_domains_are_apart_and_marks_are_counted():
     assert picked(mark, "name", "count", "first", "last") == ("m", 2, ZERO + 5 * MS, ZERO + 8 * MS)
 
 
+def test_names_that_differ_in_numbers_are_one():
+    ranges = ranged(
+        ("step 0", 0, 4), ("conv2d", 1, 2), ("step 17", 4.5, 10), ("conv2d", 5, 6), ("step 0", 6, 7),
+        ("step 0", 11, 13, 1, "push", "lib"), ("tick 1", 2, None, 1, "mark"), ("tick 2", 9, None, 1, "mark"),
+    )  # fmt: skip
+    found = answers("nvtx", made(*LAUNCHES, more=ranges))
+    rows = by_name(found)
+    assert {name: picked(row, "count", "total", "launches") for name, row in rows.items()} == {
+        ("step N", None, "push"): (3, int(10.5 * MS), 3), ("conv2d", None, "push"): (2, 2 * MS, 2),
+        ("step 0", "lib", "push"): (1, 2 * MS, 1),
+    }  # fmt: skip
+    nested = {row["path"]: picked(row, "count", "launches") for row in found.rows["nested"]}
+    assert nested == {
+        "step N": (2, 3), "step N/conv2d": (2, 2), "step N/step N": (1, 0), "lib: step 0": (1, 1),
+    }  # fmt: skip
+    assert [row["name"] for row in found.rows["longest"]][:3] == ["step 17", "step 0", "step 0"]
+    assert [picked(row, "name", "count", "first", "last") for row in found.rows["marks"]] == [
+        ("tick N", 2, ZERO + 2 * MS, ZERO + 9 * MS)
+    ]
+    two = answers("nvtx", made(more=ranged(("step 1", 0, 1))), made(more=ranged(("step 2", 0, 1)), pid=11))
+    assert [picked(row, "name", "count") for row in two.rows["ranges"]] == [("step N", 2)]
+
+
 def test_ranges_that_are_open_or_end_strangely():
     ends = [records.make("range_end", id=77, thread=1, end=ZERO)]  # the range began before a fork
     ranges = [*ranged(("open", 2, None), ("back", 5, 3)), *ends]

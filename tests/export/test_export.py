@@ -19,6 +19,7 @@ from gpt.export import correlate, files
 from gpt.export.schema import TABLES, make_names
 from gpt.export.strings import Strings, shorten_kernel
 from gpt.stream import records
+from gpt.trace.modules import LAYERS
 from tests.analyze.asked import run
 from tests.export.exported import APIS, HIGH, KERNEL, ask, small, tables, write
 from tests.trace import forge
@@ -60,6 +61,24 @@ def test_queries_for_exports_of_nsight_systems_work(made):
     assert ask(made, "SELECT utcEpochNs, utcTime FROM TARGET_INFO_SESSION_START_TIME") == [
         (10**18, "2001-09-09 01:46:40")
     ]
+
+
+def test_calls_have_the_module_and_the_ranges_that_they_were_made_in(tmp_path):
+    more = [
+        *(records.make("range", id=id_, type="push", thread=1, name=name, domain=domain, start=start)
+          for id_, name, domain, start in ((7, "layers.3", LAYERS, 2900), (8, "layers.3.up", LAYERS, 2950),
+                                           (9, "late", "app", 4900))),
+        *(records.make("range_end", id=id_, thread=1, end=end) for id_, end in ((8, 3500), (7, 4500), (9, 4950))),
+    ]  # fmt: skip
+    asked = """SELECT c.start, layer.value, range.value FROM GPT_CALL_RANGES JOIN CUPTI_ACTIVITY_KIND_RUNTIME c
+        USING (correlationId, globalTid) LEFT JOIN StringIds layer ON layer = layer.id
+        LEFT JOIN StringIds range ON range = range.id ORDER BY 1"""
+    for late in (False, True):
+        first, *rest, end = small(late=late)
+        path = write(tmp_path / f"{late}.sqlite", [first, *rest, *more, end | {"records": len(rest) + len(more)}])
+        assert ask(path, asked) == [
+            (1000, None, "step"), (2000, "layers.3.up", "step"), (3000, "layers.3", "step"), (4000, None, "step"),
+        ]  # fmt: skip
 
 
 def test_a_call_that_did_not_return_has_no_end_and_addresses_keep_their_bits(made):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from gpt.trace.kinds import CALLS, SITES
 from gpt.trace.process import iter_processes
 from tests.runtime import hooked
 from tests.runtime.hooked import SHARED, Trace
+from tests.runtime.pythons import find_pythons
 
 
 def stacks(path):
@@ -84,6 +88,53 @@ def test_functions_that_are_meant(tmp_path):
     assert {"cuMemAlloc", "cuLaunchKernel", "cuDriverGetVersion"} <= {*names} and "cuModuleLoadData" not in names
     assert walked(tmp_path, source, options=("--calls", "all")) == []
     assert walked(tmp_path, source, options=("--stacks", "memory", "--calls", "kernel")) == []
+
+
+PYTHON = """
+import ctypes, json
+cu = ctypes.CDLL("libcuda.so.1")
+memory = ctypes.c_uint64()
+def load(_):
+    assert not cu.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(64))  # load
+context = ctypes.c_void_p()
+assert not cu.cuInit(0) and not cu.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+load(0)  # main
+json.loads("{}", object_hook=load)  # json
+assert not cu.cuMemsetD8_v2(memory, 0, ctypes.c_size_t(64))
+"""
+
+
+@pytest.mark.parametrize("python", list(find_pythons()), ids=lambda path: Path(path).name)
+def test_python_lines_that_allocate(tmp_path, python):
+    """CPython from 3.11 to 3.14. An older one says so, and has native stacks alone."""
+    if not shutil.which(python):
+        pytest.skip(f"no {Path(python).name}")
+    (tmp_path / "app.py").write_text(PYTHON)
+    version = int(subprocess.check_output([python, "-c", "import sys; print(sys.version_info[1])"]))
+    done = hooked.run(tmp_path / "t.mp", python, tmp_path / "app.py", options=("--stacks", "memory,memset"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    trace = Trace(tmp_path / "t.mp")
+    frames = {record["id"]: record["frames"] for record in trace.of("stack")}
+    found = [frames[record["python"]] if "python" in record else None for record in trace.of("call_site")]
+    if not 11 <= version <= 14:
+        assert found == [None] * 3 and "frames aren't read" in trace.of("diag")[0]["text"]
+        return
+    load, main, json = (
+        next(number for number, line in enumerate(PYTHON.splitlines(), 1) if line.endswith(f"# {name}"))
+        for name in ("load", "main", "json")
+    )
+    assert found[2] is None  # not of type memory
+    assert [[(one["function"], one["line"]) for one in frames] for frames in found[:1]] == [
+        [("load", load), ("<module>", main)]
+    ]
+    assert [frames["function"] for frames in found[1]] == [
+        "load",
+        "JSONDecoder.raw_decode",
+        "JSONDecoder.decode",
+        "loads",
+        "<module>",
+    ]
+    assert found[1][-1]["line"] == json and found[1][0]["path"] == str(tmp_path / "app.py")
 
 
 ODD = (

@@ -20,6 +20,7 @@ from gpt.stream import records, wire
 from gpt.stream.stage import Stage
 from gpt.timeline.tracks import CORRELATION, find_lanes
 from gpt.trace.machines import NO_END
+from gpt.trace.modules import LAYERS
 from gpt.trace.process import iter_processes
 from tests.analyze.asked import run
 from tests.timeline.made import US, ZERO, call, draw, launch, pushed, ran, segment, small
@@ -89,7 +90,7 @@ def test_what_kineto_tells_of_work_on_the_gpu():
     (one,) = (e for e in events if e["name"] == "add(float*, int)")
     assert (one["cat"], one["pid"]) == ("kernel", 0)
     assert one["args"] == {"device": 0, "stream": 0, "correlation": one["args"]["correlation"], "shared memory": 128,
-                           "grid": [1, 2, 3], "block": [32, 4, 1]}  # fmt: skip
+                           "grid": [1, 2, 3], "block": [32, 4, 1], "range": "step"}  # fmt: skip
     (copy,) = (e for e in events if e["name"] == "Memcpy HtoD")
     assert (copy["cat"], copy["args"]["bytes"]) == ("gpu_memcpy", 4096)
     assert copy["args"]["memory bandwidth (GB/s)"] == 0.585143
@@ -97,6 +98,32 @@ def test_what_kineto_tells_of_work_on_the_gpu():
     assert counters[0] == ("bytes copied HtoD", {"bytes": 4096})
     assert {name for name, _ in counters[1:]} == {"HtoD a second"}
     assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [("here", 10**6 + 70)]
+
+
+def test_launches_and_their_work_name_the_module_and_the_ranges():
+    made = segment(
+        *pushed(1, "step 3", 0, 90), *pushed(2, "layers.3", 5, 50, domain=LAYERS),
+        *pushed(3, 'odd"\n', 15, 50, domain="app"), *pushed(4, "layers.3.up", 19, 30, domain=LAYERS),
+        launch(10, 5, 1), launch(20, 5, 2, 7), call("cuGraphLaunch", 60, 10), call("cuStreamSynchronize", 75, 10),
+        launch(95, 1, 1), launch(21, 5, 1, thread=2), ran(16, 20, 1, 10), ran(26, 4, 2, 20, stream=7),
+    )  # fmt: skip
+    both = {"layer": "layers.3.up", "range": 'step 3/app: odd"\n'}
+    one = {"layer": "layers.3", "range": "step 3"}
+    want = {10: one, 16: one, 20: both, 26: both, 60: {"range": "step 3"}, 75: {}, 95: {}, 21: {}}
+    events = [e for e in chrome(made)["traceEvents"] if e["ph"] == "X" and e["cat"] in ("cuda_driver", "kernel")]
+    keys = ("layer", "range")
+    told = {round(e["ts"]) - 10**6: {key: e["args"][key] for key in keys if key in e["args"]} for e in events}
+    assert told == want
+    found, packets = {}, perfetto(made)
+    notes = {one.iid: one.name for one in packets[0].interned_data.debug_annotation_names}
+    for packet in packets:
+        event, work = packet.track_event, packet.gpu_render_stage_event
+        texts = {note.name or notes[note.name_iid]: note.string_value for note in event.debug_annotations}
+        texts |= {one.name: one.value for one in work.extra_data}
+        if packet.HasField("gpu_render_stage_event") or "correlation" in texts:
+            found[(packet.timestamp - ZERO) // US] = {key: texts[key] for key in keys if key in texts}
+    assert found == want
+    assert b"layer: layers.3.up\\nrange: step 3/app: odd" in draw("html", made)
 
 
 def test_memory_is_a_counter():
@@ -284,7 +311,10 @@ def spans_of(packets):
     for packet in (packet for packet in packets if packet.HasField("track_event")):
         event, time = packet.track_event, packet.timestamp - ZERO
         if event.type == event.TYPE_SLICE_BEGIN:
-            told = {notes[note.name_iid]: note.int_value or note.bool_value for note in event.debug_annotations}
+            told = {
+                notes.get(note.name_iid, note.name): note.int_value or note.bool_value
+                for note in event.debug_annotations
+            }
             open_[event.track_uuid].append((time, names[event.name_iid], told))
         elif event.type == event.TYPE_SLICE_END:
             begin, name, told = open_[event.track_uuid].pop()

@@ -80,7 +80,7 @@ FREE = {
 IN_GRAPHS = {("memory", "alloc"): 0xFFFF_FFFE, ("memory", "free"): 0xFFFF_FFFF}  # stand for functions
 _NAMES = {IN_GRAPHS["memory", "alloc"]: "graph allocates", IN_GRAPHS["memory", "free"]: "graph frees"}
 MAPS = ("cuMemMap", "cuMemUnmap")
-FIELDS = ("bytes", "to", "from", "object", "stack", "stamp")
+FIELDS = ("bytes", "to", "from", "object", "stack", "python", "stamp")
 MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # operations on contexts
 
 
@@ -101,6 +101,7 @@ class Pieces:
     kinds: Whole
     threads: Sizes
     stacks: Sizes
+    pythons: Sizes  # numbers of the stacks of Python frames
     left: Mask
     failed: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))
     lost: int = 0
@@ -215,7 +216,7 @@ def _iter_inside(trace: TraceModel, launches: npt.NDArray[np.void]) -> Iterator[
                     continue
                 rows = mine[places]
                 rows["api"], rows["to"], rows["bytes"] = IN_GRAPHS[one.type, one.op], one.address, one.bytes
-                rows["from"] = rows["object"] = rows["stack"] = 0
+                rows["from"] = rows["object"] = rows["stack"] = rows["python"] = 0
                 if one.op == "free":
                     rows["start"] += np.maximum(rows["duration"].astype(np.int64), 2)
                 rows["duration"] = 1
@@ -252,6 +253,7 @@ def _make(process: Process, calls: npt.NDArray[np.void]) -> Pieces:
         kinds[order],
         calls["thread"][order],
         calls["stack"][order],
+        calls["python"][order],
         left[order],
         failed,
         lost,

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
-from gpt.analyze.lib.modules import IN_RANGE, LAYERS, UNKNOWN, name_module, name_range
 from gpt.analyze.lib.sequence import IOCTL, LAUNCH, Acts
 from gpt.screen.demangle import demangle
 from gpt.screen.units import amount, human_time
 from gpt.trace.calls_store import times_of
 from gpt.trace.graphs import GRAPH_LAUNCH
+from gpt.trace.modules import IN_RANGE, LAYERS, UNKNOWN, name_module, name_range
 from gpt.trace.open_ranges import NO_PATH, OpenRanges
 from gpt.trace.sites import BETWEEN
 
@@ -189,7 +189,7 @@ def _add_up(trace: TraceModel, number: int, manner: Manner) -> _Part:
     texts = trace.ranges(number).texts
     wanted = [at for at, (domain, _) in enumerate(texts)
               if (manner.ranges and domain != LAYERS) or (manner.layers and domain == LAYERS)]  # fmt: skip
-    part = _Part(process, OpenRanges(trace, number, wanted), texts)
+    part = _Part(process, OpenRanges(trace.ranges(number), process, trace.last(number), wanted), texts)
     origins = _list_origins(process)
     streams = ((_iter_launches(trace, number), MOMENT), (_iter_times(trace, number), TIMED), (iter([origins]), CREATED))
     launching = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}

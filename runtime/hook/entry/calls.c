@@ -362,7 +362,7 @@ void hook_leave(struct frame *frame) {
         atomic_store_explicit(&row->duration, duration ? duration : 1, memory_order_release);
     }
     if (UNLIKELY(frame->flags & SLOT_STACK) && row && thread)
-        run(hook_on_site, frame);
+        run(frame->flags & SLOT_PYTHON ? hook_on_python_site : hook_on_site, frame);
     if (UNLIKELY(frame->timed) && thread)
         hook_gpu_end(frame, done);
     if (UNLIKELY(frame->flags & SLOT_SYNC) && thread)

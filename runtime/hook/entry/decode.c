@@ -95,7 +95,7 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     bool probes = known && (launches ? on && ordered : known->late ? probed : hook_probing);
     uint32_t flags = on && is_meant(calls, name, hook_type(slot)) ? SLOT_WATCHED | SLOT_RECORDED : 0;
     if (flags && hook_stacks && is_meant(hook_stacks, name, hook_type(slot)))
-        flags |= SLOT_STACK;
+        flags |= SLOT_STACK | (strcmp(hook_type(slot), "memory") ? 0 : SLOT_PYTHON); // the latter is slow
     flags |= known && (known->before || (probes && known->probe_before)) ? SLOT_BEFORE | SLOT_WATCHED : 0;
     flags |= probes && known->probe_after ? SLOT_AFTER | SLOT_WATCHED : 0;
     flags |= probed && !launches && known && known->allocates ? SLOT_WATCHED : 0;

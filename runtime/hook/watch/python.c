@@ -1,7 +1,7 @@
-// The Python frames of a thread, read from outside while it runs (gpt-hook --sample-host). CPython 3.11
-// to 3.14 keeps each thread's frames as a linked list. From 3.13 on, the interpreter publishes where its
-// structures have what we need (_Py_DebugOffsets, at the start of _PyRuntime); for 3.11 and 3.12, which are
-// frozen, the offsets are in a table here.
+// The Python frames of a thread, read from outside while it runs (gpt-hook --sample-host, --stacks).
+// CPython 3.11 to 3.14 keeps each thread's frames as a linked list. From 3.13 on, the interpreter publishes
+// where its structures have what we need (_Py_DebugOffsets, at the start of _PyRuntime); for 3.11 and 3.12,
+// which are frozen, the offsets are in a table here.
 //
 // The thread isn't stopped, so a frame may end while we read it, and another frame may reuse its memory. The
 // kernel reads the memory for us, so a wrong pointer only makes a read fail. We walk the list until AGREE
@@ -10,6 +10,8 @@
 // pairs agreed on a stack that never existed. If the walks never agree, we use the outer frames that were the
 // same in the last two. We accept a code object only if its type is PyCode_Type.
 
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +26,12 @@ enum { MOST_THREADS = 4096, MOST_INTERPRETERS = 64 };
 enum { MOST_TEXT = 1024, MOST_LINES = 64 << 10, HEAD = 256 }; // bytes of a name, a line table, a code object
 enum { CODES = 1 << 14, ARENA = 1 << 20, MOST_ARENAS = 64 };
 enum { WALKS = 12, AGREE = 3 };
+enum { DEEPEST = 128 };
+
+struct python_frame {
+    uint32_t code, line; // a number for its code object; 0: no line
+    const char *file, *name;
+};
 
 // Where a version of CPython has its fields, in bytes.
 struct python_layout {
@@ -137,30 +145,45 @@ static const char *read_layout(const struct linked *linked, struct python *into)
     return NULL;
 }
 
-bool hook_find_python(void) {
+// One thread at a time reads frames, into static variables: the stack of a program's thread may be small.
+// Signals are blocked meanwhile. In a forked child, nobody has the lock: hook_watched is zero again.
+static void lock(void) {
+    while (atomic_exchange_explicit(&hook_watched->reading_python, true, memory_order_acquire))
+        sched_yield();
+}
+
+static void unlock(void) {
+    atomic_store_explicit(&hook_watched->reading_python, false, memory_order_release);
+}
+
+static bool find(const char *where) {
+    static struct python found;
     static const char *said;
+    if (python)
+        return true;
     struct linked linked = {0};
     void *runtime = NULL;
     while (!runtime && hook_next_linked(&linked))
         runtime = hook_variable_in(&linked, "_PyRuntime");
     if (!runtime)
         return false;
-    struct python found = {.runtime = (uintptr_t)runtime,
-                           .code_type = (uintptr_t)hook_variable_in(&linked, "PyCode_Type")};
+    found.runtime = (uintptr_t)runtime;
+    found.code_type = (uintptr_t)hook_variable_in(&linked, "PyCode_Type");
     const char *why = read_layout(&linked, &found);
     if (why && why != said)
-        HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("--sample-host"),
-                   .text = hook_str(why));
+        HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(where), .text = hook_str(why));
     said = why;
     if (why || !found.code_type)
         return false;
-    struct python *made =
-        mmap(NULL, sizeof(*made), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (made == MAP_FAILED)
-        return false;
-    memcpy(made, &found, offsetof(struct python, codes));
-    python = made;
+    python = &found;
     return true;
+}
+
+bool hook_find_python(const char *where) {
+    lock();
+    bool found = find(where);
+    unlock();
+    return found;
 }
 
 // Return the state of a thread, or 0 if it runs no Python.
@@ -217,8 +240,9 @@ static size_t put_utf8(char *at, uint32_t c) {
 
 // Read a str, cut after MOST_TEXT characters. Surrogates, which aren't UTF-8, become question marks.
 static const char *read_text(uint64_t at) {
-    unsigned char head[STATE + 4], wide[4 * MOST_TEXT];
-    char text[3 * MOST_TEXT * 4 / 3 + 1];
+    static unsigned char wide[4 * MOST_TEXT];
+    static char text[3 * MOST_TEXT * 4 / 3 + 1];
+    unsigned char head[STATE + 4];
     uint64_t length;
     uint32_t state;
     if (!hook_peek((const void *)at, head, sizeof(head)))
@@ -244,7 +268,7 @@ static const char *read_text(uint64_t at) {
 }
 
 static void read_lines(struct code *code) {
-    unsigned char table[MOST_LINES];
+    static unsigned char table[MOST_LINES];
     uint64_t size;
     code->size = 0;
     if (!read_word(code->key.lines + BYTES_SIZE, &size) || size > sizeof(table) ||
@@ -372,22 +396,24 @@ static size_t count_same(const struct link *a, size_t a_count, const struct link
     return same;
 }
 
-size_t hook_python_frames(uint32_t tid, struct python_frame *frames, bool *changed) {
-    struct link walks[2][PYTHON_DEEPEST];
+static size_t read_frames(uint32_t tid, struct python_frame *frames, bool *changed) {
+    static struct link walks[2][DEEPEST];
     const struct link *links = walks[0];
     size_t counts[2] = {0}, count = 0, same = 0, found = 0, agreed = 0;
     bool whole = false;
-    *changed = false;
     uint64_t thread = python ? find_thread(tid) : 0, known = 0;
-    for (int i = 0; thread && i < WALKS && agreed < AGREE; i++) {
+    if (!changed && thread)
+        same = count = walk(thread, walks[0], DEEPEST, &whole);
+    for (int i = 0; changed && thread && i < WALKS && agreed < AGREE; i++) {
         links = walks[i % 2];
-        count = counts[i % 2] = walk(thread, walks[i % 2], PYTHON_DEEPEST, &whole);
+        count = counts[i % 2] = walk(thread, walks[i % 2], DEEPEST, &whole);
         same = i && whole ? count_same(links, count, walks[1 - i % 2], counts[1 - i % 2]) : 0;
         agreed = same && same == count && count == counts[1 - i % 2] ? agreed + 1 : 1;
     }
     if (!thread || !read_word(thread + python->layout.tid, &known) || known != tid)
         return 0; // the thread has ended
-    *changed = same < count;
+    if (changed)
+        *changed = same < count;
     for (size_t i = count - same; i < count; i++) {
         const struct code *code = links[i].owner < SHIM ? find_code(links[i].code) : NULL;
         uint64_t start = links[i].code + python->layout.bytecode;
@@ -399,4 +425,56 @@ size_t hook_python_frames(uint32_t tid, struct python_frame *frames, bool *chang
                                                     code->file, code->name};
     }
     return found;
+}
+
+struct python_stack {
+    const struct python_frame *frames;
+    size_t count;
+};
+
+static bool write_stack(uint64_t id, const void *what) {
+    static struct gpt_frame frames[DEEPEST];
+    const struct python_stack *stack = what;
+    for (size_t i = 0; i < stack->count; i++) {
+        const struct python_frame *frame = &stack->frames[i];
+        frames[i] = (struct gpt_frame){.path = hook_str(frame->file),
+                                       .function = hook_str(frame->name),
+                                       .line = {frame->line != 0, frame->line}};
+    }
+    return HOOK_WRITE(stack, .id = id, .frames = {frames, stack->count});
+}
+
+static uint64_t number_frames(const struct python_frame *frames, size_t count) {
+    uint64_t digest = 0x84222325cbf29ce4u;
+    for (size_t i = 0; i < count; i++) {
+        digest = (digest ^ frames[i].code) * 0x100000001b3u, digest ^= digest >> 29;
+        digest = (digest ^ frames[i].line) * 0x100000001b3u, digest ^= digest >> 29;
+    }
+    return hook_number_stack(digest, write_stack, &(struct python_stack){frames, count});
+}
+
+uint64_t hook_number_python(uint32_t tid, bool *changed) {
+    static struct python_frame frames[DEEPEST];
+    lock();
+    size_t count = read_frames(tid, frames, changed);
+    uint64_t number = count ? number_frames(frames, count) : 0;
+    unlock();
+    return number;
+}
+
+// Look for Python in the first call, and ever more rarely after that: a program may load it later.
+static bool has_python(void) {
+    static _Atomic uint32_t tries;
+    static _Atomic bool found;
+    if (atomic_load_explicit(&found, memory_order_relaxed))
+        return true;
+    uint32_t number = atomic_fetch_add(&tries, 1) + 1;
+    if (number & (number - 1))
+        return false;
+    atomic_store(&found, hook_find_python("--stacks"));
+    return atomic_load(&found);
+}
+
+void hook_on_python_site(struct frame *frame) {
+    hook_write_site(frame, has_python() ? hook_number_python(frame->thread->tid, NULL) : 0);
 }

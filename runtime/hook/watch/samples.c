@@ -153,35 +153,8 @@ static uint64_t take_running(const struct target *target) {
     return found;
 }
 
-struct python_stack {
-    const struct python_frame *frames;
-    size_t count;
-};
-
-static bool write_python(uint64_t id, const void *what) {
-    const struct python_stack *stack = what;
-    struct gpt_frame frames[PYTHON_DEEPEST];
-    for (size_t i = 0; i < stack->count; i++) {
-        const struct python_frame *frame = &stack->frames[i];
-        frames[i] = (struct gpt_frame){.path = hook_str(frame->file),
-                                       .function = hook_str(frame->name),
-                                       .line = {frame->line != 0, frame->line}};
-    }
-    return HOOK_WRITE(stack, .id = id, .frames = {frames, stack->count});
-}
-
-static uint64_t number_python(const struct python_frame *frames, size_t count) {
-    uint64_t digest = 0x84222325cbf29ce4u;
-    for (size_t i = 0; i < count; i++) {
-        digest = (digest ^ frames[i].code) * 0x100000001b3u, digest ^= digest >> 29;
-        digest = (digest ^ frames[i].line) * 0x100000001b3u, digest ^= digest >> 29;
-    }
-    return hook_number_stack(digest, write_python, &(struct python_stack){frames, count});
-}
-
 // Returns false if the thread is gone.
 static bool sample(const struct target *target) {
-    struct python_frame frames[PYTHON_DEEPEST];
     struct place place = {0};
     bool changed;
     find_wait(target, &place);
@@ -189,8 +162,7 @@ static bool sample(const struct target *target) {
     if (place.gone)
         return false;
     uint64_t at = hook_now();
-    size_t count = hook_python_frames(target->tid, frames, &changed);
-    uint64_t code = count ? number_python(frames, count) : 0;
+    uint64_t code = hook_number_python(target->tid, &changed);
     if (!place.waiting)
         place.instruction = running;
     // A native stack has return addresses: readers look up the function of the byte before.
@@ -234,7 +206,7 @@ static void *run(void *unused) {
     bool found = false;
     for (uint64_t rounds = 0; hook_is_ours() && atomic_load(&hook_live->state) == ON; rounds++) {
         if (!found && rounds % hertz == 0) // once per second: a program may load Python later
-            found = hook_find_python();
+            found = hook_find_python("--sample-host");
         if (atomic_load(&hook_recording))
             sample_all();
         wait_period();

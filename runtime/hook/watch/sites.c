@@ -56,12 +56,15 @@ uint64_t hook_number_addresses(const uint64_t *addresses, size_t count) {
     return hook_number_stack(digest, write_addresses, &(struct addresses){addresses, count});
 }
 
-void hook_on_site(struct frame *frame) {
+void hook_write_site(struct frame *frame, uint64_t python) {
     uint64_t addresses[DEEPEST];
     size_t count = hook_unwind(addresses, DEEPEST);
     if (!count)
         addresses[count++] = frame_caller(frame);
     uint64_t id = hook_number_addresses(addresses, count);
     if (id)
-        HOOK_WRITE(call_site, .thread = frame->thread->tid, .start = frame->start, .stack = id);
+        HOOK_WRITE(call_site, .thread = frame->thread->tid, .start = frame->start, .stack = id,
+                   .python = {python != 0, python});
 }
+
+void hook_on_site(struct frame *frame) { hook_write_site(frame, 0); }

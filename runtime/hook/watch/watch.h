@@ -378,19 +378,15 @@ bool hook_has_namespaces(void);                             // made by dlmopen o
 
 // -- python.c --------------------------------------------------------------
 
-// The Python frames of another thread.
+// The Python frames of a thread.
 
-enum { PYTHON_DEEPEST = 128 };
-
-struct python_frame {
-    uint32_t code, line; // a number for its code object; 0: no line
-    const char *file, *name;
-};
-
-bool hook_find_python(void); // false if there's no Python that we can read
-// Collect the frames of a thread, innermost first, or the innermost PYTHON_DEEPEST. Returns their number.
-// Sets `changed` if inner frames changed meanwhile and are left out.
-size_t hook_python_frames(uint32_t tid, struct python_frame *frames, bool *changed);
+// Return false if there's no Python that we can read. A message about that names this option.
+bool hook_find_python(const char *option);
+// Return the number of the stack of a thread's frames, of which the outermost may be missing, or 0 if it has
+// none. `changed`: set if inner frames changed meanwhile and are left out; NULL for the thread that calls
+// this.
+uint64_t hook_number_python(uint32_t tid, bool *changed);
+extern handler hook_on_python_site; // like hook_on_site
 
 // -- samples.c -------------------------------------------------------------
 
@@ -737,11 +733,12 @@ struct watched {
     char paths[PATH_BYTES];
     struct objects objects;
     _Atomic uint64_t primary[MAX_DEVICES]; // primary contexts of devices
-    _Atomic bool unseen; // we've named the libraries whose calls aren't recorded, see intercept.c
-    struct map missing;  // already reported, see missing.c
-    struct map rules;    // how stacks are walked, see sites.c
-    struct map stacks;   // already recorded, see sites.c
-    struct map nodes;    // indexes into `origins`, see origins.c
+    _Atomic bool unseen;         // we've named the libraries whose calls aren't recorded, see intercept.c
+    struct map missing;          // already reported, see missing.c
+    struct map rules;            // how stacks are walked, see sites.c
+    struct map stacks;           // already recorded, see sites.c
+    _Atomic bool reading_python; // a lock, see python.c
+    struct map nodes;            // indexes into `origins`, see origins.c
     _Atomic uint64_t origins_used;
     struct kept_origin origins[MAP_ENTRIES];
     _Atomic uint32_t said;
@@ -758,6 +755,7 @@ _Atomic uint64_t *hook_find_in_map(struct map *map,
 extern const char *hook_stacks; // the words after gpt-hook --stacks, or NULL
 void hook_sites_setup(void);
 extern handler hook_on_site; // for calls that have a row
+void hook_write_site(struct frame *frame, uint64_t python);
 
 // Return the number of a stack with this digest, or 0. If it has no record yet, `write` writes that.
 uint64_t hook_number_stack(uint64_t digest, bool (*write)(uint64_t id, const void *what), const void *what);

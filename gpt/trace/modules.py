@@ -25,6 +25,14 @@ def name_range(text: tuple[str | None, str]) -> str:
     return f"{domain}: {name}" if domain else name
 
 
+def describe_path(path: Path, texts: list[tuple[str | None, str]]) -> tuple[str | None, str | None]:
+    """Name the innermost module and the NVTX ranges around a call, outermost first, or None if it's outside of all."""
+    found = [texts[name] for name in path]
+    modules = [text for domain, text in found if domain == LAYERS]
+    ranges = [name_range(text) for text in found if text[0] != LAYERS]
+    return modules[-1] if modules else None, "/".join(ranges) or None
+
+
 def name_module(path: Path, texts: list[tuple[str | None, str]]) -> str:
     """Return the innermost module among the open ranges, or outside of modules the innermost range."""
     found = [texts[name] for name in path]
@@ -36,11 +44,18 @@ def name_module(path: Path, texts: list[tuple[str | None, str]]) -> str:
 
 def find_modules(trace: TraceModel, number: int, times: Array, threads: Array) -> tuple[list[str], Numbers]:
     """Return names, and for each moment of a process, in ns, the index of its module's name."""
+    paths, found = find_paths(trace, number, times, threads)
     texts = trace.ranges(number).texts
-    ranges = OpenRanges(trace, number, range(len(texts)))
+    return [name_module(path, texts) for path in paths], found
+
+
+def find_paths(trace: TraceModel, number: int, times: Array, threads: Array) -> tuple[list[Path], Numbers]:
+    """Return combinations of open ranges, the empty one first, and for each moment the index of its combination."""
+    kept = trace.ranges(number)
+    ranges = OpenRanges(kept, trace.processes[number], trace.last(number), range(len(kept.texts)))
     rows = np.zeros(len(times), MOMENT)
     rows["time"], rows["thread"], rows["row"] = times, threads, np.arange(len(times))
     found = np.zeros(len(times), np.int64)
     for [(part, paths)] in ranges.iter((iter([rows[np.argsort(rows["time"], kind="stable")]]), MOMENT)):
         found[part["row"].astype(np.int64)] = paths
-    return [name_module(path, texts) for path in ranges.paths], found
+    return ranges.paths, found
