@@ -15,7 +15,7 @@ from gpt.ptx.types import FLOAT, SIZES, STORED, integer
 LINKING = {".extern", ".visible", ".weak", ".common"}
 WIDTHS = {".v2": 2, ".v4": 4}
 _DECLARED = {*SIZES, "f16x2", "b128", "texref", "samplerref", "surfref"}  # types that a declaration may have
-_ORDER = re.compile(  # of a declaration's words
+_ORDER = re.compile(  # a declaration has its words in this order
     r"(?:\.(?:visible|extern|weak|common) )*"
     r"(?:\.(?:align|attribute) )*\.(?:global|const|shared|local|param|reg) (?:\.(?:align|attribute) )*(?:\.v\d+ )?"
     r"\.[a-z]+[a-z\d]* "

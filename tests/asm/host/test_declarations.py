@@ -159,7 +159,7 @@ PARAMETERS = {  # functions' parameters
     ".param .f16x2 a": "declare an array of .b8",
     ".reg .b8 a[4]": "as an array",
 }
-ATTRIBUTES = {  # of kernels
+ATTRIBUTES = {
     ".maxntid 32 .minnctapersm 2": "",
     ".maxntid 32 .reqntid 32": "'.maxntid' and '.reqntid' together",
     ".maxntid 32, 0": "'.maxntid' of 0",
