@@ -9,7 +9,7 @@ from gpt.ptx.scan import Item, Module
 from gpt.ptx.types import integer
 
 
-def read_attributes(head: tree.FunctionNode) -> dict[str, list[int]]:
+def read_attributes(head: tree.FunctionNode | tree.Prototype) -> dict[str, list[int]]:
     """Return a function's attributes with their numbers: `{".reqntid": [128, 1, 1]}`. Raises MalformedError."""
     return {
         one.word: [_number(one, value) for value in one.values]

@@ -157,3 +157,16 @@ CUresult sim_read_whole(const char *path, char **bytes, size_t *size) {
         free(*bytes);
     return whole ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
+
+// Return how well an element suits the device, as a driver chooses: a cubin of the same major version and the
+// highest minor one, else PTX with the highest target; 0: not at all.
+unsigned sim_suits(const struct fatbin_element *element) {
+    unsigned device = (unsigned)(10 * sim_major + sim_minor), arch = element->arch;
+    bool same_major = arch / 10 == device / 10;
+    if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
+        (element->flags & FATBIN_SUFFIX_F && !same_major))
+        return 0;
+    if (element->kind == FATBIN_CUBIN && same_major && (!sim_runs || sim_twins))
+        return 1000 + arch;
+    return element->kind == FATBIN_PTX ? arch : 0;
+}

@@ -136,19 +136,6 @@ CUresult sim_read_ptx(struct code *code, const char *text, size_t size) {
     return CUDA_SUCCESS;
 }
 
-// Return how well an element suits the device, as a driver chooses: a cubin of the same major version and the
-// highest minor one, else PTX with the highest target; 0: not at all.
-unsigned sim_suits(const struct fatbin_element *element) {
-    unsigned device = (unsigned)(10 * sim_major + sim_minor), arch = element->arch;
-    bool same_major = arch / 10 == device / 10;
-    if (arch > device || (element->flags & FATBIN_SUFFIX_A && arch != device) ||
-        (element->flags & FATBIN_SUFFIX_F && !same_major))
-        return 0;
-    if (element->kind == FATBIN_CUBIN && same_major && (!sim_runs || sim_twins))
-        return 1000 + arch;
-    return element->kind == FATBIN_PTX ? arch : 0;
-}
-
 // Check the first lines: reject PTX versions that don't exist or are too new for us, and an architecture that
 // the device doesn't support.
 static CUresult check_target(const struct code *code) {

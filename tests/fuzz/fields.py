@@ -149,7 +149,7 @@ def trace() -> list[Record]:
             {"type": "memory", "op": "alloc", "nodes": 1, "bytes": 4096, "address": 1 << 32},
         ]),
         records.make("graph_nodes", exec=77, at=1, functions=[1, 1], threads=[1, 0], calls=[7000, 0]),
-        records.make("stack", id=1, frames=frames), records.make("call_site", thread=1, start=7000, stack=1),
+        records.make("stack", id=1, frames=frames), records.make("call_site", thread=1, start=7000, stack=1, python=2),
         records.make("stack", id=2, frames=[{"path": "a.py", "offset": 0, "function": "f", "line": 3}]),
         records.make("sample", thread=1, at=7003, python=2, native=1, syscall=202, changed=1),
         records.make("ioctl", thread=1, parent=1000, device="/dev/nvidia0", request=7, name="NV_ESC_RM_CONTROL",

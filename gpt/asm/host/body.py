@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from gpt.asm.host.heads import check_attributes
 from gpt.asm.host.names import CLabel, CRegister, CVariable, Unsupported
 from gpt.asm.host.parts import ModuleCode
 from gpt.asm.host.pragmas import check_pragma
@@ -201,6 +202,9 @@ class BodyWriter:
             assert isinstance(label, tree.Label)
             if scope.has(label.name):
                 raise Unsupported(f"'{label.name}' is declared twice")
+            if isinstance(listed, tree.Prototype):
+                for said in check_attributes("func", listed, self.code.dialect):
+                    raise Unsupported(f"{said}: prototype '{label.name}'")
             scope.lists[label.name] = listed
             scope.begins[label.name] = self.index
         elif word == ".reg" or word in _STATES or word in _BEFORE_STATES:
@@ -278,8 +282,8 @@ class BodyWriter:
         element = element_of(parameter.specifiers, parameter.declarator)
         if scope.has(name):
             raise Unsupported(f"parameter '{name}' is declared twice")
-        if "ptr" in words and not self.is_kernel:
-            raise Unsupported(f"'.ptr' of parameter '{name}': only kernels have it")
+        if words[-1] not in STORED and not self.is_kernel:
+            raise Unsupported(f"'.{words[-1]}' after the type of parameter '{name}': only kernels have that")
         small = _NOT_PASSED.intersection(words) if not parameter.declarator.dimensions else set()
         if small and not self.is_kernel and not {"v2", "v4"}.intersection(words) and self.code.has_abi:
             raise Unsupported(f"parameter '{name}' of type .{min(small)}: functions have .b8, .b16 or more")

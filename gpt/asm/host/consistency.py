@@ -65,8 +65,8 @@ def _declared(module: Module, item: Item) -> Iterator[tuple[str, _Declared]]:
     if item.kind != "variable":
         node = parse_function(module, item)
         linking = frozenset(one.word for one in node.specifiers if one.word in LINKING)
-        lasts = any(str(one) == ".noreturn" for one in node.attributes)
-        shape = *(tuple(map(_shape, group or ())) for group in (node.returns, node.params)), lasts
+        listed = frozenset(map(str, node.attributes)) if item.kind == "func" else frozenset()
+        shape = *(tuple(map(_shape, group or ())) for group in (node.returns, node.params)), listed
         yield item.name, _Declared(item.kind, shape, linking, bool(item.body))
         return
     found = parse_declaration(module.skeleton[item.start : item.end], where)

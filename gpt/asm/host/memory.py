@@ -47,7 +47,10 @@ def pointer(use: InstructionUse, space: str, address: tree.Operand, size: int) -
         space, offset = place.space, _offset(address, place.element)
         if place.pointer and offset is not None and 0 <= offset <= place.size - size and offset % size == 0:
             return f"({place.pointer} + {offset})"
-    return checked(use, space, use.address_of(address, 0 if space in WINDOWS else 64), size)
+    found = use.body.find_register(use.base(address))
+    if space not in WINDOWS and found and found.type.bits == 32:  # ptxas takes narrower ones, and extends them
+        raise Unsupported(f"'{address}' of type .{found.declared} as an address: 32 bits are for another ABI")
+    return checked(use, space, use.address_of(address), size)
 
 
 def checked(use: InstructionUse, space: str, address: str, size: int | str) -> str:

@@ -9,11 +9,12 @@ from functools import cached_property, partial
 
 from gpt.asm.host.body import BodyWriter
 from gpt.asm.host.consistency import iter_inconsistent
+from gpt.asm.host.heads import BLOCK, iter_wrong
 from gpt.asm.host.names import WITHOUT_ABI, CVariable, Unsupported, c_function
 from gpt.asm.host.needs import Dialect
 from gpt.asm.host.opaque import OPAQUE, check_opaque
 from gpt.asm.host.opcodes import TABLE
-from gpt.asm.host.pragmas import check_heads, check_pragma
+from gpt.asm.host.pragmas import check_pragma
 from gpt.asm.host.shared import Shared
 from gpt.asm.host.table import Match
 from gpt.asm.host.variables import ModuleVariable, declared
@@ -31,11 +32,8 @@ MAX_REGISTERS = 255  # per thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _SEVERAL = compiled(r"\.func\s*+(?:\.attribute\s*+\((?:[^()]|\([^()]*+\))*+\)\s*+)?+\([^(),]*+,", re.ASCII)  # results
 _HEAD = '#include "atomics.h"\n\n'
-_BLOCK = (".maxntid", ".reqntid")
 _MAX_CONSTANT = 64 << 10  # bytes of a module's variables in constant memory
-_LATER = {".maxnctapersm": ((0, 0), (2, 1)), ".blocksareclusters": ((9, 0), (99, 0))}  # versions: from, before
 _SPACES = {".global", ".const", ".shared"}  # where a module's variables may be
-_OF_KERNELS = {*_BLOCK, ".maxnreg", ".minnctapersm", ".reqnctapercluster", ".maxclusterrank", ".explicitcluster"}
 
 
 def function_address(name: str) -> int:
@@ -106,9 +104,6 @@ class ModuleWriter:
     def _function(self, item: Item, functions: list[str]) -> None:
         if not self.has_abi and self._uses.is_recursive(item.name):
             raise Unsupported(f"function '{item.name}' calls itself, {WITHOUT_ABI}")
-        if item.kind == "func" and (strange := read_attributes(self.head(item.name)).keys() & _OF_KERNELS):
-            raise Unsupported(f"'{min(strange)}' is for kernels: function '{item.name}'")
-        check_heads(self.module, item, self.dialect.version)
         self._bodies[item.name] = BodyWriter(self, item, self.head(item.name))
         functions.append(self._bodies[item.name].write())
 
@@ -221,7 +216,7 @@ class ModuleWriter:
                         self._try(item.start, partial(self.declare, node.specifiers, declarator))
             elif item.kind == "alias":
                 self._try(item.start, partial(self._alias, item))
-        for start, text in iter_inconsistent(self._whole):
+        for start, text in (*iter_inconsistent(self._whole), *iter_wrong(self._whole, self.dialect)):
             self.faults[f"{self._whole.name}:{self._whole.line(start)}", text] = None
         for item in (one for one in self._whole.items if one.kind == "pragma"):
             try:
@@ -368,26 +363,11 @@ class ModuleWriter:
         if shared > MAX_SHARED:
             raise Unsupported(f"{shared} bytes of static shared memory, of {MAX_SHARED} at most: kernel '{item.name}'")
         block = read_attributes(head)
-        if math.prod(block.get(".reqnctapercluster", [])) > 1:
-            self.fault(item.start, f"clusters of several blocks are not supported: kernel '{item.name}'")
-        if ".noreturn" in block:
-            self.fault(item.start, f"'.noreturn' is for functions, not kernels: kernel '{item.name}'")
-        if all(word in block for word in _BLOCK):
-            self.fault(item.start, f"'.maxntid' and '.reqntid' together: kernel '{item.name}'")
-        for word in (*_BLOCK, ".maxnreg", ".minnctapersm"):
-            if word in block and not all(block[word]):
-                self.fault(item.start, f"'{word}' of 0: kernel '{item.name}'")
-        for word, (first, end) in _LATER.items():
-            if word in block and not first <= self.dialect.version < end:
-                self.fault(item.start, f"'{word}' in this .version: kernel '{item.name}'")
-        for word in (*_BLOCK, ".reqnctapercluster"):
-            if len(block.get(word, [])) > 3:
-                self.fault(item.start, f"'{word}' with more than 3 numbers: kernel '{item.name}'")
         if size > params.limit(self.dialect.version):
             most = params.limit(self.dialect.version)
             self.fault(item.start, f"{size} bytes of parameters, of {most} at most: kernel '{item.name}'")
         clustered = ".reqnctapercluster" in block or ".explicitcluster" in block
-        limits = [math.prod(block[word]) for word in _BLOCK if word in block]
+        limits = [math.prod(block[word]) for word in BLOCK if word in block]
         registers = min(max(block.get(".maxnreg", [0])), MAX_REGISTERS)
         required = [*block[".reqntid"], 1, 1][:3] if ".reqntid" in block else [0, 0, 0]
         rows.append(

@@ -8,16 +8,17 @@ from __future__ import annotations
 import re
 
 from gpt.asm.host.names import Unsupported
-from gpt.ptx.scan import Item, Module
 from gpt.ptx.tokens import STRING
 from gpt.ptx.types import integer
 
 _SYNTAX = re.compile(rf"\.pragma\s*({STRING}(?:\s*,\s*{STRING})*)\s*;", re.ASCII)
-_IN_HEAD = re.compile(r"\.pragma\b[^;]*;")
 _STRINGS = re.compile(STRING)
 _IN_BODIES = {"used_bytes_mask": (8, 3), "enable_smem_spilling": (8, 7), "frequency": (9, 0)}  # since .version
 _NUMBERED, _NUMBER = ("used_bytes_mask", "frequency"), re.compile(r"-?(?:0[xX][\da-fA-F]+|\d+)", re.ASCII)
-_OF_CALLS = ("abi_param_reg", "retaddr_reg")
+_OF_CALLS = {  # registers for calls. In a function they change how it's called, but not how kernels call it
+    "abi_param_reg": range(1, 256),
+    "retaddr_reg": range(4, 256),
+}
 
 
 def check_pragma(text: str, where: str, version: tuple[int, int]) -> None:
@@ -29,20 +30,14 @@ def check_pragma(text: str, where: str, version: tuple[int, int]) -> None:
         _check(quoted[1:-1], where, version)
 
 
-def check_heads(module: Module, function: Item, version: tuple[int, int]) -> None:
-    """Reject pragmas between the name of a kernel or function and its body. Raises Unsupported."""
-    for found in _IN_HEAD.finditer(module.skeleton, function.start, function.body):
-        if function.kind == "func":
-            raise Unsupported(f"a pragma before the body of function '{function.name}'")
-        check_pragma(module.text[found.start() : found.end()], "head", version)
-
-
 def _check(pragma: str, where: str, version: tuple[int, int]) -> None:
     word = next((word for word in (*_IN_BODIES, *_OF_CALLS) if pragma.startswith(word)), "")
     value = pragma[len(word) :].lstrip()
     number = integer(value)
-    if word in _OF_CALLS and (where == "kernel" or (number is None and value != "all")):
-        raise Unsupported(f"pragma '{pragma}': only functions have it, with a number")
+    if word in _OF_CALLS and where in ("kernel", "function"):
+        raise Unsupported(f"pragma '{pragma}': kernels can't call functions that have it")
+    if word in _OF_CALLS and number not in _OF_CALLS[word] and pragma != "abi_param_reg all":
+        raise Unsupported(f"pragma '{pragma}' without the number of a register")
     if word in _IN_BODIES and where in ("head", "module"):
         raise Unsupported(f"pragma '{pragma}' outside of a function's body")
     if not word and where == "module" and pragma != "nounroll":

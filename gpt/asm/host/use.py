@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from gpt.asm.host.fragments import check_fragment, takes_no_halves
 from gpt.asm.host.names import (
     SPECIAL,
     SPECIAL_NEEDS,
@@ -31,7 +32,6 @@ _ON_SHARED = {"mapa", "getctarank"}
 _TAKE_VARIABLES = {"mov", "cvta", *_ON_SHARED}
 _DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # first result may be `_`
 _TAKE_NO_CONSTANT = {"movmatrix", "stackrestore"}
-_HALVES = {".f16", ".bf16", ".tf32"}
 _ADDRESSES = {f"{kind}{size}" for kind in "bus" for size in (8, 16, 32, 64)}  # registers that may be addresses
 _ZERO = tree.Number("0")
 _TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # around one register, as Triton writes them
@@ -115,7 +115,10 @@ class InstructionUse:
                 raise Unsupported(f"'{operand}' where {slot.type} is expected")
             type_ = self.match.find_type(slot)
             exact = opcode == "redux" or (slot.type[0] in "us" and opcode not in ("cvt", "slct"))
-            exact |= opcode in ("mma", "wmma") and slot.type == "b32"
+            exact &= opcode not in ("dp4a", "dp2a") or slot.name not in "ab"
+            exact |= slot.type == "b32" and (
+                opcode == "wmma" or (opcode == "mma" and takes_no_halves(self.instruction))
+            )
             if slot.count is not None and len(self.vector(operand)) == 1 and not isinstance(operand, tree.Vector):
                 raise Unsupported(f"'{operand}' where a vector in braces is expected")
             if not type_:
@@ -161,20 +164,11 @@ class InstructionUse:
             too_large = packs and TYPES[name].bits > type_.bits  # elsewhere, .b8 accepts any register
             if too_large or (not self._takes(type_, name, exact) and not (same_size and self.words.get("V"))):
                 raise Unsupported(f"'{vector}' has elements of .{name} where .{type_.name} is expected")
-        if opcode == "mma":
-            self._check_factors(vector, type_, "float" in kinds, () if declared else constants)
+        if opcode == "mma" or (opcode == "wmma" and ".mma" in self.instruction.modifiers):
+            check_fragment(self.instruction, vector, type_.name, declared, constants, self.body.code.dialect.target)
         for number in () if declared else constants:
-            if not takes_constant(type_.name, number) or (opcode == "mma" and type_.name == "b32"):
+            if not takes_constant(type_.name, number):
                 raise Unsupported(f"'{number}' where .{type_.name} is expected")
-
-    def _check_factors(self, vector: tree.Vector, type_: PtxType, floats: bool, constants: Sequence[str]) -> None:
-        """Reject operands that some forms of mma don't accept. Raises Unsupported."""
-        modifiers = self.instruction.modifiers
-        if type_.name == "b32" and floats and ".m8n8k16" in modifiers:
-            raise Unsupported(f"'{vector}' has elements of a floating-point type where integers are expected")
-        wide = [one for one in constants if FLOAT.fullmatch(one) and one[:2].lower() != "0f"]
-        if type_.name == "f32" and wide and _HALVES.intersection(modifiers):
-            raise Unsupported(f"'{wide[0]}' has 64 bits where .f32 is expected: write it like 0f00000000")
 
     def refuse_sums(self, operands: Sequence[tree.Operand]) -> None:
         """Reject operands like `%r1+4` where ptxas does. Raises Unsupported."""
@@ -332,11 +326,16 @@ class InstructionUse:
                 return literal(evaluate(operand), type_)
 
     def _sum(self, register: CRegister, added: tree.Expression, type_: PtxType) -> str:
-        """Return a register plus a constant, an operand that ptxas accepts although it isn't in the PTX manual."""
+        """Return a register plus a constant, an operand that ptxas accepts although it isn't in the PTX manual.
+
+        Like ptxas's code, this adds in 32 bits at least.
+        """
         if register.type.is_float or register.type.name == "pred":
             raise Unsupported(f"a constant added to a register of .{register.declared}")
-        value = f"({register.type})({register.name} + {literal(evaluate(added), register.type)})"
-        return convert(value, register.type, type_)
+        if register.type.bits < 64 <= type_.bits:
+            raise Unsupported(f"a constant added to a register of .{register.declared} where .{type_.name} is expected")
+        sum_ = register.type if register.type.bits > 32 else TYPES["u32"]
+        return convert(f"({sum_})({register.name} + {literal(evaluate(added), sum_)})", sum_, type_)
 
     def _name(self, name: str, parts: tuple[str, ...], type_: PtxType) -> str:
         if special := SPECIAL.get(name + "".join(parts)):

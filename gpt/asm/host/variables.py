@@ -15,6 +15,12 @@ from gpt.ptx.types import FLOAT, SIZES, STORED, integer
 LINKING = {".extern", ".visible", ".weak", ".common"}
 WIDTHS = {".v2": 2, ".v4": 4}
 _DECLARED = {*SIZES, "f16x2", "b128", "texref", "samplerref", "surfref"}  # types that a declaration may have
+_ORDER = re.compile(  # a declaration has its words in this order
+    r"(?:\.(?:visible|extern|weak|common) )*"
+    r"(?:\.(?:align|attribute) )*\.(?:global|const|shared|local|param|reg) (?:\.(?:align|attribute) )*(?:\.v\d+ )?"
+    r"\.[a-z]+[a-z\d]* "
+    r"(?:\.ptr )?(?:\.(?:global|const|shared|local) )?(?:\.align )?"  # parameters of kernels only
+)
 _MAX_VECTOR = 16  # bytes
 _MAX_VALUE = 64 << 20  # bytes per initial value: a list may leave out any number of elements
 
@@ -47,6 +53,7 @@ class ModuleVariable:
 
 def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> None:
     """Reject a register, parameter or variable that ptxas rejects. Raises Unsupported."""
+    specifiers = tuple(specifiers)
     words = {specifier.word: specifier.argument for specifier in specifiers}
     name, type_ = declarator.name, type_of(words, declarator)
     vector = next((word for word in words if word[:2] == ".v" and word[2:].isdecimal()), "")
@@ -63,9 +70,14 @@ def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Dec
     if any(dimension is not None and evaluate(dimension) < 1 for dimension in declarator.dimensions):
         raise Unsupported(f"array '{name}' without elements")
     attribute = words.get(".attribute")
-    if attribute and not re.fullmatch(r"\(?\s*(\.managed|\.unified.*)\)?", attribute, re.DOTALL):
-        raise Unsupported(f"'{name}' with '.attribute{attribute}', which PTX doesn't have")
-    if attribute and ".managed" in attribute and ".global" not in words:
+    order = [specifier.word for specifier in specifiers]
+    ends = ".param" in words or order[-1:] == [f".{type_}"]
+    if not ends or not _ORDER.fullmatch(" ".join([*order, ""])):
+        raise Unsupported(f"'{name}' with its words in another order than linking, space and alignment, vector, type")
+    if attribute and not re.fullmatch(r"\(?\s*\.managed(\s*,\s*\.managed)*\s*\)?", attribute):
+        known = "needs ptxas --compile-only" if ".unified" in attribute else "PTX doesn't have"
+        raise Unsupported(f"'{name}' with '.attribute{attribute}', which {known}")
+    if attribute and ".global" not in words:
         raise Unsupported(f"'{name}' as '.managed', which only .global variables are")
     if len(linking := [word for word in words if word in LINKING]) > 1:
         raise Unsupported(f"'{name}' as {' and '.join(linking)}")

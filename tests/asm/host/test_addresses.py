@@ -153,6 +153,7 @@ def test_they_wrap(thread):
         ("ld.shared.u32 %r9, [%base];", "SHARED"),
         ("mov.b32 %far, -4; ld.shared.v2.u32 {%r8, %r9}, [%far+4096];", "MISALIGNED"),
         ("ld.local.u32 %r9, [%base];", "LOCAL"),
+        ("ld.u32 %r9, [%h0];", "ADDRESS"),  # ptxas takes generic addresses of 16 bits, but not of 32
         ("ld.const.u32 %r9, [%wide];", "ADDRESS"),
         ("mov.u64 %d9, buffer; ld.param.u32 %r9, [%d9+8];", "ADDRESS"),
         ("cvta.shared.u64 %generic, %wide; ld.u32 %r9, [%generic+140];", "ADDRESS"),  # here hardware adds in 64 bits
@@ -167,8 +168,7 @@ def test_what_lies_outside(thread, text, fault):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("ld.global.u32 %r9, [%base+4];", "'%base' of type .b32 as an address"),
-        ("ld.u32 %r9, [%h0];", "'%h0' of type .b16 as an address"),
+        ("ld.global.u32 %r9, [%base+4];", "'%base+4' of type .b32 as an address: 32 bits are for another ABI"),
         ("atom.global.add.u32 %r9, [%base], 1;", "'%base' of type .b32 as an address"),
         ("ld.shared.u32 %r9, [%f0];", "'%f0' of type .f32 as an address"),
         ("ld.shared.u32 %r9, [%p0];", "'%p0' of type .pred as an address"),
@@ -227,3 +227,9 @@ def test_shared_memory_is_zeroed(thread, text):
 def test_zeroing_of_what_is_not_there(thread, text, fault):
     with pytest.raises(RuntimeError, match=f"^{fault} "):
         thread.run(filled(text), bytes(48))
+
+
+def test_sums_of_narrow_registers_have_32_bits(thread):
+    """ptxas's code adds to a register of 16 bits in 32: 0xfffe + 4 is 0x10002 there."""
+    text = f"{DECLARED} mov.b16 %h0, 0xfffe; add.u32 %r9, %h0+4, 0; st.global.u32 [%p], %r9;"
+    assert thread.run(kernel(text, MODULE), bytes(4096))[:4] == (0x10002).to_bytes(4, "little")

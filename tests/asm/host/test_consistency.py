@@ -69,6 +69,7 @@ SCOPES = {  # in a kernel with the parameter `p`
     "x: ret; x: .branchtargets x;": "'x' is declared twice",
     "{ .reg .u32 p; mov.u32 p, 1; }": "",
 }
+_UNCALLABLE = ("kernels can't call functions that have it",) * 2
 PRAGMAS = {  # in a kernel, in a function, before the kernel's body, in the module: from .version 9.0 on
     "nounroll": ("", "", "", ""),
     "unknown": ("", "", "", "has only 'nounroll'"),
@@ -80,8 +81,12 @@ PRAGMAS = {  # in a kernel, in a function, before the kernel's body, in the modu
     "used_bytes_mask 0xf": ("", "", "outside", "outside"),
     "used_bytes_mask": ("without a number", "without a number", "outside", "outside"),
     "enable_smem_spilling": ("", "only kernels have it", "outside", "outside"),
-    "abi_param_reg": ("only functions have it",) * 4,
-    "abi_param_reg 4": ("only functions have it", None, None, None),
+    "abi_param_reg": (*_UNCALLABLE, *("without the number of a register",) * 2),
+    "abi_param_reg 4": (*_UNCALLABLE, "", ""),
+    "abi_param_reg all": (*_UNCALLABLE, "", ""),
+    "abi_param_reg 256": (*_UNCALLABLE, "without the number", "without the number"),
+    "retaddr_reg 20": (*_UNCALLABLE, "", ""),
+    "retaddr_reg 3": (*_UNCALLABLE, "without the number", "without the number"),
 }
 PLACES = (
     '.visible .entry k() {{ .pragma "{}"; ret; }}\n',
@@ -101,7 +106,7 @@ CASES = {
         for place, reason in zip(PLACES, reasons, strict=True)
         if reason is not None
     },
-    '.func f() .pragma "unknown"; { ret; }\n.visible .entry k() { call f; ret; }\n': "before the body of function 'f'",
+    '.func f() .pragma "unknown"; { ret; }\n.visible .entry k() { call f; ret; }\n': "a pragma without a kernel's body",
     ".visible .entry k() { .pragma nounroll; ret; }\n": "a pragma has strings",
     '.pragma "nounroll" "nounroll";\n.visible .entry k() { ret; }\n': "a pragma has strings",
 }

@@ -66,6 +66,16 @@ VARIABLES = {  # a module's variables, used by a kernel or not
     ".global .attribute(.nosuch) .u32 x;": "which PTX doesn't have",
     ".visible .weak .global .u32 x;": "as .visible and .weak",
     ".visible .global .u32 x; .visible .global .u32 x;": "'x' is declared twice",
+    ".global .attribute(.managed, .managed) .u32 x;": "",
+    ".global .attribute(.unified) .u32 x;": "which needs ptxas --compile-only",
+    ".global .attribute(.unified(1, 2)) .u32 x;": "which needs ptxas --compile-only",
+    ".global .u32 .attribute(.managed) x;": "in another order",
+    ".attribute(.managed) .align 8 .global .align 4 .u32 x;": "",
+    ".global .u32 .align 8 x;": "in another order",
+    ".global .visible .u32 x;": "in another order",
+    ".visible .v2 .global .u32 x;": "in another order",
+    ".align 8 .global .v2 .u32 x;": "",
+    ".global .global .u32 x;": "in another order",
     ".extern .global .u32 x; .visible .global .u32 x;": "",
     ".extern .global .u32 x; .global .u32 x;": "neither '.visible' nor '.weak'",
 }
@@ -141,7 +151,10 @@ PARAMETERS = {  # functions' parameters
     ".reg .u16 a": "functions have .b8, .b16 or more",
     ".param .s8 a": "functions have .b8, .b16 or more",
     ".param .b8 a": "",
-    ".param .u64 .ptr a": "only kernels have it",
+    ".param .u64 .ptr a": "after the type of parameter 'a': only kernels have that",
+    ".param .u64 .align 8 a": "after the type of parameter 'a': only kernels have that",
+    ".align 8 .param .u64 a": "",
+    ".param .ptr .u64 a": "in another order",
     ".param .u32 a, .param .u32 a": "declared twice",
     ".param .f16x2 a": "declare an array of .b8",
     ".reg .b8 a[4]": "as an array",
@@ -151,10 +164,63 @@ ATTRIBUTES = {
     ".maxntid 32 .reqntid 32": "'.maxntid' and '.reqntid' together",
     ".maxntid 32, 0": "'.maxntid' of 0",
     ".maxnreg 0": "'.maxnreg' of 0",
-    ".maxntid 1, 1, 1, 1": "more than 3 numbers",
-    ".maxnctapersm 2": "'.maxnctapersm' in this .version",
-    ".reqntid 32 .reqnctapercluster 1 .blocksareclusters": "'.blocksareclusters' in this .version",
+    ".maxntid 1, 1, 1, 1": "'.maxntid' with 4 numbers",
+    ".maxntid": "'.maxntid' with 0 numbers",
+    ".maxnreg 32, 1": "'.maxnreg' with 2 numbers",
+    ".explicitcluster 1": "'.explicitcluster' with 1 numbers",
+    ".maxntid 1048576": "",
+    ".maxntid 4294967296": "'.maxntid' with a number over 4294967295",
+    ".maxntid 99999999999999999999": "with '99999999999999999999'",
+    ".maxnctapersm 2": "'.maxnctapersm' needs .target or .version before 2.1",
+    ".reqntid 32 .reqnctapercluster 1 .blocksareclusters": "'.blocksareclusters' needs .version 9.0",
+    ".reqnctapercluster 1 .maxclusterrank 1": "'.reqnctapercluster' and '.maxclusterrank' together",
+    ".noreturn": "'.noreturn', which kernels don't have",
+    ".abi_preserve 5": "'.abi_preserve', which kernels don't have",
+    ".minnreg 32": "'.minnreg', which kernels don't have",
 }
+HEADS = {
+    ".func f() .maxntid 32 { ret; }": "'.maxntid', which functions don't have",
+    ".func f() .maxntid 32; .func f() { ret; }": "'.maxntid', which functions don't have",
+    ".extern .func f() .maxnreg 32;": "'.maxnreg', which functions don't have",
+    ".extern .func f() .noreturn;": "",
+    ".func f() .noreturn { exit; }": "",
+    ".func f() .noreturn .noreturn { exit; }": "'.noreturn' after '.noreturn'",
+    ".func f() .noreturn 1 { exit; }": "'.noreturn' with 1 numbers",
+    ".func f() .abi_preserve 5 { ret; }": "'.abi_preserve' needs .version 9.0",
+    ".func .attribute(.unified(1, 2)) f() { ret; }": "'.attribute(.unified(1, 2))' after '.func'",
+    ".extern .func .attribute(.unified) f();": "'.attribute(.unified)' after '.func'",
+    ".func f() .attribute(.unified(1, 2)) { ret; }": "unexpected",
+    ".func .visible f() { ret; }": "'.visible' after '.func'",
+    '.extern .func f() .pragma "nounroll";;': "a pragma without a kernel's body",
+    ".visible .entry f();": "'f' is declared, not '.extern', and defined nowhere",
+    ".extern .entry f() .maxntid 32;": "'.maxntid 32' of a declaration",
+    ".entry f() .maxntid 32; .entry f() .maxntid 32 { ret; }": "'.maxntid 32' of a declaration",
+    ".entry f(); .entry f() .maxntid 32 { ret; }": "",
+    ".entry .attribute(.unified(1, 2)) f() { ret; }": "'.attribute(.unified(1, 2))' after '.entry'",
+}
+NEWER = {  # .target and .version: modules that are right there only
+    ("sm_90", "9.0"): (
+        ".visible .entry k() .reqntid 32 .reqnctapercluster 1 .blocksareclusters { ret; }",
+        f".func f() .abi_preserve 200 {{ ret; }} {CALLED}",
+        f".func f() .abi_preserve 8 .abi_preserve_control 11 {{ ret; }} {CALLED}",
+        f".func f() .abi_preserve 4; .func f() .abi_preserve 4 {{ ret; }} {CALLED}",
+    ),
+    ("sm_90", "7.8"): (
+        ".visible .entry k() .maxclusterrank 8 { ret; }",
+        ".visible .entry k() .explicitcluster .reqnctapercluster 1, 1, 1 { ret; }",
+    ),
+}
+WRONG = (  # in 9.0
+    ".visible .entry k() .blocksareclusters { ret; }",
+    f".func f() .abi_preserve 240 {{ ret; }} {CALLED}",
+    f".func f() .abi_preserve_control 12 {{ ret; }} {CALLED}",
+    f".func f() .abi_preserve 4 .noreturn {{ ret; }} {CALLED}",
+    f".func f() .abi_preserve 4 .abi_preserve 4 {{ ret; }} {CALLED}",
+    f".func f() .abi_preserve 4; .func f() {{ ret; }} {CALLED}",
+    f".func f(); .func f() .abi_preserve 4 {{ ret; }} {CALLED}",
+    ".visible .entry k() { .reg .u64 a; x: .callprototype _ () .abi_preserve; mov.u64 a, 0; call a, (), x; ret; }",
+    ".visible .entry k() { .reg .u64 a; x: .callprototype _ () .maxntid 1; mov.u64 a, 0; call a, (), x; ret; }",
+)
 CASES = {
     **{f"{BEFORE}{text}\n{USES}": reason for text, reason in VARIABLES.items()},
     **{f"{BEFORE}{text}\n{UNUSED}": reason for text, reason in VARIABLES.items()},
@@ -164,7 +230,7 @@ CASES = {
     **{f".visible .entry k() {{ {text} ret; }}\n": reason for text, reason in IN_KERNELS.items()},
     **{f".func f({text}) {{ ret; }}\n{CALLED}": reason for text, reason in PARAMETERS.items()},
     **{f".visible .entry k() {text} {{ ret; }}\n": reason for text, reason in ATTRIBUTES.items()},
-    f".func f() .maxntid 32 {{ ret; }}\n{CALLED}": "'.maxntid' is for kernels",
+    **{f"{text}\n{UNUSED}": reason for text, reason in HEADS.items()},
     ".visible .entry k(.param .v4 .f32 a) { ret; }\n": "declare an array of .b8",
     ".visible .entry k(.param .u64 .ptr .global .align 8 a) { ret; }\n": "",
     ".visible .entry k(.param .u64 .ptr .nosuch a) { ret; }\n": "parameter 'a' with '.nosuch'",
@@ -180,6 +246,23 @@ def test_declarations(text):
     code.write()
     said = [fact for _, fact in code.faults]
     assert any(CASES[text] in fact for fact in said) if CASES[text] else not said, said
+
+
+def faults(text, target, version):
+    code = ModuleWriter(f".version {version}\n.target {target}\n.address_size 64\n{text}".encode(), "m")
+    code.write()
+    return code.faults
+
+
+def test_heads_of_later_targets_and_versions():
+    for (target, version), texts in NEWER.items():
+        for text in texts:
+            assert not faults(text, target, version), text
+            assert version == "7.8" or faults(text, target, "8.8"), text
+            assert ("abi" in text) == (not faults(text, "sm_80", version)), text
+            assert faults(text, "sm_75", version), text
+    for text in WRONG:
+        assert faults(text, "sm_90", "9.0"), text
 
 
 @pytest.mark.parametrize(
@@ -199,8 +282,11 @@ def test_ptxas_says_the_same(tmp_path):
     except FileNotFoundError as error:
         pytest.skip(str(error))
     path = tmp_path / "m.ptx"
-    for text, reason in CASES.items():
-        path.write_text(HEAD + text)
+    modules = {HEAD + text: reason for text, reason in CASES.items()}
+    modules |= {HEAD.replace("8.7", "9.0") + text: "" for text in NEWER["sm_90", "9.0"]}
+    modules |= {HEAD.replace("8.7", "9.0") + text: "wrong" for text in WRONG}
+    for text, reason in modules.items():
+        path.write_text(text)
         # External variables, which are defined in another module.
         flags = ["-c"] if ".extern .global" in text else []
         line = [ptxas, "-arch=sm_90", "-O0", *flags, path, "-o", tmp_path / "m.cubin"]

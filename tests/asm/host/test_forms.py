@@ -30,6 +30,7 @@ KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and
     (r"cvta\.\w+\.u32", "addresses of 32 bits"),
     (r"movmatrix\S* (.*%p|\S+ (0f|0d|1\.5))", "predicates and floats as pieces of a matrix: no page says so"),
     (r"barrier\.sync 1, (0|-32)", "no threads at a barrier: no page says so"),
+    (r"(st|add|isspacep)\S*64.* %[bus]32_\d\+|isspacep\S* .*32_\d\+", "a sum without an upper half"),
     (r"(ld\S* %b32_1, \[%[bus](16|32)_|cp\.async\.mbarrier\.\S* \[global_)", "addresses that can't be right"),
     (r"cp\.reduce\.async\.bulk\S* .*, %[us]64_\d;", "an address without brackets: no page says so"),
     (r"(set|cvt)\.\S*bf16x2\.bf16x2 |cvt\.\S*ue8m0x2\.bf16x2 ", "any 32 bits as a pair of .bf16: no page says so"),
@@ -260,7 +261,16 @@ def test_operands(ptxas, tmp_path):
 
 def test_operands_of_macros(ptxas, tmp_path):
     """Compare instructions that ptxas expands first: it rejects their operands only if nothing else is wrong."""
+    d, a, b = (
+        f"{{{', '.join(f'%{name}_{n}' for n in range(of))}}}" for name, of in (("f32", 4), ("b32", 4), ("b32", 2))
+    )
+    narrow = "mma.sync.aligned.m16n8k32.row.col"
     lines = [
+        f"{narrow}.f32.e4m3.e4m3.f32 {d}, {{1.5, %b32_2, %b32_3, %b32_4}}, {b}, {d};",
+        f"{narrow}.f32.e4m3.e5m2.f32 {d}, {a}, {{%b32_5, 0d3FF0000000000000}}, {d};",
+        f"{narrow}.f32.e4m3.e4m3.f32 {{_, %f32_2, %f32_3, %f32_4}}, {a}, {b}, {d};",
+        f"{narrow}.f16.e4m3.e4m3.f16 {{%s32_1, %b32_2}}, {a}, {b}, {b};",
+        f"{narrow}.f32.e4m3.e4m3.f32 {d}, {a}, {b}, {d};",
         "wmma.load.a.sync.aligned.col.m16n16k16.global.bf16 {%b32_0, %b32_1, %b32_2, %b32_3}, [%b64_1];",
         "wmma.load.a.sync.aligned.col.m16n16k16.global.bf16 {%b32_0, %b32_1, %b32_2, %b32_3}, [%b16_1];",
         "wmma.store.d.sync.aligned.row.m16n16k16.f16 [%b16_1], {%b32_1, %b32_2, %b32_3, %b32_4};",
