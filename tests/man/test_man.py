@@ -37,10 +37,10 @@ SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # scripts that run the t
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
 ANALYSES = {name: f"gpt-analyze-{name}.1" for name in analyze.ANALYSES}  # each has a page of its own
 # Pages whose examples show results of kernels, so kernels are run.
-RUN = {"gpt-analyze.1", *ANALYSES.values(), "gpt-trace.1", "gpt-howto.7"}
+RUN = {"gpt-analyze.1", *ANALYSES.values(), "gpt-hook.1", "gpt-trace.1", "gpt-howto.7", "gpt.7"}
 # Pages whose examples take seconds. tests/analyze, tests/patch, tests/e2e and tests/stages test the same commands, and
 # `make test` runs README's recipes. If a commit changes a page, CI runs all of its examples (tests/tiers.py).
-LONG = {*RUN, "gpt-asm.1", "gpt-debloat.1", "gpt-patch.1"}
+LONG = {*RUN, "gpt-asm.1", "gpt-debloat.1", "gpt-patch.1"} - {"gpt-hook.1", "gpt.7"}
 COMMON = {"-h, --help", "--version"}  # every tool has these; no SYNOPSIS lists them
 
 # the roff that our pages use

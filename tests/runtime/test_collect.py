@@ -115,7 +115,8 @@ def test_units_that_saved_nothing_are_left_out(tmp_path, wide, collect):
 @pytest.mark.full
 def test_a_log_has_what_was_saved(tmp_path, wide):
     trace = good(tmp_path, wide, "-p", probe(tmp_path, LOG), arguments=(PTX, "10", "300"))
-    assert [r["size"] for r in trace.of("buffer")] == [8 + 24 * COUNT] * 2
+    small, large = (r["size"] for r in trace.of("buffer"))
+    assert small == large < 24 * COUNT  # with heads of arenas and rooms, less than entries alone would take
     for units in saved(tmp_path / "t.mp", "stores").values():
         assert units.counts.tolist() == [COUNT] and sorted(units.units.tolist()) == list(range(COUNT))
 

@@ -377,7 +377,9 @@ static void capture(struct program *program) {
         set_capture(program->streams[0], 0);
         if (program->joined)
             set_capture(program->streams[1], 0);
+        begin_atomic();
         program->capture = program->joined = 0;
+        end_atomic();
         return;
     }
     if (program->gate || !program->streams[0])
@@ -396,7 +398,9 @@ static void capture(struct program *program) {
         hook_hold_drains(program->streams[1]);
         turn();
         set_capture(program->streams[1], program->capture);
+        begin_atomic();
         program->joined = true;
+        end_atomic();
         turn();
         hook_let_drain();
     }
