@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from functools import lru_cache, partial
+from functools import lru_cache, partial, update_wrapper, wraps
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable
 
@@ -31,11 +31,11 @@ DISTRIBUTED = frozenset(("DistributedDataParallel", "DataParallel", "FullySharde
 # Python's functions, in the order of struct gpt_python in runtime/hook/watch/watch.h.
 FUNCTIONS = (
     "Py_IncRef", "Py_DecRef", "PyObject_GetAttr", "PyObject_CallFunctionObjArgs", "PyObject_CallMethodObjArgs",
+    "PyObject_Call",
     "PyCFunction_NewEx", "PyLong_FromVoidPtr", "PyLong_AsLongLong", "PyBytes_AsString", "PyDict_GetItem", "PyDict_Next",
     "PyTuple_Size", "PyTuple_GetItem", "PyList_Size", "PyList_GetItem", "PyType_IsSubtype", "PyType_GetFlags",
     "PyErr_ExceptionMatches", "PyErr_Clear",
 )  # fmt: skip
-KEPT: list[Any] = []  # objects to which the library has pointers
 WORD = 8  # bytes of a pointer
 VECTORCALL_OFFSET = 5  # words of a PyTypeObject between its PyObject and tp_vectorcall_offset
 
@@ -51,10 +51,10 @@ class Recorder:
         library = ctypes.PyDLL(None)
         self._wrap = library.gpt_hook_wrap_calls
         self._wrap.argtypes = [ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p]
-        self.tag = library.gpt_hook_tag
-        self.tag.argtypes = [ctypes.py_object, ctypes.py_object]
-        self.end_backward = library.gpt_hook_end_backward
-        self.end_backward.argtypes, self.end_backward.restype = [], None
+        self.stop_tagging = library.gpt_hook_stop_tagging
+        self.stop_tagging.argtypes, self.stop_tagging.restype = [], None
+        self._wrap_backward = library.gpt_hook_wrap_backward
+        self._wrap_backward.argtypes, self._wrap_backward.restype = [ctypes.py_object], ctypes.py_object
         self.enter_outside = library.gpt_hook_layer_outside
         self.enter_outside.argtypes = [ctypes.c_char_p]
         self.leave = library.gpt_hook_layer_end
@@ -75,9 +75,12 @@ class Recorder:
         before = [self._find_vectorcall(function), setting and pointer.from_buffer(setting).value]
         after = [*map(id, objects), head - WORD]
         given = (pointer * (len(before) + len(addresses) + len(after)))(*before, *addresses, *after)
-        KEPT.extend((given, objects))
         if not 0 < place < FunctionType.__basicsize__ or not self._wrap(function, place, given):
             raise RuntimeError("this version of Python isn't supported")
+
+    def wrap_backward(self, original: FunctionType) -> Any:
+        """Return the function for torch.autograd._engine_run_backward. Call `wrap` first."""
+        return self._wrap_backward(original)
 
     def new_region(self) -> Any:
         """Return the function that compiled code calls. Call `wrap` first."""
@@ -153,9 +156,9 @@ class Names:
 
     def _keep(self, module: Any, name: str) -> None:
         key = id(module)
+        self._refs[key] = weakref.ref(module, partial(self._forget, key))  # raises TypeError if it can't
         self.known[key] = self._encode(name)
         self._roots.discard(key)
-        self._refs[key] = weakref.ref(module, partial(self._forget, key))
 
     def _forget(self, key: int, _: Any) -> None:
         self.known.pop(key, None)
@@ -163,17 +166,22 @@ class Names:
         self._roots.discard(key)
 
 
-def _wrap_backward(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Return the function for torch.autograd.graph._engine_run_backward."""
+def _make_finder(torch: Any, filename: str) -> Callable[[Any], Any]:
+    """Return a function that reads a tensor's `grad_fn`, even if the program overrides that. Dynamo skips the file."""
+    disabled, read = torch._C.DisableTorchFunction, torch.Tensor.grad_fn.__get__
 
-    def _engine_run_backward(outputs, *args, **kwargs):  # type: ignore[no-untyped-def]
-        recorder.tag(outputs, None)  # a thread of the engine may still be in a module of the pass before
-        try:
-            return original(outputs, *args, **kwargs)
-        finally:
-            recorder.end_backward()
+    def find_node(tensor):  # type: ignore[no-untyped-def]
+        with disabled():
+            return read(tensor)
 
-    return _engine_run_backward
+    find_node.__code__ = _move(find_node.__code__, filename)
+    return find_node
+
+
+def _imitate(function: Any, original: FunctionType) -> Any:
+    """Return a function that torch.jit compiles as the original: from its source, and with the names in its module."""
+    made = FunctionType(function.__code__, original.__globals__, original.__name__, None, function.__closure__)
+    return update_wrapper(made, original)
 
 
 def _wrap_ranges(owner: Any, recorder: Recorder) -> None:
@@ -192,7 +200,7 @@ def _wrap_ranges(owner: Any, recorder: Recorder) -> None:
             if vars(self).pop("_gpt_entered", 0):
                 recorder.leave()
 
-    owner.__enter__, owner.__exit__ = __enter__, __exit__
+    owner.__enter__, owner.__exit__ = _imitate(__enter__, enter), _imitate(__exit__, leave)
 
 
 class Patcher:
@@ -251,19 +259,39 @@ def install(load_file: Callable[[str, str], Any]) -> None:
     except (AttributeError, ImportError, OSError):
         return
     names = Names()
+    wrapped: list[bool] = []
+    waiting: list[ModuleType] = []  # torch.autograd, if it's imported before the modules
 
     def patch_modules(module: Any) -> None:
         _place(Names, module.__file__)
         torch = module.torch
         attributes = [sys.intern(name) for name in ("grad_fn", "_sequence_nr", "register_prehook")]
-        objects = (None, True, Exception, torch.Tensor, *attributes, torch._C.is_grad_enabled, names.find)
-        recorder.wrap(module.Module.__call__, (*objects, names.find_site, names.known, names.backward))
+        asked = torch._C.is_grad_enabled, getattr(torch._C, "_is_torch_function_mode_enabled", lambda: True)
+        objects = (None, True, Exception, torch.Tensor, getattr(module, "Parameter", torch.Tensor), *attributes, *asked)
+        finders = (_make_finder(torch, module.__file__), names.find, names.find_site)
+        recorder.wrap(module.Module.__call__, (*objects, *finders, names.known, names.backward))
+        wrapped.append(True)
+        for autograd in waiting:
+            patch_autograd(autograd)
 
     def patch_autograd(module: Any) -> None:
-        module._engine_run_backward = _wrap_backward(module._engine_run_backward, recorder)
+        if not wrapped:
+            waiting.append(module)
+            return
+        module._engine_run_backward = recorder.wrap_backward(module._engine_run_backward)
 
     def patch_profiler(module: Any) -> None:
         _wrap_ranges(module.record_function, recorder)
+
+    def patch_compiled_backward(module: Any) -> None:
+        enable = module._enable
+
+        @wraps(enable)
+        def _enable(*args, **kwargs):  # type: ignore[no-untyped-def]
+            recorder.stop_tagging()  # hooks of nodes would break the graph of a backward pass
+            return enable(*args, **kwargs)
+
+        module._enable = _enable
 
     def patch_inductor(module: Any) -> None:
         for name, traced in (("compile_fx", False), ("_compile_fx_inner", True)):
@@ -286,6 +314,7 @@ def install(load_file: Callable[[str, str], Any]) -> None:
         "torch.nn.modules.module": patch_modules,
         "torch.autograd": patch_autograd,
         "torch.autograd.profiler": patch_profiler,
+        "torch._dynamo.compiled_autograd": patch_compiled_backward,
         "torch._inductor.compile_fx": patch_inductor,
         "torch._inductor.runtime.compile_tasks": patch_loading,
     }

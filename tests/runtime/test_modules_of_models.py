@@ -87,6 +87,22 @@ def test_kernels_of_compiled_code_belong_to_the_module_of_their_last_operation(t
     assert ran(tmp_path, "inductor", options=()) == with_layers
 
 
+ODD = "overrides", "exceptions", "autograd", "transforms", "scripts", "compiled_backward"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("names", [ODD, ("lives",)])  # Dynamo keeps modules until Python has ended
+def test_a_program_sees_nothing_of_it(tmp_path, names):
+    found = []
+    for options in (("--layers", "-f"), ()):
+        command = (python(), "-X", "dev", "-W", "ignore", PROGRAM.with_name("odd_modules.py"), *names)
+        done = hooked.run(tmp_path / f"{len(options)}.mp", *command, options=options)
+        found.append((done.returncode, done.stdout, done.stderr))
+    assert found[0] == found[1]
+    assert found[0][0] == 0 and len(found[0][1].splitlines()) >= len(names), found[0][2]
+    assert names == ODD or found[0][1].splitlines()[-1] == "last 1"
+
+
 def test_an_optimizer_and_a_named_range_have_rows(tmp_path):
     ran(tmp_path, "optimized")
     found = launches(tmp_path, "layer")
@@ -149,10 +165,14 @@ class Module:
         return self.forward(*args, **kwargs)
 """
 TORCH = """
+import contextlib
+
 class Tensor:
-    pass
+    grad_fn = property(lambda self: self.node)
 
 class _C:
+    DisableTorchFunction = contextlib.nullcontext
+
     @staticmethod
     def is_grad_enabled():
         return True
@@ -188,7 +208,7 @@ class Node:
 
 class Made(torch.Tensor):
     def __init__(self):
-        self.grad_fn = Node()
+        self.node = Node()
 
 class Inner(Module):
     def forward(self, x, more=None):

@@ -18,7 +18,7 @@
 enum { MOST_DEPTH = 3, MOST_ITEMS = 64 };                 // nested containers; items of each
 enum { TAGGED = 1 << 16, NUMBER_BITS = 40 };              // a node's number has fewer bits in practice
 enum { LIST = 1 << 25, TUPLE = 1 << 26, DICT = 1 << 29 }; // in PyType_GetFlags
-enum { METH_O = 8 };
+enum { METH_VARARGS = 1, METH_KEYWORDS = 2, METH_O = 8 };
 
 typedef gpt_object object;
 
@@ -29,7 +29,9 @@ struct method { // PyMethodDef
     const char *doc;
 };
 
+static struct gpt_python kept; // with references to its objects: modules may run until Python has ended
 static const struct gpt_python *python;
+static bool tagging = true;
 
 // Thread-local. There's little room for such variables, and the program's other libraries need some of it.
 static TLS object *inside;          // the name of the innermost module, or NULL outside of all
@@ -58,7 +60,7 @@ static void end_region(void) {
 
 // -- Backward passes -------------------------------------------------------
 
-void gpt_hook_end_backward(void) {
+static void end_backward(void) {
     end_region();
     if (backward_module)
         gpt_hook_layer_end();
@@ -67,7 +69,7 @@ void gpt_hook_end_backward(void) {
 
 static object *on_backward(object *name, object *gradients) {
     (void)gradients;
-    gpt_hook_end_backward();
+    end_backward();
     if (name != python->none && gpt_hook_layer(python->text_of(name)))
         backward_module = name;
     python->take(python->none);
@@ -88,15 +90,35 @@ static bool is_new(uint64_t number) {
            key;
 }
 
+static bool is_true(object *function) {
+    object *found = python->call(function, NULL);
+    if (!found)
+        python->clear_error();
+    else
+        python->drop(found);
+    return found == python->truth;
+}
+
+// Return the node that made a tensor. The program may override what tensors do, in a subclass or in a
+// TorchFunctionMode, and mustn't see that we look.
+static object *node_of(object *tensor) {
+    object *type = type_of(tensor);
+    bool plain = (type == python->tensor || type == python->parameter) && !is_true(python->is_mode_enabled);
+    return plain ? python->get_attribute(tensor, python->grad_fn)
+                 : python->call(python->find_node, tensor, NULL);
+}
+
 // Assign the node that made a tensor to a module, unless the node belongs to one already.
 static bool tag_tensor(object *tensor, object *name) {
-    object *node = python->get_attribute(tensor, python->grad_fn), *number = NULL, *hook = NULL, *done = NULL;
+    object *node = node_of(tensor), *number = NULL, *hook = NULL, *done = NULL;
     if (node == python->none) {
         python->drop(node);
         return true;
     }
     bool good = node && (number = python->call_method(node, python->sequence_nr, NULL));
-    if (good && is_new((uint64_t)python->number_of(number)))
+    long long at = good ? python->number_of(number) : -1;
+    good = at >= 0; // a node that accumulates gradients has the largest number there is
+    if (good && is_new((uint64_t)at))
         good = (hook = python->new_function(&method, name, NULL)) &&
                (done = python->call_method(node, python->register_prehook, hook, NULL));
     object *ours[] = {done, hook, number, node};
@@ -126,6 +148,8 @@ static int list_items(object *value, unsigned long flags, object *items[MOST_ITE
 }
 
 static bool tag(object *value, object *name, int levels) {
+    if (!tagging)
+        return true;
     object *type = type_of(value), *items[MOST_ITEMS];
     if (type == python->tensor || python->is_subtype(type, python->tensor))
         return tag_tensor(value, name);
@@ -146,7 +170,23 @@ static object *backward_name(object *name) {
     return found ? found : python->none;
 }
 
-int gpt_hook_tag(object *value, object *name) { return tag(value, backward_name(name), MOST_DEPTH); }
+void gpt_hook_stop_tagging(void) { tagging = false; }
+
+static object *run_backward(object *original, object *arguments, object *keywords) {
+    // a thread of the engine may still be in a module of the pass before
+    if (hook_records_layers() && python->tuple_size(arguments) &&
+        !tag(python->tuple_item(arguments, 0), python->none, MOST_DEPTH))
+        return NULL;
+    object *result = python->call_with(original, arguments, keywords);
+    end_backward();
+    return result;
+}
+
+object *gpt_hook_wrap_backward(object *original) {
+    static struct method engine = {"_engine_run_backward", NULL, METH_VARARGS | METH_KEYWORDS, NULL};
+    engine.function = (object * (*)(object *, object *))(void (*)(void))run_backward;
+    return python->new_function(&engine, original, NULL);
+}
 
 // -- Calls -----------------------------------------------------------------
 
@@ -165,15 +205,6 @@ static object *name_of(object *module) {
     return name;
 }
 
-static bool has_grad(void) {
-    object *found = python->call(python->is_grad_enabled, NULL);
-    if (!found)
-        python->clear_error();
-    else
-        python->drop(found);
-    return found == python->truth;
-}
-
 static bool tag_arguments(object *const *args, size_t count, object *keywords) {
     object *name = backward_name(outer());
     count += keywords ? (size_t)python->tuple_size(keywords) : 0;
@@ -190,7 +221,7 @@ static object *call_module(object *function, object *const *args, size_t flags, 
     object *name = name_of(args[0]);
     if (!name)
         return NULL;
-    if (has_grad() && !tag_arguments(args, count, keywords))
+    if (is_true(python->is_grad_enabled) && !tag_arguments(args, count, keywords))
         return NULL;
     end_region(); // an exception may have ended compiled code
     bool entered = name != python->none && gpt_hook_layer(python->text_of(name));
@@ -201,7 +232,7 @@ static object *call_module(object *function, object *const *args, size_t flags, 
     end_region();
     if (entered)
         gpt_hook_layer_end();
-    if (result && has_grad() && !tag(result, backward_name(name), MOST_DEPTH)) {
+    if (result && is_true(python->is_grad_enabled) && !tag(result, backward_name(name), MOST_DEPTH)) {
         python->drop(result);
         return NULL;
     }
@@ -246,7 +277,10 @@ int gpt_hook_wrap_calls(object *function, size_t place, const struct gpt_python 
     gpt_vectorcall **pointer = (void *)((char *)function + place);
     if (*pointer != given->vectorcall)
         return 0;
-    python = given;
+    kept = *given;
+    for (object **one = &kept.none; one <= &kept.backward_names; one++)
+        kept.take(*one);
+    python = &kept;
     if (given->set_vectorcall) // it also tells the interpreter
         given->set_vectorcall(function, call_module);
     else

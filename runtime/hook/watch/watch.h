@@ -289,18 +289,19 @@ bool hook_records_layers(void); // now
 typedef struct gpt_python_object gpt_object;
 typedef gpt_object *gpt_vectorcall(gpt_object *, gpt_object *const *, size_t, gpt_object *);
 struct gpt_python {
-    gpt_vectorcall *vectorcall;                                      // Python's own
-    void (*set_vectorcall)(gpt_object *, gpt_vectorcall *);          // PyFunction_SetVectorcall, or NULL
-    void (*take)(gpt_object *);                                      // Py_IncRef
-    void (*drop)(gpt_object *);                                      // Py_DecRef
-    gpt_object *(*get_attribute)(gpt_object *, gpt_object *);        // PyObject_GetAttr
-    gpt_object *(*call)(gpt_object *, ...);                          // PyObject_CallFunctionObjArgs
-    gpt_object *(*call_method)(gpt_object *, gpt_object *, ...);     // PyObject_CallMethodObjArgs
-    gpt_object *(*new_function)(void *, gpt_object *, gpt_object *); // PyCFunction_NewEx
-    gpt_object *(*new_number)(void *);                               // PyLong_FromVoidPtr
-    long long (*number_of)(gpt_object *);                            // PyLong_AsLongLong
-    const char *(*text_of)(gpt_object *);                            // PyBytes_AsString
-    gpt_object *(*dict_item)(gpt_object *, gpt_object *);            // PyDict_GetItem
+    gpt_vectorcall *vectorcall;                                         // Python's own
+    void (*set_vectorcall)(gpt_object *, gpt_vectorcall *);             // PyFunction_SetVectorcall, or NULL
+    void (*take)(gpt_object *);                                         // Py_IncRef
+    void (*drop)(gpt_object *);                                         // Py_DecRef
+    gpt_object *(*get_attribute)(gpt_object *, gpt_object *);           // PyObject_GetAttr
+    gpt_object *(*call)(gpt_object *, ...);                             // PyObject_CallFunctionObjArgs
+    gpt_object *(*call_method)(gpt_object *, gpt_object *, ...);        // PyObject_CallMethodObjArgs
+    gpt_object *(*call_with)(gpt_object *, gpt_object *, gpt_object *); // PyObject_Call
+    gpt_object *(*new_function)(void *, gpt_object *, gpt_object *);    // PyCFunction_NewEx
+    gpt_object *(*new_number)(void *);                                  // PyLong_FromVoidPtr
+    long long (*number_of)(gpt_object *);                               // PyLong_AsLongLong
+    const char *(*text_of)(gpt_object *);                               // PyBytes_AsString
+    gpt_object *(*dict_item)(gpt_object *, gpt_object *);               // PyDict_GetItem
     int (*dict_next)(gpt_object *, ssize_t *, gpt_object **, gpt_object **); // PyDict_Next
     ssize_t (*tuple_size)(gpt_object *);                                     // PyTuple_Size
     gpt_object *(*tuple_item)(gpt_object *, ssize_t);                        // PyTuple_GetItem
@@ -311,20 +312,23 @@ struct gpt_python {
     int (*matches_error)(gpt_object *);                                      // PyErr_ExceptionMatches
     void (*clear_error)(void);                                               // PyErr_Clear
     // objects
-    gpt_object *none, *truth, *exception, *tensor;        // None, True, Exception, torch.Tensor
+    gpt_object *none, *truth, *exception;                 // None, True, Exception
+    gpt_object *tensor, *parameter;                       // torch.Tensor, torch.nn.Parameter
     gpt_object *grad_fn, *sequence_nr, *register_prehook; // names of attributes
-    gpt_object *is_grad_enabled, *find, *find_site;       // functions; the last two name modules
-    gpt_object *names, *backward_names;                   // dicts: by id(), and by name
-    uint64_t type_at;                                     // where an object has its type
+    gpt_object *is_grad_enabled, *is_mode_enabled; // functions: about torch.overrides.TorchFunctionMode
+    gpt_object *find_node, *find, *find_site;      // functions; the last two name modules
+    gpt_object *names, *backward_names;            // dicts: by id(), and by name
+    uint64_t type_at;                              // where an object has its type
 };
 
 // Let calls of a Python function pass through us; `place` is where it has its vectorcall. Returns 0 if that
 // isn't what `given` says.
 EXPORT int gpt_hook_wrap_calls(gpt_object *function, size_t place, const struct gpt_python *given);
 
-// Let the autograd nodes that made these tensors belong to the module with this name, or to none.
-EXPORT int gpt_hook_tag(gpt_object *value, gpt_object *name);
-EXPORT void gpt_hook_end_backward(void);
+// Let autograd nodes that are made from now on belong to no module.
+EXPORT void gpt_hook_stop_tagging(void);
+// Return a function that calls PyTorch's _engine_run_backward.
+EXPORT gpt_object *gpt_hook_wrap_backward(gpt_object *original);
 EXPORT int gpt_hook_layer_outside(const char *name); // gpt_hook_layer if the thread is in no module
 
 // Return a new Python function for code made by torch.compile to call. Its argument is a place in that code,

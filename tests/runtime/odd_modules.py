@@ -1,0 +1,189 @@
+"""Print what a PyTorch program computes and sees where it uses modules in unusual ways: the same under '--layers'.
+
+Each scenario is a function; the arguments choose some.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+import weakref
+from functools import partial
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+assert not ctypes.CDLL("libcuda.so.1").cuInit(0)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+
+def tell(model: nn.Module) -> list[float]:
+    return [round(float(one.grad.double().sum()), 9) for one in model.parameters() if one.grad is not None]
+
+
+def overrides() -> None:
+    """List the functions that a mode and a subclass of Tensor are asked about."""
+
+    class Log(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    class Logged(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(function.__name__)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    seen: list[str] = []
+    model = make_model()
+    with Log():
+        model(torch.ones(2, 8)).sum().backward()
+    model(torch.ones(2, 8).as_subclass(Logged)).sum().backward()
+    print(seen, tell(model))
+
+
+def exceptions() -> None:
+    class Bad(nn.Module):
+        def forward(self, x):
+            raise error
+
+    for error in (ValueError("v"), KeyboardInterrupt(), StopIteration()):
+        try:
+            nn.Sequential(nn.Linear(8, 8), Bad())(torch.ones(1, 8))
+        except BaseException as caught:
+            print(caught is error, caught.__context__)
+    for call in (nn.Module.__call__, partial(nn.Module.__call__, 3), partial(make_model(), wrong=1)):
+        try:
+            call()
+        except Exception as caught:
+            print(caught)
+
+
+def autograd() -> None:
+    """Differentiate twice, with hooks, in another thread, within a backward pass, and with checkpoints."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            with torch.enable_grad():
+                inner = make_model()
+                inner(torch.ones(1, 8)).sum().backward()
+                print(tell(inner))
+            return grad * 2
+
+    model, order, x = make_model(), [], torch.ones(2, 8, requires_grad=True)
+    model[0].register_forward_hook(lambda *_: order.append("forward"))
+    model[2].register_full_backward_hook(lambda *_: order.append("backward"))
+    torch.autograd.grad(model(x).square().sum(), x, create_graph=True)[0].square().sum().backward()
+    thread = threading.Thread(target=Inner.apply(model(x)).sum().backward)
+    thread.start()
+    thread.join()
+    for reentrant in (True, False):
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    print(order, tell(model), x.grad.sum().item())
+
+
+def transforms() -> None:
+    from torch.func import functional_call, grad, hessian, vmap
+
+    model = make_model()
+    parameters = {name: one.detach() for name, one in model.named_parameters()}
+    found = vmap(grad(lambda p, x: functional_call(model, p, (x,)).square().sum()), (None, 0))(
+        parameters, torch.arange(24.0).reshape(3, 8)
+    )
+    print([one.sum().item() for one in found.values()])
+    print(hessian(lambda x: model(x).square().sum())(torch.ones(8)).sum().item())
+
+
+def scripts() -> None:
+    """Compile with TorchScript what names a range, and trace a model with each tracer."""
+
+    @torch.jit.script
+    def ranged(x):
+        with torch.autograd.profiler.record_function("a"):
+            return x + 1
+
+    model = make_model()
+    print(ranged(torch.ones(1)), torch.jit.script(model)(torch.ones(1, 8)).sum().item())
+    print(torch.jit.trace(model, torch.ones(1, 8)).graph, torch.fx.symbolic_trace(model).code)
+
+
+def compiled_backward() -> None:
+    from torch._dynamo import compiled_autograd, utils
+
+    model, sizes = make_model(), []
+
+    def backend(module, _):
+        sizes.append(len(module.graph.nodes))
+        return module
+
+    with compiled_autograd._enable(torch.compile(backend=backend)):
+        model(torch.ones(1, 8)).sum().backward()
+    print(tell(model), sizes, len(utils.counters["graph_break"]))
+
+
+def lives() -> None:
+    """Delete modules that are running, reuse their addresses, and use them when Python ends."""
+
+    class Deleted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x):
+            inner = self.inner
+            del self.inner
+            held.clear()
+            gc.collect()
+            return inner(x)
+
+    class Last:
+        def __del__(self):
+            write(1, b"last %d\n" % len(model(given)))
+
+    class Odd(nn.Module):
+        def named_modules(self, *_, **__):
+            yield "", self
+            yield "x", object()
+            raise SystemError
+
+        def forward(self, x):
+            return x
+
+    torch.set_grad_enabled(False)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    held = [Deleted()]
+    print(held[0](torch.ones(1, 8)).shape, Odd()(1))
+    for number in range(200):
+        (nn.Sequential(nn.Linear(2, 2)) if number % 2 else nn.Linear(2, 2))(torch.ones(1, 2))
+    gc.set_threshold(*threshold)
+    model = make_model()
+    gone, given = weakref.ref(model), torch.ones(1, 8)
+    before = sys.getrefcount(given)
+    for _ in range(10):
+        model(given)
+    print(sys.getrefcount(given) - before)
+    del model
+    print(gone() is None)
+    model, write = make_model(), os.write
+    globals()["last"] = Last()
+
+
+if __name__ == "__main__":
+    for scenario in sys.argv[1:]:
+        globals()[scenario]()
