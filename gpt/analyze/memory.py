@@ -147,7 +147,7 @@ def _rows(pieces: Pieces, who: Who) -> Iterator[tuple[Any, ...]]:
 
 
 def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tuple[Any, ...]:
-    """Return the columns SUMS of some pieces, without failed ones if `failed` is None."""
+    """Return the columns SUMS for the pieces in `mask`. If `failed` is None, the column of failures is left out."""
     left = mask & pieces.left
     sizes = pieces.sizes
     counts = int(mask.sum()), int((mask & ~pieces.left).sum()), *(() if failed is None else (failed,))

@@ -259,9 +259,9 @@ def _find_rounds(tapes: Tapes, first: int) -> tuple[Period, Period, int] | None:
 
 
 def _find_inference(tapes: Tapes) -> int:
-    """Return when every recurring kernel had been launched once and waited for, in ns.
+    """Return the time in ns when the first wait ended that began after each recurring kernel had been launched once.
 
-    If no launch follows such a wait, return when the last of these launches returned.
+    If it launches nothing after such a wait, return when the last of those first launches returned.
     """
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan

@@ -102,7 +102,10 @@ class Assembly:
                 yield from self._tell(error, record, set())
 
     def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
-        """Yield the record and the results of its jobs: `count` with probes, and none or the same number without."""
+        """Yield the record and the results of its jobs.
+
+        The first `count` jobs assembled modules with probes. The others, if there are any, did the same without probes.
+        """
         yield from self._begin(record)
         told: set[tuple[str, str]] = set()
         done = []

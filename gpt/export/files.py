@@ -55,7 +55,7 @@ def _is_escaped(text: str) -> bool:
 
 
 def _cut(field: TableColumn, column: Any, at: int, end: int) -> list[Any]:
-    """Return some values of a column that is a list or one value, clamped: sums of malformed records may not fit."""
+    """Return the values of some rows. `column` has one per row, or one for all. Too large a u64 becomes the maximum."""
     part = column[at:end] if isinstance(column, list) else [column] * (end - at)
     if field.type == "u64":
         return [value if value is None else min(value, (1 << 64) - 1) for value in part]

@@ -12,8 +12,8 @@ cubin is reproduced byte for byte.
     kernel.set_registers(kernel.registers + 2)
     new = cubin.build()
 
-Whatever isn't understood, or isn't inside the file, raises CannotEdit or MalformedError. Contents are copied only when
-they're edited.
+The editors raise CannotEdit or MalformedError if they don't understand a part of the file, or if it's outside the file.
+They copy contents only when they edit them.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
 
 
 class Site(Dict[Any, bytes]):
-    """A place in compiled code: the name of its module, by the module that runs the code. Several modules may run the
-    same code.
+    """The names of the module that a place in compiled code belongs to. The key is the module that runs the code, since
+    several modules may run the same code.
     """
 
     def __init__(self, path: str) -> None:

@@ -119,7 +119,7 @@ def compare_moved(new: int, at: int, old: int, source: int, opcode: Opcode, is_u
 
 
 def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[tuple[int, str]]:
-    """Yield each word of a snippet that's wrong, with the reason. `new` are the kernel's words in its place."""
+    """Yield the index of each wrong word of a snippet, with the reason. `new` has the words in the woven kernel."""
     yield from ((0, text) for text in _check_names(part, table))
     for index, (now, old) in enumerate(zip(new, part.snippet.words, strict=True)):
         if text := _compare(now, old, index, part, table):

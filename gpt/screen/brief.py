@@ -81,7 +81,7 @@ def _groups(found: dict[str, str]) -> list[list[str]]:
 
 
 def _cut_apart(texts: dict[str, str], width: int) -> dict[str, str]:
-    """Drop a prefix that several texts share, more and more of it until all short forms differ."""
+    """Shorten texts by leaving out a part that they share. Texts that still look the same are cut again, separately."""
     same = os.path.commonprefix([*texts.values()])  # noqa: RUF071 - by character
     begin = len(same.rstrip(WORD))
     begin = begin if len(same) - begin < width // 3 else len(same)

@@ -122,7 +122,7 @@ class Selected:
         return chosen
 
     def take_launches(self, known: Container[int], captured: Container[int], over: bool) -> Counter[int]:
-        """Return the chosen launches since the last call, by function, without launches by `captured` apis.
+        """Return how many chosen launches each function had since the last call, except launches by `captured` apis.
 
         Launches by apis that aren't `known` yet wait until the process is `over`.
         """

@@ -89,8 +89,8 @@ INLINE uint64_t host_shift_right(uint64_t value, int shift) {
     return shift > 63 ? value != 0 : shift > 0 ? value >> shift | (value << (64 - shift) != 0) : value;
 }
 
-// Return the encoding, with its sign, of significand * 2^exponent. .ftz: a result below the least normal
-// number is 0, judged after rounding as if the exponent had no bound, as an H200 does.
+// Return the encoding, with its sign, of significand * 2^exponent. With .ftz, a result below the least normal
+// number becomes 0. As on an H200, that's decided after rounding without a limit on the exponent.
 CALLED uint64_t host_encode(enum host_format format, uint64_t significand, int exponent, bool negative,
                             enum host_round round, unsigned flags) {
     int fraction = host_formats[format].fraction, bias = (1 << (host_formats[format].exponent - 1)) - 1;

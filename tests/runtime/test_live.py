@@ -147,7 +147,7 @@ def test_a_fifo_of_another_user_gets_nothing(tmp_path):
 @pytest.mark.parametrize("options", [[], ["-f"]])
 @pytest.mark.parametrize("target", ["/proc/self/fd/1", "/dev/null", "folder"])
 def test_a_link_to_what_is_no_file_stays(tmp_path, target, options):
-    """With -f, /dev/stdout, which is a link, was once removed from the whole machine if standard output was a file."""
+    """With -f and standard output to a file, gpt-hook once removed the machine's /dev/stdout, which is a link."""
     (tmp_path / "folder").mkdir()
     link = tmp_path / "stdout"
     link.symlink_to(target)

@@ -93,8 +93,8 @@ class UnitTimes:
 
 @dataclass
 class ProcessLaunches:
-    """The launches of a process. Times are in ns. `depths` starts with the first launch: when it began, and the deepest
-    queue in each part.
+    """The launches of a process. Times are in ns. `depths` divides the time since the first launch into parts: when
+    each begins, and how deep the queue was at most.
     """
 
     header: dict[str, Any]

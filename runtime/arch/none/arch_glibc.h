@@ -1,2 +1,2 @@
-// Nothing: without older versions of glibc's symbols, a build runs with the glibc that it was made with, and
-// later ones.
+// This file is empty because it chooses no older versions of glibc's symbols. So a build runs only with the
+// glibc that it was made with, or a later one.

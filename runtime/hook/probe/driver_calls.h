@@ -82,8 +82,8 @@ bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, uint6
 
 struct frame;
 uint64_t hook_call_again(const struct frame *frame); // repeats the call; returns the result
-// Return the position of the shared memory in a launch's arguments; 0: in the configuration, which is the
-// first.
+// Return the index of the launch's argument that has the size of the shared memory. If it's 0, the first
+// argument, the launch's configuration, contains that size.
 unsigned hook_place_of_shared(const struct frame *frame);
 // Set the function and the parameters of a launch.
 void hook_pass_arguments(struct frame *frame, uint64_t function, void **params, void **extra);

@@ -285,8 +285,8 @@ uint64_t hook_tsc_hz(void); // 0: stamps are in ns
 
 static inline uint64_t hook_now(void) { return LIKELY(hook_has_tsc) ? arch_clock() : hook_monotonic(); }
 
-// The rows of a trace, by their fields besides time and result. hook_layouts (thread.c) describes them to
-// readers.
+// The kinds of rows in a trace. They differ in the fields that they have besides time and result, and
+// hook_layouts (thread.c) describes these fields to readers.
 enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
 
 struct row {
