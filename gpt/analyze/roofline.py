@@ -324,7 +324,7 @@ def _find_others(card: Mapping[str, Any]) -> list[float | None]:
 
 
 def _is_drawn(row: tuple[Any, ...]) -> bool:
-    """Return whether a kernel is a point in the picture: under the roof of operations, or of bytes alone."""
+    """Return whether the picture has a point for a kernel: FLOP/s and intensity are known, or only the bytes/s."""
     return bool(row[4] and row[5]) or bool(row[6] and not row[9])
 
 
