@@ -127,20 +127,24 @@ def test_records_come_while_the_program_runs(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_fifo_of_another_user_gets_nothing(tmp_path):
-    """If another user's FIFO were written to, anybody who guesses the name of a trace in /tmp could read it."""
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_fifo_of_another_user_gets_nothing(is_read, tmp_path):
+    """If another user's FIFO were written to, anybody who guesses the name of a trace in /tmp could read it.
+
+    Without a reader, opening it would wait forever.
+    """
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
     os.mkfifo(folder / "t.mp")
     os.chown(folder / "t.mp", 65534, 65534)
-    reader = os.open(folder / "t.mp", os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(folder / "t.mp", (os.O_RDONLY if is_read else os.O_PATH) | os.O_NONBLOCK)
     line = hooked.command("run", "-f", "-o", folder / "t.mp", "--", "echo", "ran")
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     fact = "is a named pipe of another user, in a folder that others may write to"
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"gpt-hook: error: {folder}/t.mp: {fact}\n"
-    assert os.read(reader, 1) == b""
+    assert not is_read or os.read(reader, 1) == b""
     os.close(reader)
 
 
