@@ -2,7 +2,8 @@
 
 In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, lines without
 the tag that `begin` announces were forged or have another origin; recordings from earlier releases have no tag. A
-recording whose first line isn't JSON has none later: the maps and losses of JSON have no tag. Lines that make no sense are counted, including the last one if the input ends within it.
+recording whose first line isn't JSON has none later: the maps and losses of JSON have no tag. Lines that make no sense
+are counted, including the last one if the input ends within it.
 """
 
 from __future__ import annotations

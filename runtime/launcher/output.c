@@ -212,7 +212,7 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
     if (follow.file < 0)
         fail(BAD, parent, "no folder for the traces can be made: %s", strerror(errno));
     follow.folder = folder;
-    follow.lock = folder_lock(folder);
+    follow.lock = folder_lock(follow.file);
     name_folder(folder);
     if (!follow_start(&follow))
         fail(BAD, "helper", "%s", strerror(errno));

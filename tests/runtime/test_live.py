@@ -533,16 +533,22 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     assert len(found) == 4 and launches(found[0]) == {"foo": 70001}
 
 
-def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_its_own(tmp_path):
-    """If TMPDIR has no sticky bit, anybody can put a folder there."""
+def test_nothing_is_made_or_deleted_in_a_folder_that_somebody_put_in_place_of_the_streams(tmp_path):
+    """If TMPDIR has no sticky bit, anybody can put a folder there: root once made files wherever a link led."""
+    program = hooked.compile_c(tmp_path / "client", LOOP)
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     (home := tmp_path / "home").mkdir()
     (home / "notes.txt").write_text("precious")
     swap = f'mv "$GPT_HOOK_FOLDER" "{tmp_path}/moved" && ln -s "{home}" "$GPT_HOOK_FOLDER"'
-    line = [hooked.runtime() / "gpt-hook", "run", "-q", "-o", "-", "--", "sh", "-c", swap]
-    subprocess.run(line, env=os.environ | {"TMPDIR": str(shared)}, stdout=subprocess.PIPE, check=True)
-    assert (home / "notes.txt").read_text() == "precious"
+    swap += f" && '{program}' 5"
+    line = [hooked.runtime() / "gpt-hook", "run", "-q", "--device", "sim", "-o", "-", "--", "sh", "-c", swap]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = subprocess.run(line, env=os.environ | {"TMPDIR": str(shared)}, check=False, **pipes)
+    assert (done.returncode, launches(read(done.stdout))) == (0, {})
+    fact = "another user has put something else there; nothing more is recorded"
+    assert f"gpt-hook: error: {next(shared.glob('gpt-hook.*'))}: {fact}\n" in done.stderr.decode()
+    assert [path.name for path in home.iterdir()] == ["notes.txt"]
     assert not list((tmp_path / "moved").iterdir())
 
 
