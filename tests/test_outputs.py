@@ -124,6 +124,8 @@ def test_a_planted_pipe_gets_nothing(tmp_path):
         open_stream(tmp_path / "pipe")
     assert os.read(reader, 9) == b"x"
     os.close(reader)
+    with pytest.raises(OSError, match="is another user's"):  # without waiting for a reader
+        open_stream(tmp_path / "pipe")
 
 
 def test_the_longest_name(how, tmp_path):

@@ -124,7 +124,7 @@ def open_library(path: str) -> DriverFile:
 
 def _open_regular(path: str) -> int | None:
     """Open a file for reading, or return None if it isn't regular: opening a device or pipe can block or have side
-    effects.
+    effects. O_NONBLOCK is for regular files: their owner can hold a lease, which blocks others for 45 seconds.
 
     Raises OSError; ValueError for an impossible path; MissingError if no descriptor is left.
     """
@@ -132,7 +132,7 @@ def _open_regular(path: str) -> int | None:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if stat.S_ISREG(os.fstat(place).st_mode):
-                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         finally:
             os.close(place)
     return None
@@ -170,8 +170,11 @@ def find_driver(pid: int) -> list[DriverFile]:
         raise GptError.of(error, where) from None
     if not maps:
         raise GptError("has ended, or is a thread of the kernel", where)
-    if found := files_in(pid, maps):
-        return found
+    found = Drivers()
+    for one in iter_files(pid, maps):
+        found.add(one)
+    if found.files:
+        return found.files
     if any(DRIVER.search(line) for line in maps.split("\n")):
         raise MissingError(f"has {LIBRARY} mapped, but it can't be opened", where)
     with open(folder / "exe", "rb") as file:
@@ -191,25 +194,32 @@ def _read_maps(folder: Path) -> str:
     return (folder / "maps").read_bytes().decode(errors="surrogateescape")  # not in text mode: a path may contain \r
 
 
-def files_in(pid: int, maps: str) -> list[DriverFile]:
-    """Open the drivers among the mappings of a process, each file once."""
-    found = []
+def iter_files(pid: int, maps: str) -> Iterator[DriverFile]:
+    """Open the drivers among the mappings of a process, one at a time: a file can be mapped thousands of times."""
     for line in maps.split("\n"):  # not splitlines: the kernel escapes no other line end
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and "x" in fields[1] and DRIVER.search(fields[5]):
             place = f"/proc/{pid}/map_files/{_range(fields[0])}"
             file = _open_mapped(place, f"/proc/{pid}/root{fields[5]}", fields[3], fields[4])
             if file is not None:
-                found.append(DriverFile(file, fields[5], place))
-    return _each_once(found)
+                yield DriverFile(file, fields[5], place)
 
 
-def _each_once(found: list[DriverFile]) -> list[DriverFile]:
-    files: dict[tuple[int, int], DriverFile] = {}
-    for one in found:
-        if files.setdefault(one.id, one) is not one:
+class Drivers:
+    """Drivers to watch, each file once."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[int, int], DriverFile] = {}
+
+    def add(self, one: DriverFile) -> None:
+        """Take an open file; close it if it's here already."""
+        if self._files.setdefault(one.id, one) is not one:
             os.close(one.file)
-    return list(files.values())
+
+    @property
+    def files(self) -> list[DriverFile]:
+        """Return them all."""
+        return [*self._files.values()]
 
 
 def _open_mapped(place: str, path: str, device: str, inode: str) -> int | None:
@@ -252,7 +262,7 @@ def find_all() -> tuple[list[DriverFile], list[str]]:
 
     Raises MissingError if they can't all be opened, and GptError if there are too many.
     """
-    found: list[DriverFile] = []
+    found = Drivers()
     foreign: dict[tuple[int, int], str] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -261,18 +271,20 @@ def find_all() -> tuple[list[DriverFile], list[str]]:
                     maps = _read_maps(folder)
             except OSError:
                 continue
-            for one in files_in(int(folder.name), maps):
+            for one in iter_files(int(folder.name), maps):
                 status = os.fstat(one.file)
                 if status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    found = _each_once([*found, one])
-                    continue
-                if len(foreign) < MAX_DRIVERS:
-                    foreign[one.id] = one.name
-                os.close(one.file)
-            if len(found) > MAX_DRIVERS:
-                fact = f"more than {MAX_DRIVERS} different files are mapped by this name: name one --library"
-                raise GptError(fact, LIBRARY)
-    return _each_once(found + [open_library(path) for path in _cached()]), [*foreign.values()]
+                    found.add(one)
+                else:
+                    if len(foreign) < MAX_DRIVERS:
+                        foreign[one.id] = one.name
+                    os.close(one.file)
+                if len(found.files) > MAX_DRIVERS:
+                    fact = f"more than {MAX_DRIVERS} different files are mapped by this name: name one --library"
+                    raise GptError(fact, LIBRARY)
+    for path in _cached():
+        found.add(open_library(path))
+    return found.files, [*foreign.values()]
 
 
 def _cached() -> list[str]:

@@ -1,8 +1,9 @@
 """Parse what bpftrace prints into events, line by line: JSON (`bpftrace -f json`) or text, complete or truncated.
 
 In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, lines without
-the tag that `begin` announces were forged or have another origin; recordings from earlier releases have no tag. Lines
-that make no sense are counted, including the last one if the input ends within it.
+the tag that `begin` announces were forged or have another origin; recordings from earlier releases have no tag. A
+recording whose first line isn't JSON has none later: the maps and losses of JSON have no tag. Lines that make no sense
+are counted, including the last one if the input ends within it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MAX_LINE = 1 << 20  # bytes; the list of functions is the longest line
 LOST = re.compile(r"Lost (\d+) events")
 ENTRY = re.compile(r"@call\d+(?:_(\w+))?\[(\d+), (\d+), (\d+)\]: \((\d+(?:, -?\d+)*)\)")
 KINDS = {"begin": 2, "machine": 3, "beat": 1, "exit": 2, "end": 1}  # words of simple lines
-QUIET = ("Attaching ", "{")
+QUIET = "Attaching "
 
 
 class Call(NamedTuple):
@@ -77,14 +78,16 @@ Event = Call | NamePart | UnderWay | Note | Lost | Strange
 def iter_events(lines: Iterable[bytes]) -> Iterator[Event]:
     """Yield the events of lines; one without a newline was truncated, and is Strange."""
     tag: str | None = None
+    is_json: bool | None = None  # not known yet
     for raw in lines:
         whole, line = raw.endswith(b"\n"), raw.decode(errors="surrogateescape").rstrip("\n")
         if not line.strip():
             continue
+        is_json = line.startswith("{") if is_json is None else is_json
         if not whole:
             found: Iterable[Event] = [Strange(line)]
         else:
-            found = _of_json(line, tag) if line.startswith("{") else _of_text(line, tag)
+            found = _of_json(line, tag) if is_json and line.startswith("{") else _of_text(line, tag)
         for event in found:
             if tag is None and isinstance(event, Note) and event.kind == "begin":
                 tag = event.words.pop() if len(event.words) > KINDS["begin"] else ""

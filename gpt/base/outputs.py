@@ -91,13 +91,15 @@ def open_stream(path: Path) -> IO[bytes] | None:
             return open(os.dup(int(found[2]) if found[2] else 1 + (found[1] == "err")), "wb")
         with suppress(FileNotFoundError):
             if _is_stream(os.lstat(path)):
-                file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
-                status, folder = os.fstat(file), os.stat(path.parent)
-                planted = folder.st_mode & 0o022 and status.st_uid not in (os.geteuid(), folder.st_uid)
-                if planted or not _is_stream(status):
-                    os.close(file)
-                    raise OSError(0, "is another user's, in a folder that others may write to")
-                return open(file, "wb")
+                place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # doesn't wait for a reader yet
+                try:
+                    status, folder = os.fstat(place), os.stat(path.parent)
+                    planted = folder.st_mode & 0o022 and status.st_uid not in (os.geteuid(), folder.st_uid)
+                    if planted or not _is_stream(status):
+                        raise OSError(0, "is another user's, in a folder that others may write to")
+                    return open(os.open(f"/proc/self/fd/{place}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")
+                finally:
+                    os.close(place)
     return None
 
 

@@ -50,6 +50,8 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
     """
     import matplotlib
 
+    # A matplotlibrc in the working directory, which may be another user's, can have LaTeX or any module run.
+    matplotlib.rcdefaults()
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -77,11 +77,11 @@ static bool is_empty(int folder) {
 
 // If users have no distinct numbers, the owner proves nothing. In that case only the parent's owner may be
 // able to rename in it.
-static bool is_ours(int folder, const char *parent) {
+static bool is_ours(int folder) {
     struct stat status, above;
     return !fstat(folder, &status) && !(status.st_mode & (S_IRWXG | S_IRWXO)) &&
            (gpt_is_user(status.st_uid, geteuid()) ||
-            (status.st_uid == geteuid() && !stat(parent, &above) &&
+            (status.st_uid == geteuid() && !fstatat(folder, "..", &above, 0) &&
              (above.st_mode & S_ISVTX || !(above.st_mode & (S_IWGRP | S_IWOTH)))));
 }
 
@@ -90,7 +90,17 @@ int gpt_make_temporary(const char *parent, const char *prefix, char path[PATH_MA
     errno = size < PATH_MAX ? 0 : ENAMETOOLONG;
     int folder =
         size < PATH_MAX && mkdtemp(path) ? open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
-    if (folder >= 0 && !(is_ours(folder, parent) && is_empty(folder))) {
+    if (folder >= 0 && !(is_ours(folder) && is_empty(folder))) {
+        close(folder);
+        folder = -1;
+        errno = EACCES;
+    }
+    return folder;
+}
+
+int gpt_open_temporary(const char *path) {
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (folder >= 0 && !is_ours(folder)) {
         close(folder);
         folder = -1;
         errno = EACCES;

@@ -26,6 +26,9 @@ const char *gpt_temporary_parent(void);
 // one isn't accepted unless it's this user's, closed to all others, and empty. Access files only through it.
 int gpt_make_temporary(const char *parent, const char *prefix, char path[PATH_MAX]);
 
+// Open a folder that gpt_make_temporary made, or return -1 with errno set if its name is another's by now.
+int gpt_open_temporary(const char *path);
+
 // Return whether the name is a regular file (not a link) owned by this user. `status` may be NULL.
 bool gpt_is_own(int folder, const char *name, struct stat *status);
 

@@ -146,14 +146,23 @@ static bool is_planted(const char *path, uid_t owner) {
 }
 
 // Open a named pipe, and wait for its reader, as a shell does. In a folder that others may write to, the
-// name may belong to another file by now, or the pipe to another user, who would get the trace.
+// name may belong to another file by now, or the pipe to another user, who would get the trace, or keep us
+// waiting. So we look at it before opening it.
 static int open_pipe(const char *path) {
     struct stat status;
-    int file = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
-    if (file >= 0 && (fstat(file, &status) || !S_ISFIFO(status.st_mode)))
+    char place[32];
+    int found = open(path, O_PATH | O_CLOEXEC);
+    if (found < 0)
+        return -1;
+    if (fstat(found, &status) || !S_ISFIFO(status.st_mode))
         fail(BAD, path, "somebody else renames files in its folder");
-    if (file >= 0 && is_planted(path, status.st_uid))
+    if (is_planted(path, status.st_uid))
         fail(BAD, path, "is a named pipe of another user, in a folder that others may write to");
+    snprintf(place, sizeof(place), "/proc/self/fd/%d", found);
+    int file = open(place, O_WRONLY | O_CLOEXEC | O_NOCTTY);
+    int error = errno;
+    close(found);
+    errno = error;
     return file;
 }
 
@@ -203,7 +212,7 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
     if (follow.file < 0)
         fail(BAD, parent, "no folder for the traces can be made: %s", strerror(errno));
     follow.folder = folder;
-    follow.lock = folder_lock(folder);
+    follow.lock = folder_lock(follow.file);
     name_folder(folder);
     if (!follow_start(&follow))
         fail(BAD, "helper", "%s", strerror(errno));

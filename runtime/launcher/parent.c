@@ -78,7 +78,7 @@ static void tidy_folder(void) {
     if (!shared_folder || !*shared_folder)
         return;
     snprintf(path, sizeof(path), "%s/%s", shared_folder, FOLDER_LOCK);
-    int lock = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    int lock = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (lock < 0 || !folder_is_left(lock))
         return;
     char line[2 * PATH_MAX];

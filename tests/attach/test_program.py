@@ -1,9 +1,11 @@
 """The bpftrace program has code for each way to read arguments, and bpftrace accepts it."""
 
 import errno
+import fcntl
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -173,9 +175,8 @@ def test_a_line_of_maps_is_one_mapping_whatever_its_path(path, monkeypatch):
     opened = []
     monkeypatch.setattr(driver, "_open_regular", lambda place: opened.append(place))
     monkeypatch.setattr(driver, "_open_same", lambda *_: None)
-    driver.files_in(
-        7, f"{MAPS}{path}\n7f20-7f30 r-xp 0 0:0 1 /x/libcuda.so.1 (deleted)\n7f20-7f30 r-xp 0 0:0 1 /libcudart.so\n"
-    )
+    more = "7f20-7f30 r-xp 0 0:0 1 /x/libcuda.so.1 (deleted)\n7f20-7f30 r-xp 0 0:0 1 /libcudart.so\n"
+    assert not [*driver.iter_files(7, f"{MAPS}{path}\n{more}")]
     odd = path.endswith("/x")
     assert opened == ["/proc/7/map_files/7f00-7f10"] * (not odd) + ["/proc/7/map_files/7f20-7f30"]
 
@@ -199,10 +200,24 @@ def test_what_is_no_file_is_not_opened(kind, tmp_path):
         driver.open_library(str(path))
 
 
+def test_a_file_whose_owner_holds_a_lease_is_not_waited_for(tmp_path, monkeypatch):
+    """Another user's files once made root wait 45 seconds each."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # says that somebody opens the file
+    shutil.copy("/bin/true", tmp_path / "libcuda.so.1")
+    with open(tmp_path / "libcuda.so.1", "r+b") as file:
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            pytest.skip(f"no leases in this file system: {error}")
+        with pytest.raises(MissingError, match="not a readable regular file"):
+            driver.open_library(file.name)
+    signal.signal(signal.SIGIO, before)
+
+
 MAPPING = """
 import mmap, pathlib, sys
 maps = []
-for path in pathlib.Path(sys.argv[1]).glob("*/lib*"):
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*/lib*")) * int(sys.argv[2]):
     with open(path) as file:
         maps.append(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC))
 print(flush=True)
@@ -214,11 +229,11 @@ sys.stdin.read()
 def mapped(tmp_path):
     """Let another process map files with the driver's name, as any user can."""
 
-    def begin(count):
+    def begin(count, times=1):
         for number in range(count):
             (tmp_path / str(number)).mkdir()
             shutil.copy("/bin/true", tmp_path / str(number) / "libcuda.so.1")
-        line = [sys.executable, "-c", MAPPING, tmp_path]
+        line = [sys.executable, "-c", MAPPING, tmp_path, str(times)]
         process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout.readline()
         return processes.append(process) or process
@@ -242,6 +257,20 @@ def test_a_driver_that_finds_no_descriptor_is_not_passed_over(mapped):
         done = attach(*options, before="ulimit -n 32;")
         assert (done.returncode, done.stdout) == (4, "")
         assert "Too many open files: raise the limit (ulimit -n), or name one --library\n" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
+def test_what_another_user_maps_uses_up_no_descriptors(mapped, tmp_path):
+    """Neither many files nor one file at many addresses may keep root from watching."""
+    mapped(40)
+    for path in tmp_path.glob("*/*"):
+        os.chown(path, 65534, 65534)
+    done = attach("--system", before="ulimit -n 32;")
+    assert "(39 more like it)\n" in done.stderr and "Too many" not in done.stderr
+    for number in range(1, 40):
+        (tmp_path / str(number) / "libcuda.so.1").unlink()
+    done = attach("-p", str(mapped(0, times=100).pid), before="ulimit -n 32;")
+    assert done.stderr.endswith("/0/libcuda.so.1: has none of these functions\n")  # it's a copy of true(1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
@@ -274,7 +303,7 @@ def test_a_file_that_not_even_root_may_open_is_passed_over(monkeypatch, error, f
     monkeypatch.setattr(driver, "_open_regular", refuse)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(MissingError, match=fact) if fact else nullcontext():
-        assert driver.files_in(7, f"{MAPS}/x/libcuda.so.1\n") == []
+        assert not [*driver.iter_files(7, f"{MAPS}/x/libcuda.so.1\n")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root gives rights away by setpriv")

@@ -442,6 +442,19 @@ def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
         assert launched(found) == [evil]
 
 
+def test_a_kernel_whose_name_is_json_forges_nothing_in_text(tmp_path, capfd):
+    """bpftrace's maps and losses have no tag in JSON, so they count only in a recording that is JSON."""
+    forged = ['{"type":"map","data":{"@call2":{"1,1,0":[5,6]}}}', '{"type":"lost_events","data":{"events":9}}']
+    parts = [f"name 0123456789abcdef 7 7 5000003000 0 x\n{line}" for line in forged]
+    lines = [*BEGIN, WHOLE[4], "beat 5500000000", *END]
+    tagged = [line.replace(" ", " 0123456789abcdef ", 1) if not line.startswith("begin") else line for line in lines]
+    tagged[0] += " 0123456789abcdef"
+    assert "2 lines of bpftrace not understood, first '{" in attach(tmp_path, as_text([*tagged, *parts]), capfd)
+    found = model.read([tmp_path / "trace.mp"])
+    assert [process.pid for process in found.processes] == [7]
+    assert not [line for line in found.incomplete if "no room" in line]
+
+
 def test_the_command_line_comes_back_from_hex(tmp_path):
     words = ["python3", 'a "b', "", "new\nline", "\udcff"]
     argv = "\0".join([*words, ""]).encode(errors="surrogateescape").hex()

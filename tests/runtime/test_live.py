@@ -127,20 +127,24 @@ def test_records_come_while_the_program_runs(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_fifo_of_another_user_gets_nothing(tmp_path):
-    """If another user's FIFO were written to, anybody who guesses the name of a trace in /tmp could read it."""
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_fifo_of_another_user_gets_nothing(is_read, tmp_path):
+    """If another user's FIFO were written to, anybody who guesses the name of a trace in /tmp could read it.
+
+    Without a reader, opening it would wait forever.
+    """
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
     os.mkfifo(folder / "t.mp")
     os.chown(folder / "t.mp", 65534, 65534)
-    reader = os.open(folder / "t.mp", os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(folder / "t.mp", (os.O_RDONLY if is_read else os.O_PATH) | os.O_NONBLOCK)
     line = hooked.command("run", "-f", "-o", folder / "t.mp", "--", "echo", "ran")
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     fact = "is a named pipe of another user, in a folder that others may write to"
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"gpt-hook: error: {folder}/t.mp: {fact}\n"
-    assert os.read(reader, 1) == b""
+    assert not is_read or os.read(reader, 1) == b""
     os.close(reader)
 
 
@@ -529,16 +533,22 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     assert len(found) == 4 and launches(found[0]) == {"foo": 70001}
 
 
-def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_its_own(tmp_path):
-    """If TMPDIR has no sticky bit, anybody can put a folder there."""
+def test_nothing_is_made_or_deleted_in_a_folder_that_somebody_put_in_place_of_the_streams(tmp_path):
+    """If TMPDIR has no sticky bit, anybody can put a folder there: root once made files wherever a link led."""
+    program = hooked.compile_c(tmp_path / "client", LOOP)
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     (home := tmp_path / "home").mkdir()
     (home / "notes.txt").write_text("precious")
     swap = f'mv "$GPT_HOOK_FOLDER" "{tmp_path}/moved" && ln -s "{home}" "$GPT_HOOK_FOLDER"'
-    line = [hooked.runtime() / "gpt-hook", "run", "-q", "-o", "-", "--", "sh", "-c", swap]
-    subprocess.run(line, env=os.environ | {"TMPDIR": str(shared)}, stdout=subprocess.PIPE, check=True)
-    assert (home / "notes.txt").read_text() == "precious"
+    swap += f" && '{program}' 5"
+    line = [hooked.runtime() / "gpt-hook", "run", "-q", "--device", "sim", "-o", "-", "--", "sh", "-c", swap]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = subprocess.run(line, env=os.environ | {"TMPDIR": str(shared)}, check=False, **pipes)
+    assert (done.returncode, launches(read(done.stdout))) == (0, {})
+    fact = "another user has put something else there; nothing more is recorded"
+    assert f"gpt-hook: error: {next(shared.glob('gpt-hook.*'))}: {fact}\n" in done.stderr.decode()
+    assert [path.name for path in home.iterdir()] == ["notes.txt"]
     assert not list((tmp_path / "moved").iterdir())
 
 

@@ -2,7 +2,10 @@
 
 import html
 import math
+import os
 import re
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -75,6 +78,25 @@ def test_every_series_is_in_the_legend(form, tmp_path):
     texts = drawn(tmp_path, columns, rows, plot(form, "x", "y", color="name", end="end"))
     assert {"_attn_fwd", "only one point", "3,000,000"} <= {*texts} and not [text for text in texts if "1e" in text]
     assert len({text for text in texts if "CUDAFunctor_" in text or text.startswith("vectorized")}) == 12
+
+
+def test_settings_in_the_working_directory_count_for_nothing(tmp_path):
+    """Another user may have put them there."""
+    code = (
+        "import sys, pathlib, gpt.screen.plots as plots; from tests.screen import test_plots as t\n"
+        "answer = t.make_answer('kernels', [t.NAME, t.TIME], [('k', 5)])\n"
+        "plots.draw(pathlib.Path(sys.argv[1]), [answer])"
+    )
+    setting = "text.usetex: True\nfigure.hooks: gpt.no_such_module:run\nfont.size: 90\n"
+    pictures = []
+    for name, text in (("plain", ""), ("planted", setting)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "matplotlibrc").write_text(text)
+        line = [sys.executable, "-c", code, "p.png"]
+        env = os.environ | {"PYTHONPATH": os.getcwd()}
+        subprocess.run(line, cwd=tmp_path / name, env=env, check=True)
+        pictures.append((tmp_path / name / "p.png").read_bytes())
+    assert pictures[0] == pictures[1]
 
 
 @pytest.mark.full

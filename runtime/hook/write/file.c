@@ -78,7 +78,7 @@ void hook_keep_file(int file, const struct stat *found) {
     if (!hook_folder)
         return;
     snprintf(path, sizeof(path), "%s/%s", hook_folder, FOLDER_LOCK);
-    if ((file = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC)) < 0)
+    if ((file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) < 0)
         return; // we can't open it, so we don't know whether the helper lives
     if (!fstat(file, &lock))
         keep(&helper, file, &lock);

@@ -22,15 +22,13 @@
 #define FOLDER_LOCK ".helper"
 
 // Take the lock. It's held until the last process with this descriptor has ended. Returns -1 with errno set.
-static inline int folder_lock(const char *folder) {
-    char path[PATH_MAX + 16];
-    snprintf(path, sizeof(path), "%s/%s", folder, FOLDER_LOCK);
-    int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
+static inline int folder_lock(int folder) {
+    int file = gpt_create(folder, FOLDER_LOCK, O_RDWR, 0600);
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (file >= 0 &&
         fcntl(file, F_OFD_SETLK, &whole)) { // on a file system without locks we can't watch the helper
         close(file);
-        unlink(path);
+        unlinkat(folder, FOLDER_LOCK, 0);
         return -1;
     }
     return file;
@@ -69,7 +67,7 @@ static inline void folder_empty(int folder) {
 
 // Do the same by name, and remove the folder if nothing else is in it.
 static inline void folder_remove(const char *path) {
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int folder = gpt_open_temporary(path);
     if (folder >= 0) {
         folder_empty(folder);
         close(folder);

@@ -202,11 +202,11 @@ static unsigned count_names(char *path, size_t length) {
     return low;
 }
 
-// Create the file: NAME or, if another process was there first, one of its own names.
-int hook_create_file(bool *first) {
+// Create NAME or, if another process was there first, one of its own names.
+static int create_one(int folder, const char *name, bool *first) {
     char *path = hook_live->path;
-    size_t size = sizeof(hook_live->path) - 32, length = hook_expand_name(path, size);
-    int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
+    size_t length = strlen(path);
+    int file = gpt_create(folder, name, O_RDWR, 0600);
     *first = file >= 0;
     if (file < 0 && errno == EEXIST && !hook_may_stay(path)) {
         hook_turn_off(path, "another run of gpt-hook is writing to it, or it isn't a trace");
@@ -216,8 +216,27 @@ int hook_create_file(bool *first) {
         for (unsigned number = count_names(path, length) + 1, tries = 0;
              file < 0 && (!tries || errno == EEXIST) && tries < 1000; number++, tries++) {
             name_number(path, length, number);
-            file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
+            file = gpt_create(folder, name, O_RDWR, 0600);
         }
+    return file;
+}
+
+// Create the file. A live stream's folder can be in a TMPDIR where others rename folders: a link in its place
+// would make us create files wherever it leads.
+int hook_create_file(bool *first) {
+    char *path = hook_live->path;
+    hook_expand_name(path, sizeof(hook_live->path) - 32);
+    const char *name = strrchr(path, '/');
+    if (!hook_folder || !name)
+        return create_one(AT_FDCWD, path, first);
+    int folder = gpt_open_temporary(hook_folder);
+    if (folder < 0 && errno != ENOENT)
+        hook_turn_off(hook_folder, "another user has put something else there");
+    if (folder < 0)
+        return -1;
+    int file = create_one(folder, name + 1, first), error = errno;
+    close(folder);
+    errno = error;
     return file;
 }
 
