@@ -136,7 +136,7 @@ def test_a_part_that_somebody_exchanges_is_not_ours(tmp_path, monkeypatch):
     """Only the owner of the folder can replace it."""
     monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
     (tmp_path / "x").write_bytes(b"old")
-    with pytest.raises(OSError, match="somebody else renames files"), replacing(tmp_path / "x") as file:
+    with pytest.raises(OSError, match="another process renamed or replaced it"), replacing(tmp_path / "x") as file:
         file.write(b"new")
         (part,) = tmp_path.glob(".gpt-*")
         part.unlink()

@@ -151,7 +151,7 @@ static int open_pipe(const char *path) {
     struct stat status;
     int file = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
     if (file >= 0 && (fstat(file, &status) || !S_ISFIFO(status.st_mode)))
-        fail(BAD, path, "somebody else renames files in its folder");
+        fail(BAD, path, "another process renamed or replaced it meanwhile");
     if (file >= 0 && is_planted(path, status.st_uid))
         fail(BAD, path, "is a named pipe of another user, in a folder that others may write to");
     return file;

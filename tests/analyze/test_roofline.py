@@ -197,7 +197,7 @@ def test_a_kernel_without_tensor_operations_is_a_point():
     (answer,) = [one for one in fold.answer([]) if one["name"] == "kernels"]
     roofs = answer["plots"][0]
     assert (roofs["form"], roofs["y"][3]) == ("roofs", "gbytes") and "peak_fp8" in roofs["y"]
-    assert roofs["title"].endswith("not drawn, as they have no time: 1 kernel")
+    assert roofs["title"].endswith("not drawn for lack of a time: 1 kernel")
 
 
 @pytest.mark.full
