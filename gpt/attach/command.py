@@ -217,9 +217,8 @@ def _report(segments: SegmentWriter, name: str, quiet: bool, live: bool, source:
         fact = f"no name for {plural(segments.nameless, 'kernel', 'kernels')} looked up before recording began"
         messages.say(TOOL, "warning", name, fact)
     if segments.lost:
-        messages.say(
-            TOOL, "warning", name, f"bpftrace lost {plural(segments.lost, 'event', 'events')}: its buffers were full"
-        )
+        fact = f"bpftrace lost {plural(segments.lost, 'event', 'events')}: buffers full"
+        messages.say(TOOL, "warning", name, fact)
     if segments.strange:
         lines = plural(segments.strange, "line", "lines")
         fact = f"can't parse {lines} of bpftrace's output; the first is '{segments.example}'"
