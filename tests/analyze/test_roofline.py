@@ -216,7 +216,7 @@ def test_two_devices_are_told_apart_and_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "many"])
-def test_a_peak_that_is_none(value):
+def test_an_invalid_peak_is_refused(value):
     done = run("roofline", "--peak-bytes", value, data=forge.pack(trace(moved(1))))
     assert done.returncode == 2 and b"--peak-bytes" in done.stderr
 

@@ -369,7 +369,7 @@ def find_name(pid):
 
 
 @pytest.mark.full
-def test_somebody_else_who_takes_the_name(tmp_path, program):
+def test_a_planted_control_socket_is_ignored(tmp_path, program):
     """A socket with this name that the process didn't make is ignored."""
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
