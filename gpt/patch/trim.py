@@ -106,7 +106,7 @@ def trim_all(
     """
     found = [element for element in elements if element.offset in wanted and not element.dead]
     if stray := wanted.keys() - {element.offset for element in elements if element.type in ("cubin", "dead")}:
-        raise MalformedError("the stream trims a cubin here, but there is none", source.at(min(stray)))
+        raise MalformedError("the stream trims a cubin here, but the file has something else", source.at(min(stray)))
     trimmer = _Trimmer(source, dropping, packing)
     tasks = [partial(trimmer.trim, element, wanted[element.offset]) for element in found]
     return list(run_all(tasks, jobs)) if tasks else []
@@ -192,7 +192,7 @@ def packed_as(source: Source, element: Element, data: bytes | memoryview, codec:
     """Pack data as an element of `source` with this codec; the result has a `reason` if it doesn't become smaller."""
     payload, size = _pack(data, codec, level)
     if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for the header of the dead element after it
-        return Trimmed(element, reason="compressing it again does not make it smaller")
+        return Trimmed(element, reason="not smaller when compressed again")
     header = bytearray(source.pread(element.offset, element.header_size))
     done = Trimmed(element, payload=payload, codec=codec)
     _set_sizes(header, done.flags, len(payload), size, len(data))
