@@ -64,7 +64,9 @@ static void tell(struct gpt_state *state) {
     struct stat trace;
     hook_count_known(&counts);
     state->probed = counts.probed, state->pending = counts.pending, state->refused = counts.refused;
-    state->with_probes = atomic_load(&hook_watched->probed);
+    struct launch_counts launches = hook_count_launches();
+    state->launches = launches.all;
+    state->with_probes = launches.probed + atomic_load(&hook_watched->probed_nodes);
     state->without = hook_unprobed_total();
     if (!counts.probed && !counts.pending && !counts.refused)
         put(state->others, sizeof(state->others), counts.others);
@@ -76,7 +78,6 @@ static void tell(struct gpt_state *state) {
     state->recording = atomic_load(&hook_recording);
     state->since = hook_periods.since;
     state->periods = hook_periods.count;
-    state->launches = hook_count_launches();
     if (atomic_load(&hook_live->state) != ON)
         return;
     snprintf(state->output, sizeof(state->output), "%s", hook_live->path);

@@ -725,6 +725,7 @@ struct library {
 struct watched {
     _Atomic uint32_t modules, functions;    // number of ids given out
     _Atomic uint32_t kernels, maps, probed; // number of ids given out, for probes
+    _Atomic uint64_t probed_nodes;          // launches with probes that graphs made, and that were written
     struct stream_queue *_Atomic timelines; // for --gpu-time
     pthread_mutex_t finding;                // guards the search for the driver's functions
     _Atomic uint64_t devices;               // a bit for each device that has a record

@@ -149,12 +149,14 @@ uint32_t hook_newest_launch(void) {
     return newest;
 }
 
-uint64_t hook_count_launches(void) {
-    uint64_t total = 0;
+struct launch_counts hook_count_launches(void) {
+    struct launch_counts total = {0};
     for (unsigned number = 0; number < MAX_COUNT_CHUNKS; number++) {
         const struct count *rows = atomic_load(&hook_live->counts[0][number]);
-        for (uint32_t i = 0; rows && i < rows_in(number); i++)
-            total += atomic_load_explicit(&rows[i].count, memory_order_relaxed);
+        for (uint32_t i = 0; rows && i < rows_in(number); i++) {
+            total.all += atomic_load_explicit(&rows[i].count, memory_order_relaxed);
+            total.probed += atomic_load_explicit(&rows[i].probed, memory_order_relaxed);
+        }
     }
     return total;
 }

@@ -99,8 +99,11 @@ struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, 
                                struct reference reference); // or NULL
 void hook_count(struct count *row, uint64_t now);
 void hook_count_probed(struct count *row);
-uint64_t hook_count_launches(void); // the total
-uint32_t hook_newest_launch(void);  // the function whose first launch is the most recent, or 0
+struct launch_counts {
+    uint64_t all, probed; // without launches that graphs make
+};
+struct launch_counts hook_count_launches(void);
+uint32_t hook_newest_launch(void); // the function whose first launch is the most recent, or 0
 
 // Launches without probes, counted by reason.
 struct reason;
