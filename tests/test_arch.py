@@ -15,13 +15,13 @@ def test_what_people_and_files_write():
 
 
 @pytest.mark.parametrize("text", ["sm90", "compute_90", "SM_90", " sm_90", "sm_9.0", "lto_90"])
-def test_what_is_nearly_one_is_corrected(text):
+def test_a_misspelled_arch_gets_a_suggestion(text):
     with pytest.raises(UsageError, match=r"^--arch: not a compute capability: .*did you mean sm_90\?"):
         parse_archs(f"sm_80,{text}")
 
 
 @pytest.mark.parametrize("text", ["foo", "sm_", "sm_9", "9", "sm_90b", "sm_\u0669\u0660", "9" * 5000, ","])
-def test_anything_else_is_told_what_there_is(text):
+def test_an_unknown_arch_lists_the_known_ones(text):
     with pytest.raises(UsageError, match=r"there are sm_75, .*sm_90a, ") as error:
         parse_archs(text)
     assert len(str(error.value)) < 400

@@ -27,7 +27,7 @@ def test_keys_differ_where_parts_do(a, b):
     assert (key_of(a) == key_of(b)) == (a == b)
 
 
-def test_what_is_put_is_there_for_others(tmp_path):
+def test_stored_data_is_found_by_another_instance(tmp_path):
     Cache(tmp_path / "new" / "folder").put(KEY, b"data")
     assert Cache(tmp_path / "new" / "folder").get(KEY) == b"data"
     assert Cache(tmp_path / "new" / "folder").get(OTHER) is None
@@ -47,7 +47,7 @@ def test_what_was_torn_or_altered_is_not_there_and_made_anew(tmp_path, change):
     assert Cache(tmp_path).get(KEY) == b"again"
 
 
-def test_the_oldest_goes_first_and_use_makes_young(tmp_path):
+def test_least_recently_used_entries_are_evicted_first(tmp_path):
     kept = Cache(tmp_path, 10_000)
     keys = [key_of([bytes([n])]) for n in range(30)]
     for n, key in enumerate(keys):
@@ -78,7 +78,7 @@ def test_what_somebody_left_unfinished_goes(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["/dev/null/below", "/proc/nothing", "/dev/full", "file", "link"])
-def test_a_folder_that_cannot_be_is_no_error(tmp_path, place):
+def test_an_impossible_cache_folder_is_no_error(tmp_path, place):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "link")
     kept = Cache(tmp_path / place)
@@ -334,7 +334,7 @@ def test_names_that_we_never_give_stay_whatever_room_is_wanted(tmp_path, preciou
 @pytest.mark.parametrize(
     "kind", ["link", "hard link", "folder", "fifo", "socket", "huge", "of another user", "others write"]
 )
-def test_what_has_the_name_of_a_result_is_not_taken_for_one(kind, tmp_path):
+def test_an_entry_that_is_not_a_private_plain_file_is_ignored(kind, tmp_path):
     folder, path = tmp_path / "cache", tmp_path / "cache" / KEY
     kept = Cache(folder, 1 << 20)
     kept.put(KEY, b"data")

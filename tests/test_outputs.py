@@ -134,11 +134,11 @@ def test_the_longest_name(how, tmp_path):
     assert names(tmp_path) == ["x" * 255]
 
 
-def test_a_part_that_somebody_exchanges_is_not_ours(tmp_path, monkeypatch):
+def test_a_replaced_temporary_file_is_not_renamed(tmp_path, monkeypatch):
     """Only the owner of the folder can replace it."""
     monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
     (tmp_path / "x").write_bytes(b"old")
-    with pytest.raises(OSError, match="somebody else renames files"), replacing(tmp_path / "x") as file:
+    with pytest.raises(OSError, match="another process renamed or replaced it"), replacing(tmp_path / "x") as file:
         file.write(b"new")
         (part,) = tmp_path.glob(".gpt-*")
         part.unlink()
@@ -146,7 +146,7 @@ def test_a_part_that_somebody_exchanges_is_not_ours(tmp_path, monkeypatch):
     assert (names(tmp_path), (tmp_path / "x").read_bytes()) == (["x"], b"old")
 
 
-def test_a_name_that_is_taken_is_not_written_to(tmp_path, monkeypatch):
+def test_a_planted_temporary_name_is_not_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
     monkeypatch.setattr(outputs.os, "urandom", lambda size: b"\0" * size)
     (tmp_path / "victim").write_bytes(b"victim")

@@ -59,7 +59,7 @@ def test_tensors_are_known_by_what_they_can_do():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_no_memory_on_the_device_is_none(value):
+def test_values_without_device_memory_are_not_tensors(value):
     assert read(value) is None
 
 

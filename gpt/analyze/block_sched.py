@@ -240,7 +240,7 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
     verdict = [f"launch {shown.number}" + (", the longest: --launch shows another" if chosen else "")]
     aligned = describe_bound(schedule.step, schedule.bound) if known and len(schedule.sms) > 1 else ""
     if not known:
-        verdict.append("the times of its warps fit no clock rate: no times")
+        verdict.append("no times: its warps' time stamps fit no single clock rate")
     elif aligned:
         verdict.append(aligned)
     values: list[Any] = [

@@ -85,9 +85,9 @@ SPANS = (
 TOP, TOP_SPANS = 16, 8  # rows that tables show
 AROUND = 10  # collectives drawn before and after the one with the most waiting
 WAITING, TRANSFER = "waiting", "transfer"
-NONE = "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"
-NO_TIMES = "no times of kernels: 'gpt-hook run --gpu-time' or '-p block_sched' records when they ran"
-ALONE = "collectives of one rank only: name the traces of the others too"
+NONE = "no collective kernels in the trace: NCCL's have ncclDevKernel or ncclKernel in their names"
+NO_TIMES = "no kernel times: 'gpt-hook run --gpu-time' or '-p block_sched' records when they ran"
+ALONE = "collectives of one rank only: give the traces of the other ranks, too"
 
 
 def find_lack(kinds: set[str]) -> str | None:
@@ -223,24 +223,26 @@ def _verdict(found: Collectives, parts: list[Split]) -> list[str]:
         caused = {row[0]: row[6] for row in _iter_ranks(found, parts)}
         worst = max(caused, key=lambda name: caused[name])
         share = 100 * waiting / (waiting + transfer)
-        whom = f", {100 * caused[worst] / waiting:.1f} % of that for {worst}" if waiting else ""
-        lines.append(f"{share:.1f} % of the time of collectives is waiting{whom}")
+        whom = f", {100 * caused[worst] / waiting:.1f} % of it for {worst}" if waiting else ""
+        lines.append(f"collectives spend {share:.1f} % of their time waiting{whom}")
     if not found.ranks[0].said:
-        lines.append("no rank in the headers: numbered by host, process and device")
+        lines.append("the traces name no ranks: they are numbered by host, process and device")
     for name, first, last in found.clocks:
         moved = human_time(abs(last)) != human_time(abs(first))
-        drift = f" at first, by {human_time(abs(last))} at last" if moved else ""
+        drift = f" at the start, {human_time(abs(last))} at the end" if moved else ""
         lines.append(f"clock of {name} set {'back' if first < 0 else 'forward'} by {human_time(abs(first))}{drift}, "
                      "so that collectives end on all ranks at once")  # fmt: skip
     if early := sum(part.early for part in parts):
-        lines.append(f"{early:,} ended on a rank before another one began: the clocks are not exact enough")
+        lines.append(
+            f"{amount(early, 'collective')} ended on one rank before beginning on another: clocks aren't exact enough"
+        )
     if found.alone:
         count = sum(len(lane.names) for lane in found.alone)
         lines.append(
-            f"without partners, and not counted: {amount(count, 'kernel')} of {amount(len(found.alone), 'stream')}"
+            f"not counted: {amount(count, 'kernel')} in {amount(len(found.alone), 'stream')} that no other rank matches"
         )
     if found.others:
-        lines.append("other NCCL: kernels in which not all ranks wait for all")
+        lines.append("other NCCL: kernels in which not every rank waits for all others")
     return lines
 
 

@@ -369,7 +369,7 @@ def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
     told += [f"{counts[UNSURE]:,} unsure"] if counts[UNSURE] else []
     same = [f"{counts[kind]:,} {kind}" for kind in (NOISE_ONLY, FEW_TIMES, NOT_TIMED) if counts[kind]]
     same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []
-    none = "no difference known" if counts[FEW_TIMES] or counts[NOT_TIMED] else "no difference"
+    none = "no known difference" if counts[FEW_TIMES] or counts[NOT_TIMED] else "no difference"
     yield f"{what}: {', '.join(told) or none}" + (f"; {', '.join(same)}" if same else "")
     several = compared and min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS
     yield from (MEANS[kind].format("runs" if several else "times within a run") for kind in MEANS if counts[kind])

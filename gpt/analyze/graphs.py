@@ -104,18 +104,18 @@ def graphs(trace: TraceModel) -> Answers:
         replays.merge(sum_replays(mine, process.graphs))
     verdict = [] if times else ["no GPU times: 'gpt-hook run --gpu-time' records how long replays took"]
     if times and (untimed := sum(len(graph.calls) for graph in found) - sum(map(len, times.values()))):
-        verdict.append(f"{amount(untimed, 'replay')} without a time on the GPU, not in the times")
+        verdict.append(f"no GPU time for {amount(untimed, 'replay')}: the times leave them out")
     verdict += replays.verdict()
     yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP)
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []
     if not spans:
-        verdict.append(f"no times of kernels in replays: 'gpt-hook run -p {MAP}' records them")
+        verdict.append(f"no kernel times in replays: 'gpt-hook run -p {MAP}' records them")
     elif missing := sum(1 for row in kernels if row[4] is None):
-        verdict.append(f"{missing:,} of these kernels {'has' if missing == 1 else 'have'} no times of the probe {MAP}")
+        verdict.append(f"{missing:,} of these kernels {'has' if missing == 1 else 'have'} no times from probe {MAP}")
     if zero := sum(1 for row in kernels if row[2] == 0):
-        fact = f"{zero:,} of these kernels {'is' if zero == 1 else 'are'} launched as a condition says, or disabled"
-        verdict.append(f"{fact}: only probes count them")
+        what = amount(zero, "kernel")
+        verdict.append(f"not counted: launches of {what} in conditional or disabled nodes; only probes count them")
     drawn = plot("bars", "kernel", "time" if spans else "launches")
     yield make_answer("kernels", KERNELS, kernels, verdict, top=TOP, plots=[drawn])
     yield from _iter_modules(trace, found)

@@ -86,9 +86,7 @@ UNUSED = 50  # % of the SMs, on average over the kernels' time
 COPIES, SMALL, ONE = "only copies", "few blocks", "one kernel"
 MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # minimum share of the kernels' time, and of all time
 KEPT, WIDEST = 20, 60  # kernels kept per process, and maximum width of a name
-NO_TIMES = (
-    "when kernels ran is not recorded: 'gpt-hook run --gpu-time' records it; 'gpt-analyze gaps' shows the host's gaps"
-)
+NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
 SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
 PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"
@@ -308,8 +306,8 @@ class _Answer:
         if self._unused and 100 * self._unused >= UNUSED * self._kernels:
             told = (
                 "launches have fewer blocks than the GPU has SMs: while kernels run, "
-                f"{human_share(100 * self._unused / self._kernels)} of the SMs have none. A larger batch would take "
-                "hardly longer"
+                f"{human_share(100 * self._unused / self._kernels)} of the SMs have none; a larger batch would take "
+                "little longer"
             )
             unused = min(round(self._unused), sum(use.kernels for use in self._all()))
             yield SMALL, None, unused, 100 * unused / (self._whole or 1), told
@@ -400,8 +398,8 @@ class _Answer:
                 )
             case causes.OFF:
                 return (
-                    f"recording was off for a part of {amount(times.count, 'idle period')}, so why isn't known: record "
-                    "without a pause to see that"
+                    f"recording was off for a part of {amount(times.count, 'idle period')}, so the cause is unknown: "
+                    "record without a pause to see it"
                 )
         return f"{count}: the trace doesn't say which call launched what ran next"
 
@@ -456,10 +454,10 @@ class _Answer:
             yield PARTIAL
         if self._untimed:
             more = f" and {len(self._untimed) - 1:,} more" if len(self._untimed) > 1 else ""
-            yield f"when work of {self._untimed[0]}{more} ran is not recorded: it counts as idle"
+            yield f"no GPU times in {self._untimed[0]}{more}: that work counts as idle"
         yield from (SHARED.format(f"GPU {number}") for number, uses in enumerate(self._uses) if len(uses) > 1)
         if off := sum(use.off for use in self._all()):
-            yield f"not recorded between work: {human_time(off)}, which are neither busy nor idle"
+            yield f"recording was off for {human_time(off)} between work, which are neither busy nor idle"
         if cut := sum(use.cut for use in self._all()):
             told = describe_cut(cut, amount(cut, "idle period"), "'idle'")
             yield f"{told}, as 'recording off'"

@@ -81,9 +81,9 @@ NO_RANGE = "(no range)"
 BOUND = 50  # minimum % of launches that find nothing queued, for a process to be launch-bound
 IN_CALLS = 25  # % of the time
 LITTLE = 1  # % of a unit; a smaller saving isn't worth advice
-NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' records it"
+NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran"
 NO_LAUNCH = "no launch is recorded as a call: 'gpt-hook run' records launches unless --calls excludes them"
-MEANS = "a call, its work, begins after: means; none queued: launches that found no earlier one waiting or running"
+MEANS = "a call, its work, begins after: means; none queued: launches made while no earlier one waited or ran"
 
 
 @dataclass
@@ -182,7 +182,7 @@ def _answer_path(path: UnitPath, who: str) -> Answers:
     shares = ((kind, 100 * time / (path.took or 1)) for kind, time in kinds.most_common(TOP_KINDS))
     most = ", ".join(f"{kind} {human_share(share)}" for kind, share in shares)
     took = human_time(path.took / path.units)
-    told = f"{who}: of the {took} that a unit takes, the host decides {human_share(host)}, the GPU the rest: {most}"
+    told = f"{who}: a unit takes {took}, {human_share(host)} of it on the host, the rest on the GPU: {most}"
     repeated = "the repetition" if path.units == 1 else f"the {path.units} repetitions"
     verdict = [told, f"mean of {repeated} whose time is closest to the median"]
     if any(row[0] == COLLECTIVE for row in rows):
@@ -195,7 +195,7 @@ def _answer_path(path: UnitPath, who: str) -> Answers:
     ]
     title = f"critical path of a unit of {who}: {took}"
     drawn = plot("spans", "begin", "where", end="end", color="what", title=title)
-    yield make_answer("steps", STEPS, steps[:LISTED], ["'at' counts from the unit's begin"], top=0, plots=[drawn])
+    yield make_answer("steps", STEPS, steps[:LISTED], ["'at' is the time since the unit began"], top=0, plots=[drawn])
 
 
 def _row(who: tuple[Any, ...], found: ProcessLaunches) -> tuple[Any, ...]:
@@ -214,15 +214,15 @@ def _describe(found: ProcessLaunches) -> Iterator[str]:
     starved, short = (100 * value / sums.timed for value in (sums.starved, sums.short))
     call, work = human_time(sums.calls / sums.timed), human_time(sums.work / sums.timed)
     told = (
-        f"{human_share(starved)} of {amount(sums.timed, 'launch')} found nothing queued; a call takes {call}, its work "
-        f"{work}; {human_share(short)} take less time than their call"
+        f"{human_share(starved)} of {amount(sums.timed, 'launch')} were made with nothing queued; on average, a call "
+        f"takes {call} and its work {work}; the work of {human_share(short)} is shorter than the call"
     )
     if starved < BOUND:
         yield f"not launch-bound: {told}"
     elif sums.work < sums.calls or short >= BOUND or _share_of_calls(found) >= IN_CALLS:
         yield f"launch-bound: {told}"
     else:
-        yield f"the host launches late, but launches are short: {told}; 'gpt-analyze idle' says what it does instead"
+        yield f"the host launches late, but launch calls are short: {told}; 'gpt-analyze idle' says what else it does"
 
 
 def _share_of_calls(found: ProcessLaunches) -> float:
@@ -260,19 +260,20 @@ def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
         return
     took, length = human_time(found.unit.took), amount(found.unit.length, "launch")
     if max(saves) < LITTLE:
-        yield f"a CUDA graph of the {length} would save nothing: the GPU needs longer for them than the host, {took}"
+        yield f"a CUDA graph of the {length} would save nothing: their work keeps the GPU busy for all of the {took}"
         return
     calls, rest = found.unit.sums.calls / found.unit.times, found.unit.took * saves[0] / 100
     if 100 * calls < IN_CALLS * rest:
         yield (
-            f"no kernel of the {length} runs in {human_share(saves[0])} of the {took}, but only {human_time(calls)} "
-            "pass in calls that launch: a CUDA graph helps only if it replaces what else the host does; 'gpt-analyze "
-            "idle' says what that is"
+            f"none of the {length} runs on the GPU for {human_share(saves[0])} of the {took}, but launch calls take "
+            f"only {human_time(calls)}: a CUDA graph helps only if it also replaces the host's other work, which "
+            "'gpt-analyze idle' shows"
         )
         return
     yield (
-        f"a CUDA graph of the {length} could save at most {human_share(saves[0])} of the {took}, in which no kernel of "
-        f"it runs; fusing each kernel that is shorter than its launch with another could save {human_share(saves[1])}"
+        f"a CUDA graph of the {length} could save at most {human_share(saves[0])} of the {took}: the time in which "
+        "none of them runs on the GPU; fusing kernels that are shorter than their launch calls, too, could save "
+        f"{human_share(saves[1])} in all"
     )
 
 
@@ -281,7 +282,7 @@ def _describe_queue(found: ProcessLaunches) -> Iterator[str]:
     if found.unit and found.unit.sums.timed:
         sums = found.unit.sums
         delay, queue = human_time(sums.delay / sums.timed), f"{sums.ahead / sums.timed:.3g}"
-        yield f"in this unit, work begins {delay} after its call does, and has {queue} launches ahead of it, on average"
+        yield f"on average, work in this unit begins {delay} after its call begins, with {queue} launches ahead of it"
 
 
 def _iter_ranges(found: list[ProcessLaunches]) -> list[tuple[Any, ...]]:

@@ -171,8 +171,8 @@ def _describe_growth(found: list[Pieces], trace: TraceModel) -> Iterator[str]:
             if not (grown := find_growth(pieces, last, chosen)):
                 continue
             yield (
-                f"{where} memory grows all the time, from {human(grown.start)} to {human(grown.end)} in "
-                f"{human_time(grown.time)}: {grown.pieces:,} allocations are kept. Which results does the program keep?"
+                f"{where} memory keeps growing, from {human(grown.start)} to {human(grown.end)} in "
+                f"{human_time(grown.time)}: {grown.pieces:,} allocations aren't freed. What does the program keep?"
             )
 
 
@@ -221,7 +221,7 @@ def _compare_pytorch(pieces: Pieces) -> Iterator[str]:
         now = pieces.live_at(pieces.peak_time) & pieces.on_gpu
         mine = _add(pieces.sizes[now & np.isin(pieces.stacks, its)])
         rest = _add(pieces.sizes[now]) - mine
-        yield f"at the peak PyTorch's allocator had {human(mine)}, and does not see {human(rest)} that others asked for"
+        yield f"at the peak, PyTorch's allocator held {human(mine)}; {human(rest)} more was allocated outside of it"
 
 
 # Where it was asked for

@@ -159,7 +159,7 @@ class MemUsage:
         """Return the message for traces without anything to add up."""
         if "memusage" in kinds:
             return None
-        return "nothing was added up in the trace: 'gpt-hook run -p PROBE --memusage' does that"
+        return "no buffer sizes in the trace: 'gpt-hook run -p PROBE --memusage' adds them up"
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Yield kernels, sorted by the launch that needs the most memory, and processes."""

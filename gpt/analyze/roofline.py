@@ -337,7 +337,7 @@ def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
 def _entitle(rows: list[tuple[Any, ...]], peaks: Mapping[str, Any]) -> str:
     """Return the title of the picture."""
     absent = sum(not _is_drawn(row) for row in rows)
-    more = [f"not drawn, as they have no time: {amount(absent, 'kernel')}"] if absent else []
+    more = [f"not drawn for lack of a time: {amount(absent, 'kernel')}"] if absent else []
     return "\n".join(["roofline", *_describe(peaks), *more])
 
 

@@ -29,7 +29,7 @@ FUNCTIONS = (
 )
 STACKS = (Column("stack", "text"), Column("samples", "u64"))
 TOP = 20
-NO_SAMPLES = "no sample of the host is recorded: 'gpt-hook run --sample-host 50' takes them; a short run needs more"
+NO_SAMPLES = "no host samples: 'gpt-hook run --sample-host 50' takes 50 a second; a short run needs more"
 IN_CALL, IN_PYTHON, IN_NATIVE, WAITING = "in a CUDA call", "running Python", "running native code", "waiting in {}"
 UNREAD = "no Python frames of {}, in {}: gpt-hook reads CPython 3.11 to 3.14, except free-threaded builds"
 BETWEEN = ";"  # frames of a collapsed stack

@@ -203,7 +203,7 @@ def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
     who = tell_apart(header for header, _ in processes)
     rows = [(*name_program(header), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
     if any(row[-2] is not None for row in rows):
-        verdict.append("not recorded all the time: calls, launches and GPU times are from the time 'recorded' only")
+        verdict.append("recording was off at times: calls, launches and GPU times cover only the time in 'recorded'")
     return make_answer("processes", PROCESSES, rows, verdict)
 
 
@@ -235,10 +235,10 @@ def _make_functions(totals: Totals, verbose: bool) -> Record:
             "they don't count as 'failed'"
         )
     if open_:
-        verdict.append(f"{amount(open_, 'call')} did not return, without a time")
+        verdict.append(f"no time for {amount(open_, 'call')} that did not return")
     if hidden:
         verdict.append(
-            f"{amount(hidden.calls, 'ioctl')} that these calls made: --verbose and 'gpt-analyze ioctl' show them"
+            f"these calls made {amount(hidden.calls, 'ioctl')}, which --verbose and 'gpt-analyze ioctl' show"
         )
     return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "label", "total", log=1)])
 

@@ -214,12 +214,14 @@ def _report(segments: SegmentWriter, name: str, quiet: bool, live: bool, source:
         return f"{count} {one if count == 1 else many}"
 
     if segments.nameless:
-        fact = f"{plural(segments.nameless, 'kernel was', 'kernels were')} looked up before: without a name"
+        fact = f"no name for {plural(segments.nameless, 'kernel', 'kernels')} looked up before recording began"
         messages.say(TOOL, "warning", name, fact)
     if segments.lost:
-        messages.say(TOOL, "warning", name, f"bpftrace had no room for {plural(segments.lost, 'event', 'events')}")
+        fact = f"bpftrace lost {plural(segments.lost, 'event', 'events')}: buffers full"
+        messages.say(TOOL, "warning", name, fact)
     if segments.strange:
-        fact = f"{plural(segments.strange, 'line', 'lines')} of bpftrace not understood, first '{segments.example}'"
+        lines = plural(segments.strange, "line", "lines")
+        fact = f"can't parse {lines} of bpftrace's output; the first is '{segments.example}'"
         messages.say(TOOL, "warning", source or name, fact)
     if not live and not segments.ended:
         messages.say(TOOL, "warning", source, "ends before bpftrace did: the trace is interrupted")

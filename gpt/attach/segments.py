@@ -26,7 +26,7 @@ LIMIT = 1 << 63  # for times in ns and counts
 BEAT = BEAT_MS * 1_000_000  # ns from one beat to the next
 MAX_NAMES = 1 << 16  # look-ups in progress
 BACKWARDS = 1 << 63  # longer durations are negative ones
-ROOM = "bpftrace had no room for them: calls are missing, or names"
+ROOM = "bpftrace's buffers were full, so calls or names are missing"
 BEFORE = "looked up before the process was watched: they have numbers only"
 
 

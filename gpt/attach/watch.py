@@ -111,7 +111,7 @@ class Watching:
         while (data := self._read()) != b"":
             *lines, rest = (rest + (data or b"")).split(b"\n")
             if len(rest) > MAX_LINE:
-                raise GptError("prints a line without an end", "bpftrace")
+                raise GptError(f"prints a line of over {MAX_LINE} bytes", "bpftrace")
             for line in lines:
                 if b'"data": "begin ' in line and not self.begun:
                     self.begun = True

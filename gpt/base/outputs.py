@@ -153,7 +153,7 @@ def make_open_folder(path: Path) -> int:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if os.fstat(folder).st_uid != os.geteuid() or os.listdir(folder):
             os.close(folder)
-            raise OSError(0, "somebody else renames folders there")
+            raise OSError(0, "another process put another folder in its place")
     return folder
 
 
@@ -230,7 +230,7 @@ def _open_named(folder: int, name: str, mode: int) -> int:
 
 def _check_name(folder: int, name: str, file: int) -> None:
     if not is_same(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(file)):
-        raise OSError(0, "somebody else renames files in its folder")
+        raise OSError(0, "another process renamed or replaced it meanwhile")
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def _made_first(path: Path) -> Iterator[None]:
     with open(path, "xb") as made:
         yield
         if sum(map(partial(_is_open, made.fileno()), os.listdir("/proc/self/fd"))) < 2:
-            raise OSError(0, "somebody else renames files in its folder")
+            raise OSError(0, "another process renamed or replaced it meanwhile")
 
 
 def _is_open(file: int, descriptor: str) -> bool:

@@ -368,7 +368,7 @@ class ProcessRows:
         for reason, count in self.lost.most_common(3):
             yield f"{count:,} buffers of probes are lost: {reason}"
         if self.apart:
-            yield f"of {self.apart:,} kernels and copies the calls are not in the trace: they have no grid or bytes"
+            yield f"{self.apart:,} kernels and copies have no grid or bytes: their calls are not in the trace"
 
 
 def _each(ids: npt.NDArray[np.uint32], tell: Any) -> npt.NDArray[np.int64]:

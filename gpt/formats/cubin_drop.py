@@ -80,15 +80,15 @@ def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
     """
     old, new = (np.frombuffer(section_headers(data), SECTION) for data in (before, after))
     if len(old) != len(new):
-        return "sections are lost"
+        return "sections are missing"
     gone = np.flatnonzero((old["type"] != SHT_NULL) & (new["type"] == SHT_NULL)).tolist()
     owners = {number: int(old["info"][number]) for number in gone}
     cut = set(code)
     for number, owner in owners.items():
         if number not in cut and owner not in cut and owners.get(owner) not in cut:
-            return f"section {number} is gone"
+            return f"section {number} is missing, but isn't part of the dropped code"
     if not cut <= set(gone):
-        return "code that should be gone is there"
+        return "a dropped code section is still in it"
     in_file = find_in_file(old)
     same = [name for name in SECTION.names or () if name not in ("offset", "size")]
     for number in sorted(set(range(len(old))) - set(gone)):
@@ -178,7 +178,7 @@ class _Dropping:
         try:
             entries = list(iter_attributes(content))
         except MalformedError:
-            raise KeptWhole("attributes of the module are torn") from None
+            raise KeptWhole("attributes of the module end within an entry") from None
         out = bytearray()
         for entry in entries:
             symbol = None
@@ -218,10 +218,10 @@ class _Dropping:
         used.setdefault(int(self.sections["link"][table]), []).extend(self.symbols["name"][~self.lost].tolist())
         for number, starts in used.items():
             if not 0 < number < len(self.sections):
-                raise KeptWhole("no names of sections")
+                raise KeptWhole("the section names are missing")
             others = np.flatnonzero(stay & (self.sections["link"] == number)).tolist()
             if set(others) - {table}:
-                raise KeptWhole("another section has its names there")
+                raise KeptWhole("another section shares a string table with the symbols or section names")
             self.cubin.replace(number, _only(bytes(self.cubin.content(number)), starts))
 
 

@@ -55,7 +55,7 @@ class CubinEditor:
     def fork(self) -> CubinEditor:
         """Return another editor of the same file. Raises ValueError if this one has edits."""
         if any(content != self._layout.content(number) for number, content in self._contents.items()):
-            raise ValueError("a fork of a cubin that was edited")
+            raise ValueError("can't fork an edited cubin")
         other = copy(self)
         other.sections, other._contents = self.original.copy(), {}
         other.__dict__.pop("symbols", None)  # a view of the edited bytes
@@ -106,7 +106,7 @@ class CubinEditor:
         """Map each section name to its index, the first one's if several share a name."""
         (shstrndx,) = struct.unpack_from("<H", self.data, 62)
         if shstrndx >= len(self.original):
-            raise CannotEdit("no names of sections")
+            raise CannotEdit("the section names are missing")
         return self._numbers(shstrndx, range(len(self.original)), self.original["name"])
 
     @cached_property
@@ -121,7 +121,7 @@ class CubinEditor:
             if entry.kind in COUNTS and len(entry.payload) == PAIR.size:
                 symbol, value = PAIR.unpack_from(entry.payload)
                 if values.setdefault((entry.kind, symbol), value) != value:
-                    raise CannotEdit(f"attribute {entry.kind:#x} with two values for a function")
+                    raise CannotEdit(f"attribute {entry.kind:#x} has two values for one function")
                 found.setdefault((entry.kind, symbol), []).append(entry.end - 4)
         return found
 

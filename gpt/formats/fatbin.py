@@ -270,7 +270,7 @@ class Unpacker:
                 library.LZ4_decompress_safe(*_addresses(packed, out), len(packed), len(out)) if out and packed else -1
             )
             if done != element.size:
-                raise ValueError(f"{done} bytes unpacked" if done >= 0 else "corrupt, or more came out")
+                raise ValueError(f"{done} bytes unpacked" if done >= 0 else "corrupt, or it unpacks to more")
             return out
         import lz4.block
 
@@ -287,7 +287,7 @@ class Unpacker:
         with self._zstd.stream_reader(packed) as reader:
             done = reader.readinto(out)  # in a single call: it ends with the buffer or the frame
         if done != element.size:
-            raise ValueError(f"{done} bytes unpacked" if done < element.size else "more came out")
+            raise ValueError(f"{done} bytes unpacked" if done < element.size else "it unpacks to more")
         return out[:done]
 
 

@@ -261,7 +261,7 @@ class Search:
             if not target.all_idle:
                 names = " or ".join(str(device.arch) for device in target.devices)
                 for library, there in target.lost.items():
-                    self._stage.warn(library, f"loses all of its GPU code, for none is for {names}: there is {there}")
+                    self._stage.warn(library, f"loses all of its GPU code, since none is for {names}: there is {there}")
         origins = self._used.names
         missing = {
             name

@@ -20,7 +20,7 @@ from gpt.formats.image import Image, parse_image
 from gpt.formats.paths import iter_links, open_regular, real_path
 from gpt.formats.source import Source
 
-REPLACED = "somebody else replaced it meanwhile: extract it again"
+REPLACED = "another process replaced it meanwhile: extract it again"
 
 
 def backup_of(path: Path) -> Path:

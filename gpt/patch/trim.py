@@ -106,7 +106,7 @@ def trim_all(
     """
     found = [element for element in elements if element.offset in wanted and not element.dead]
     if stray := wanted.keys() - {element.offset for element in elements if element.type in ("cubin", "dead")}:
-        raise MalformedError("no cubin here, but a trim record", source.at(min(stray)))
+        raise MalformedError("the stream trims a cubin here, but the file has something else", source.at(min(stray)))
     trimmer = _Trimmer(source, dropping, packing)
     tasks = [partial(trimmer.trim, element, wanted[element.offset]) for element in found]
     return list(run_all(tasks, jobs)) if tasks else []
@@ -161,7 +161,7 @@ class _Trimmer:
 
     def _dropped(self, element: Element, cut: DeadCode, data: memoryview) -> Trimmed:
         if not element.header_size:
-            raise KeptWhole("it is in no fatbin")
+            raise KeptWhole("it isn't in a fatbin")
         left = drop.without(data, cut.sections)
         if fault := drop.find_fault(data, left, cut.sections):
             raise KeptWhole(fault)
@@ -192,7 +192,7 @@ def packed_as(source: Source, element: Element, data: bytes | memoryview, codec:
     """Pack data as an element of `source` with this codec; the result has a `reason` if it doesn't become smaller."""
     payload, size = _pack(data, codec, level)
     if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for the header of the dead element after it
-        return Trimmed(element, reason="compressed again it is not smaller")
+        return Trimmed(element, reason="not smaller when compressed again")
     header = bytearray(source.pread(element.offset, element.header_size))
     done = Trimmed(element, payload=payload, codec=codec)
     _set_sizes(header, done.flags, len(payload), size, len(data))

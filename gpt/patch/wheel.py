@@ -88,7 +88,7 @@ class Wheels:
         source, target = (Path(self._folder.working, f"{self._count}.{part}") for part in ("before", "after"))
         with open_regular(wheel) as file:
             if self._status.setdefault(wheel, _status(file)) != _status(file):
-                raise GptError("somebody else changed it meanwhile: extract it again", str(wheel))
+                raise GptError("another process changed it meanwhile: extract it again", str(wheel))
             unpack(Source(str(wheel), file.fileno()), member, source)
         members[member] = target
         return source, target
@@ -107,7 +107,7 @@ class Wheels:
             out.parent.mkdir(parents=True, exist_ok=True)
             with open_regular(wheel) as file:
                 if self._status[wheel] != _status(file):
-                    raise GptError("somebody else changed it meanwhile: extract it again", str(wheel))
+                    raise GptError("another process changed it meanwhile: extract it again", str(wheel))
                 with replacing(out, 0o600) as new:
                     unlisted = repack(Zip(Source(str(wheel), file.fileno())), replaced, new, renaming)
                     new.flush()

@@ -127,7 +127,7 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
             raise GptError(f"check failed: the element at {before.offset:#x} changed", name)
     if original.elf and output.elf:
         if len(original.elf.sections) > len(output.elf.sections):
-            raise GptError("check failed: sections are lost", name)
+            raise GptError("check failed: sections are missing", name)
         for old, new in zip(original.elf.sections, output.elf.sections, strict=False):
             if (old.name, old.type, old.addr) != (new.name, new.type, new.addr) or not _mapped(output.elf, new):
                 raise GptError(f"check failed: section '{old.name}' is not where it was", name)

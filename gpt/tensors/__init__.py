@@ -181,7 +181,7 @@ class trace:
         if current is None:
             sys.setprofile(self._on_event)
         elif not _is_ours(current):
-            _say_once("there is another profiler: variables are looked at only where the block begins and ends")
+            _say_once("another profiler is active: variables are read only where the block begins and ends")
         _entered.append(current is None)
         return self
 

@@ -59,16 +59,16 @@ class Replays:
         if self.captured:
             said = ", ".join(f"{op} {count:,}" for op, count in self.captured.most_common())
             yield f"captured into graphs, not run by these calls: {amount(self.captured.total(), 'call')} ({said})"
-        launches = amount(self.conditional, "launch")
         if self.conditional:
-            yield f"not counted: conditional nodes in {launches} of graphs, which run as often as a condition says"
+            launches = amount(self.conditional, "launch")
+            yield f"not counted: conditional nodes in {launches} of graphs; how often they ran isn't recorded"
         if self.for_device:
-            yield f"not counted: launches by kernels of {amount(self.for_device, 'graph')} that kernels can launch"
+            yield f"not counted: launches from kernels, which can launch {amount(self.for_device, 'graph')}"
         if self.unseen:
             graphs = amount(self.unseen, "graph")
             yield f"launches of {graphs} are not recorded: 'gpt-hook run --calls graph' records them"
         if self.untold:
-            yield f"not in this trace: everything except kernels in {amount(self.untold, 'launch')} of graphs"
+            yield f"not in this trace: work other than kernels in {amount(self.untold, 'launch')} of graphs"
         if self.blind:
             launches = amount(self.blind, "launch")
             yield f"not in this trace: the work in {launches} of graphs that were made before recording began"

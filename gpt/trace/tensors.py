@@ -222,7 +222,7 @@ def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
         where = {"function": match["function"], "file": match["file"], "line": int(match["line"])}
         found.add({"kind": "tensor", **one, "dtype": "", "shape": shape, **where})
     if count and not found.tensors:
-        raise MalformedError("no line of a tensor.trace")
+        raise MalformedError("no line has the form of a tensor.trace")
     return found
 
 

@@ -71,7 +71,7 @@ static void reply(struct client *client, int status, struct gpt_fault fault, con
     char text[128];
     int file = found ? gpt_make_file(found->data, found->size) : -1;
     if (found && file < 0) {
-        snprintf(text, sizeof(text), "no file in memory for its answer: %s", strerror(errno));
+        snprintf(text, sizeof(text), "can't make a file in memory for its answer: %s", strerror(errno));
         reply.status = GPT_MISSING;
         fault = GPT_FAULT(pipeline_failed, text);
     }

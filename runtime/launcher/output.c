@@ -155,7 +155,7 @@ static int open_pipe(const char *path) {
     if (found < 0)
         return -1;
     if (fstat(found, &status) || !S_ISFIFO(status.st_mode))
-        fail(BAD, path, "somebody else renames files in its folder");
+        fail(BAD, path, "another process renamed or replaced it meanwhile");
     if (is_planted(path, status.st_uid))
         fail(BAD, path, "is a named pipe of another user, in a folder that others may write to");
     snprintf(place, sizeof(place), "/proc/self/fd/%d", found);

@@ -99,7 +99,7 @@ CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, 
             continue;
         }
         if (at->flags & FATBIN_PACKED && at->kind == FATBIN_CUBIN) {
-            sim_say_once("a compressed cubin, which runs by no twin");
+            sim_say_once("a compressed cubin: only uncompressed ones can have a twin");
             return CUDA_ERROR_NO_BINARY_FOR_GPU;
         }
         char *text = NULL;

@@ -27,7 +27,7 @@ static void name_file(int file, char name[128]) {
 void *sim_open_object(const char *bytes, size_t size) {
     int file = gpt_make_file(bytes, size);
     if (file < 0) {
-        sim_say("object for the simulated device: no file in memory: %s", strerror(errno));
+        sim_say("object for the simulated device: can't make a file in memory: %s", strerror(errno));
         return NULL;
     }
     char name[128];

@@ -124,7 +124,7 @@ CUresult sim_read_image(struct code **code, const void *start, size_t room) {
     if (made->starved)
         status = CUDA_ERROR_OUT_OF_MEMORY;
     if (status == CUDA_ERROR_INVALID_IMAGE && !sim_said[0])
-        sim_say_once("an image of a fatbin, a cubin or an object that is cut off or damaged");
+        sim_say_once("a fatbin, cubin or object that is cut off or damaged");
     if (status)
         sim_release_code(made);
     else

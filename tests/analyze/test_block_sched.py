@@ -135,7 +135,7 @@ def test_times_that_fit_no_clock_are_not_given(end):
     answers = ask("block_sched", forge.trace(*found))
     assert "span" not in answers.rows["launches"][0] and "began" not in answers.rows["blocks"][0]
     assert answers.rows["kernels"][0]["running"] == 175
-    assert "the times of its warps fit no clock rate: no times" in answers.verdicts["sms"]
+    assert "no times: its warps' time stamps fit no single clock rate" in answers.verdicts["sms"]
 
 
 def test_warps_that_saved_nothing_do_not_count():

@@ -174,7 +174,7 @@ def test_analyses_that_run_on_a_cluster_are_found():
         ("summary", ["--engine", "dask", "-"], 2, "name them"),
         ("summary", ["--engine", "dask", "--json", "x"], 2, "not with --json"),
         ("summary", ["--scheduler", "tcp://127.0.0.1:9", "x"], 2, "--engine dask"),
-        ("summary", ["--engine", "dask", "--scheduler", "nonsense://x", "x"], 4, "no scheduler of Dask"),
+        ("summary", ["--engine", "dask", "--scheduler", "nonsense://x", "x"], 4, "no Dask scheduler"),
     ],
 )
 @pytest.mark.full
@@ -268,7 +268,7 @@ def test_another_service_is_no_scheduler(tmp_path):
         address = "tcp://{}:{}".format(*server.getsockname())
         done = run("summary", tmp_path / "a.mp", "--engine", "dask", "--scheduler", address)
     assert done.returncode == 4 and done.stderr.count(b"\n") == 1
-    assert done.stderr.startswith(f"gpt-analyze: error: {address}: no scheduler of Dask: ".encode())
+    assert done.stderr.startswith(f"gpt-analyze: error: {address}: no Dask scheduler: ".encode())
 
 
 @pytest.mark.full

@@ -56,7 +56,7 @@ def test_two_ranks_one_of_which_is_late():
     assert 10 * TOOK <= first["transfer"] <= 10 * (TOOK + 200) and second["last"] >= 2
     waits = by(found.rows["waits"], "rank", "whom")
     assert waits["rank 0", "rank 1"]["waiting"] == 400 * US and waits["rank 0", "rank 1"]["longest"] == 300 * US
-    assert found.verdicts["ranks"][0].endswith("is waiting, 90.9 % of that for rank 1")
+    assert found.verdicts["ranks"][0].endswith("of their time waiting, 90.9 % of it for rank 1")
     assert len(found.verdicts["ranks"]) == 1
     (kernel,) = found.rows["kernels"]
     assert (kernel["name"], kernel["ranks"], kernel["collectives"], kernel["waiting"]) == (REDUCE, "0,1", 10, 22 * US)
@@ -114,7 +114,7 @@ def test_kernels_in_which_not_all_wait_for_all_are_not_split():
     kernels = [(row["name"], row["rank"], row["count"]) for row in found.rows["others"]]
     assert sorted(kernels) == [(name, f"rank {n}", 2) for name in (BROADCAST, SENDRECV) for n in (0, 1)]
     assert sum(row["total"] for row in found.rows["others"] if row["rank"] == "rank 0") == first["other"]
-    assert found.verdicts["ranks"][-1] == "other NCCL: kernels in which not all ranks wait for all"
+    assert found.verdicts["ranks"][-1] == "other NCCL: kernels in which not every rank waits for all others"
 
 
 def test_a_trace_that_ends_or_begins_earlier():
@@ -130,7 +130,7 @@ def test_ranks_that_are_not_told_apart_are_numbered(header):
     begins, ends = lockstep(2, 5, {(1, 2): 100 * US})
     found = ask("collectives", *(rank(n, begins[n], ends[n], pid=100 - n, **header) for n in (0, 1)))
     assert [(row["rank"], row["pid"]) for row in found.rows["ranks"]] == [("rank 0", 100), ("rank 1", 99)]
-    assert found.verdicts["ranks"][1] == "no rank in the headers: numbered by host, process and device"
+    assert found.verdicts["ranks"][1] == "the traces name no ranks: they are numbered by host, process and device"
 
 
 def test_ranks_of_one_process():
@@ -178,9 +178,9 @@ def test_what_is_missing_is_said():
     plain = rank(0, begins[0], ends[0], [4] * 3)
     untimed = [record for record in one if record["kind"] != "gpu_times"]
     for segments, fact in (
-        ([one], "collectives of one rank only: name the traces of the others too"),
-        ([plain], "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"),
-        ([untimed], "no times of kernels: 'gpt-hook run --gpu-time' or '-p block_sched' records when they ran"),
+        ([one], "collectives of one rank only: give the traces of the other ranks, too"),
+        ([plain], "no collective kernels in the trace: NCCL's have ncclDevKernel or ncclKernel in their names"),
+        ([untimed], "no kernel times: 'gpt-hook run --gpu-time' or '-p block_sched' records when they ran"),
     ):
         done = run("collectives", data=forge.pack(*segments))
         assert (done.returncode, done.stdout) == (1, b"")

@@ -25,7 +25,7 @@ def test_a_host_that_launches_late():
         ("host code", None): (19.0, 2), ("call", "cuLaunchKernel"): (10.0, 3), ("launch delay", None): (1.0, 1),
     }  # fmt: skip
     assert found.verdicts["path"][0].endswith(
-        "of the 30.0us that a unit takes, the host decides 100.0 %, the GPU the rest: host code 63.3 %, call 33.3 %, "
+        "a unit takes 30.0us, 100.0 % of it on the host, the rest on the GPU: host code 63.3 %, call 33.3 %, "
         "launch delay 3.3 %"
     )
     order = [(row["where"], row["what"], row["begin"] / US, row["took"] / US) for row in found.rows["steps"]]
@@ -44,7 +44,7 @@ def test_a_gpu_that_is_never_idle():
     assert rows == {
         ("kernel", "k1"): (490.0, 1), ("kernel", "k2"): (490.0, 1), ("next in the stream", None): (20.0, 2),
     }  # fmt: skip
-    assert "the host decides 0.0 %" in found.verdicts["path"][0]
+    assert ", 0.0 % of it on the host" in found.verdicts["path"][0]
 
 
 def test_a_host_that_waits_for_the_gpu():

@@ -50,7 +50,7 @@ def test_without_times_of_kernels_there_are_no_multiples():
     found = ask("exposed_latency", PLAIN)
     (row,) = found.rows["latency"]
     assert not {"exposed", "kernel", "total", "original", "of_kernel"} & row.keys()
-    assert found.verdicts["latency"][0].startswith("no times of kernels without probes: 'gpt-hook run --benchmark'")
+    assert found.verdicts["latency"][0].startswith("no kernel times without probes: 'gpt-hook run --benchmark'")
     rows = forge.gpu_times([(1000, 700, 2, 4)])
     (row,) = ask("exposed_latency", [*PLAIN[:-1], rows, PLAIN[-1]]).rows["latency"]
     assert (row["kernel"], row["total"]) == (700, 950) and "exposed" not in row

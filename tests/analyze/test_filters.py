@@ -86,7 +86,7 @@ def test_no_ioctl_is_of_a_kernel_or_stream(options):
     assert done.returncode == 1 and b"no ioctl in the trace" in done.stderr and not done.stdout
 
 
-def test_of_a_process_with_one_device_all_is_on_that():
+def test_all_calls_of_a_one_device_process_match_gpu_0():
     assert found("ioctl", "--gpu", 0, data=ONE_DEVICE).rows["ioctls"][0]["calls"] == 4
     assert run("ioctl", "--gpu", 0, data=TRACE).returncode == 1
     assert run("ioctl", "--gpu", 1, data=ONE_DEVICE).returncode == 1

@@ -100,7 +100,7 @@ def test_what_is_not_there_is_said():
         assert done.returncode == 1 and fact in done.stderr.decode()
     found = ask("graphs", forge.trace(*APIS, made(FIRST, 5000, f1=0), replays((100, 1, 0, FIRST), (6000, 1, 0, FIRST))))
     assert [(r["nodes"], r["replays"]) for r in found.rows["graphs"]] == [(0, 1), (9, 1)]  # the first graph isn't known
-    assert "1 of these kernels is launched as a condition says, or disabled" in found.verdicts["kernels"][1]
+    assert "not counted: launches of 1 kernel in conditional or disabled nodes" in found.verdicts["kernels"][1]
 
 
 def test_launches_that_did_not_return_are_not_counted():
@@ -110,7 +110,7 @@ def test_launches_that_did_not_return_are_not_counted():
     (row,) = found.rows["graphs"]
     assert (row["replays"], row["call"], row["time"]) == (2, 5, 90)
     assert [row["launches"] for row in found.rows["kernels"]] == [6]
-    assert found.verdicts["graphs"][0] == "1 replay without a time on the GPU, not in the times"
+    assert found.verdicts["graphs"][0] == "no GPU time for 1 replay: the times leave them out"
 
 
 def test_launches_of_graphs_that_were_made_before_are_no_error():

@@ -201,7 +201,7 @@ def test_time_that_was_not_recorded_is_neither():
     assert (gpu["whole"], gpu["idle"]) == (2205 * US, 215 * US) and doing(found)[
         "host code", "cuMemcpyDtoHAsync"
     ] == 200
-    assert "not recorded between work: 100us, which are neither busy nor idle" in found.verdicts["gpus"]
+    assert "recording was off for 100us between work, which are neither busy nor idle" in found.verdicts["gpus"]
 
 
 def test_idle_and_gaps_agree_about_a_pause_of_the_recording():
@@ -217,7 +217,7 @@ def test_idle_and_gaps_agree_about_a_pause_of_the_recording():
     told = "1 idle period around that time is not counted or listed, but the recorded time is in 'idle' and 'share'"
     assert told in gaps.verdicts["idle"] and f"{told}, as 'recording off'" in idle.verdicts["gpus"]
     assert [row["told"] for row in idle.rows["verdict"] if row["cause"] == "recording off"] == [
-        "recording was off for a part of 1 idle period, so why isn't known: record without a pause to see that"
+        "recording was off for a part of 1 idle period, so the cause is unknown: record without a pause to see it"
     ]
 
 
@@ -257,7 +257,7 @@ def test_time_between_two_runs_on_a_gpu_is_not_idle():
     found = ask("idle", one.segment(), two.segment())
     (gpu,) = found.rows["gpus"]
     assert (gpu["whole"], gpu["kernels"], gpu["idle"], gpu["count"]) == (395 * US, 285 * US, 110 * US, 2)
-    assert "not recorded between work: 400us, which are neither busy nor idle" in found.verdicts["gpus"]
+    assert "recording was off for 400us between work, which are neither busy nor idle" in found.verdicts["gpus"]
     gaps = ask("gaps", one.segment(), two.segment())
     row = next(row for row in gaps.rows["idle"] if row["stream"] == "all processes")
     assert (row["busy"], row["total"], row["count"]) == (285 * US, 110 * US, 2)
@@ -329,7 +329,10 @@ def test_a_gpu_that_is_never_idle_and_a_trace_without_times():
         and "causes" not in busy.rows
     )
     done = run("idle", data=forge.pack(Made().call("cuLaunchKernel", 0, 5).segment()))
-    assert done.returncode == 1 and b"'gpt-hook run --gpu-time' records it; 'gpt-analyze gaps'" in done.stderr
+    assert (
+        done.returncode == 1
+        and b"'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps'" in done.stderr
+    )
 
 
 def plainly(segments):

@@ -22,7 +22,7 @@ def test_a_graph_saves_nothing_if_the_gpu_is_the_limit():
     for number in range(20):
         made.call("cuLaunchKernel", 10 * number, 4, 10 + 500 * number, 490, function=number % 2 + 1)
     assert ask("launches", made.segment()).verdicts["units"][:1] == [
-        "a CUDA graph of the 2 launches would save nothing: the GPU needs longer for them than the host, 20.0us"
+        "a CUDA graph of the 2 launches would save nothing: their work keeps the GPU busy for all of the 20.0us"
     ]
 
 
@@ -34,8 +34,8 @@ def test_what_the_host_does_besides_launching_is_not_saved():
         made.call("cuLaunchKernel", at, 5, at + 5, 100, function=1).call("cuMemAlloc", at + 10, 900)
         made.call("cuLaunchKernel", at + 950, 5, at + 955, 20, function=2)
     assert ask("launches", made.segment()).verdicts["units"][:1] == [
-        "no kernel of the 2 launches runs in 88.0 % of the 1.00ms, but only 10.0us pass in calls that launch: a CUDA "
-        "graph helps only if it replaces what else the host does; 'gpt-analyze idle' says what that is"
+        "none of the 2 launches runs on the GPU for 88.0 % of the 1.00ms, but launch calls take only 10.0us: a CUDA "
+        "graph helps only if it also replaces the host's other work, which 'gpt-analyze idle' shows"
     ]
 
 
@@ -55,8 +55,8 @@ def test_launches_and_their_work():
     assert picked(row, "delay_p50", "delay_p99", "delay_most", "span") == (5.0, 5.0, 5.0, 113.0)
     assert row["depth"] == pytest.approx(12 * (13 / 3 + 5) / 113)
     assert found.verdicts["launches"][0] == (
-        "launch-bound: 66.7 % of 12 launches found nothing queued; a call takes 3.33us, its work 5.00us; 66.7 % take "
-        "less time than their call"
+        "launch-bound: 66.7 % of 12 launches were made with nothing queued; on average, a call takes 3.33us and its "
+        "work 5.00us; the work of 66.7 % is shorter than the call"
     )
 
 
@@ -70,9 +70,9 @@ def test_what_a_graph_and_fusion_could_save():
     assert rows == [("k1", 2, 4.0, 2.5, 5.0), ("k2", 1, 2.0, 10.0, 3.0)]
     assert [row["short"] for row in found.rows["sequence"]] == [100.0, 0.0]
     assert found.verdicts["units"] == [
-        "a CUDA graph of the 3 launches could save at most 50.0 % of the 30.0us, in which no kernel of it runs; fusing "
-        "each kernel that is shorter than its launch with another could save 66.7 %",
-        "in this unit, work begins 4.33us after its call does, and has 0.333 launches ahead of it, on average",
+        "a CUDA graph of the 3 launches could save at most 50.0 % of the 30.0us: the time in which none of them runs "
+        "on the GPU; fusing kernels that are shorter than their launch calls, too, could save 66.7 % in all",
+        "on average, work in this unit begins 4.33us after its call begins, with 0.333 launches ahead of it",
     ]
 
 
@@ -89,7 +89,9 @@ def test_a_queue_that_is_never_empty():
     found = ask("launches", made.segment())
     (row,) = found.rows["launches"]
     assert row["starved"] == 10.0 and row["short"] == 0
-    assert found.verdicts["launches"][0].startswith("not launch-bound: 10.0 % of 10 launches found nothing queued")
+    assert found.verdicts["launches"][0].startswith(
+        "not launch-bound: 10.0 % of 10 launches were made with nothing queued"
+    )
     assert max(row["depth"] for row in found.rows["depth"]) == 9  # two launches had ended when the last one was made
 
 
@@ -98,7 +100,7 @@ def test_a_host_that_is_late_for_other_reasons():
     for number in range(10):
         made.call("cuLaunchKernel", 100 * number, 5, 100 * number + 6, 50)
     (told, _) = ask("launches", made.segment()).verdicts["launches"]
-    assert told.startswith("the host launches late, but launches are short: 100.0 % of 10 launches")
+    assert told.startswith("the host launches late, but launch calls are short: 100.0 % of 10 launches")
 
 
 def test_a_graph_is_one_launch():
@@ -110,7 +112,7 @@ def test_a_graph_is_one_launch():
 
 def test_what_is_not_recorded():
     done = run("launches", data=forge.pack(Made().call("cuLaunchKernel", 0, 5).segment()))
-    assert done.returncode == 1 and b"'gpt-hook run --gpu-time' records it" in done.stderr
+    assert done.returncode == 1 and b"'gpt-hook run --gpu-time' records when kernels ran" in done.stderr
     done = run("launches", data=forge.pack(Made().call("cuMemAlloc", 0, 5).segment()))
     assert done.returncode == 1 and b"no launch is recorded as a call" in done.stderr
 

@@ -215,7 +215,7 @@ def test_who_asked_and_what_pytorch_does_not_see():
     assert told.verdicts["sites"] == [
         "GPU and host memory together", "'peak' and 'at GPU peak' are summed over 2 processes",
     ]  # fmt: skip
-    verdict = "at the peak PyTorch's allocator had 1,000 B, and does not see 500 B that others asked for"
+    verdict = "at the peak, PyTorch's allocator held 1,000 B; 500 B more was allocated outside of it"
     assert found.verdicts["memory"][1:] == [verdict]
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
 
@@ -340,14 +340,14 @@ def test_many_moments_are_drawn_by_their_highest(tmp_path):
 
 
 def grows(*calls):
-    return [line for line in answers("memory", made(*calls)).verdicts["memory"] if "grows" in line]
+    return [line for line in answers("memory", made(*calls)).verdicts["memory"] if "keeps growing" in line]
 
 
 def test_memory_that_grows_until_the_last_allocation():
     steps = [("cuMemAlloc", 10 * n, BASE + n * PAGE, 1024) for n in range(20)]
     assert grows(*steps) == [
-        "GPU memory grows all the time, from 1 KiB to 20 KiB in 180ms: 19 allocations are kept. Which results does "
-        "the program keep?"
+        "GPU memory keeps growing, from 1 KiB to 20 KiB in 180ms: 19 allocations aren't freed. What does the "
+        "program keep?"
     ]
     freed = [("cuMemFree", 10 * n + 5, BASE + n * PAGE) for n in range(20)]
     assert not grows(*steps, *freed)
@@ -363,6 +363,6 @@ def test_memory_that_grows_until_the_last_allocation():
 def test_host_memory_may_grow_too():
     pinned = [("cuMemAllocHost", 10 * n, BASE + n * PAGE, 1024) for n in range(20)]
     assert grows(*pinned, ("cuMemAlloc", 1, BASE + 50 * PAGE, 1 << 20)) == [
-        "host memory grows all the time, from 1 KiB to 20 KiB in 180ms: 19 allocations are kept. Which results does "
-        "the program keep?"
+        "host memory keeps growing, from 1 KiB to 20 KiB in 180ms: 19 allocations aren't freed. What does the "
+        "program keep?"
     ]

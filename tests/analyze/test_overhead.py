@@ -88,4 +88,4 @@ def test_memory_of_the_program(changes, allocations, peak, left):
 
 def test_a_trace_of_which_nothing_was_added_up():
     done = run("memusage", data=forge.pack(forge.trace(forge.launches({1: 2}))))
-    assert done.returncode == 1 and b"nothing was added up in the trace" in done.stderr
+    assert done.returncode == 1 and b"no buffer sizes in the trace" in done.stderr

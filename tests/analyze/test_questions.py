@@ -248,11 +248,10 @@ def test_few_launches_and_no_waits_are_said_in_plain_words():
     one = forge.trace(*APIS, *KERNELS, forge.calls([launch(100, 7)], forge.LAUNCH))
     asked = questions(ask("summary", one))
     assert asked["kernels an iteration"]["evidence"] == "process 10: 1 launch"
-    assert asked["in cuStreamSynchronize"]["evidence"] == "nor any other wait"
+    assert asked["in cuStreamSynchronize"]["evidence"] == "no other waits either"
     many = forge.trace(*APIS, *KERNELS, forge.calls([launch(100 * n, 1 + n % 8) for n in range(12)], forge.LAUNCH))
     assert questions(ask("summary", many))["kernels an iteration"]["evidence"] == (
-        "process 10: 12 launches, and no sequence that comes three times, one after the other, makes up half of them, "
-        "or twice nearly all"
+        "process 10: 12 launches; no unit covers half of them by repeating three times, or nearly all by two"
     )
 
 

@@ -197,7 +197,7 @@ def test_a_kernel_without_tensor_operations_is_a_point():
     (answer,) = [one for one in fold.answer([]) if one["name"] == "kernels"]
     roofs = answer["plots"][0]
     assert (roofs["form"], roofs["y"][3]) == ("roofs", "gbytes") and "peak_fp8" in roofs["y"]
-    assert roofs["title"].endswith("not drawn, as they have no time: 1 kernel")
+    assert roofs["title"].endswith("not drawn for lack of a time: 1 kernel")
 
 
 @pytest.mark.full
@@ -216,7 +216,7 @@ def test_two_devices_are_told_apart_and_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "many"])
-def test_a_peak_that_is_none(value):
+def test_an_invalid_peak_is_refused(value):
     done = run("roofline", "--peak-bytes", value, data=forge.pack(trace(moved(1))))
     assert done.returncode == 2 and b"--peak-bytes" in done.stderr
 

@@ -112,7 +112,7 @@ def test_hostile_names_stay_in_their_line(tmp_path):
 def test_a_trace_without_samples_says_how_to_take_them():
     done = run("stacks", "--json", data=forge.pack(Made().call("cuLaunchKernel", 0, 5, 5, 100).segment()))
     assert done.returncode == 1
-    assert b"'gpt-hook run --sample-host 50' takes them" in done.stderr
+    assert b"'gpt-hook run --sample-host 50' takes 50 a second" in done.stderr
 
 
 @pytest.mark.parametrize(

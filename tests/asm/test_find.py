@@ -59,7 +59,7 @@ def test_none_says_what_to_install(places):
         find.Tools(None, places()).first()
 
 
-def test_one_that_was_named_must_be_there(places, tmp_path):
+def test_a_chosen_ptxas_must_exist(places, tmp_path):
     with pytest.raises(MissingError, match=r"absent: --ptxas: no such executable"):
         find.Tools(str(tmp_path / "absent"), places("PATH"))
     with pytest.raises(MissingError, match="GPT_PTXAS"):
@@ -116,7 +116,7 @@ def test_what_is_no_ptxas_is_passed_over(places, tmp_path, text):
         find.Tools(None, places("PATH")).first()
 
 
-def test_one_that_says_nothing_is_given_up(places, tmp_path, monkeypatch):
+def test_a_ptxas_that_does_not_answer_is_given_up(places, tmp_path, monkeypatch):
     monkeypatch.setattr(find, "PATIENCE", 0.1)
     (tmp_path / "path" / "ptxas").write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(MissingError, match="does not answer --version"):

@@ -75,7 +75,7 @@ def test_what_kernels_need(tool):
     assert needs["shares"].stack == 0
 
 
-def test_one_by_another_name_is_understood(tool, tmp_path):
+def test_messages_of_a_ptxas_with_another_name_are_parsed(tool, tmp_path):
     """Messages begin with the executable's name, which may be Triton's ptxas-blackwell."""
     (tmp_path / "ptxas-other").symlink_to(cuda.tool("ptxas"))
     other = tool._replace(path=str(tmp_path / "ptxas-other"))

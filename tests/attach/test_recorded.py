@@ -113,9 +113,9 @@ def test_a_clock_that_is_behind_another_cpus_makes_a_call_short(tmp_path):
 
 def test_what_was_lost_is_said_by_trace_and_analysis(tmp_path, capfd):
     said = attach(tmp_path, as_json([*BEGIN, "Lost 12 events", WHOLE[4], "Lost 3 events", *END]), capfd)
-    assert "no room for 15 events" in said
+    assert "bpftrace lost 15 events: buffers full" in said
     done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)
-    assert "15 events: bpftrace had no room" in " ".join(done.stdout.split())
+    assert "15 events: bpftrace's buffers were full" in " ".join(done.stdout.split())
 
 
 def test_processes_take_turns_and_an_id_may_come_again(tmp_path):
@@ -137,7 +137,7 @@ def test_processes_take_turns_and_an_id_may_come_again(tmp_path):
 def test_a_recording_that_was_cut_is_an_interrupted_trace(tmp_path, capfd):
     text = as_json(WHOLE[:-3])
     said = attach(tmp_path, text[:-9], capfd)
-    assert "not understood, first" in said
+    assert "; the first is '" in said
     assert "the trace is interrupted" in said
     found = model.read([tmp_path / "trace.mp"])
     assert any("no end of process 7" in line for line in found.incomplete)
@@ -177,7 +177,7 @@ def test_beats_after_a_process_has_ended(more, tmp_path):
 
 
 @pytest.mark.parametrize("pid", [2**31, 2**64 - 1])
-def test_a_process_id_that_is_none(pid, tmp_path):
+def test_impossible_process_ids_are_ignored(pid, tmp_path):
     found = trace(tmp_path, as_text([*BEGIN, WHOLE[4], call("cuMemFree_v2", 5_600_000_000, pid=pid), *END]))
     assert [process.pid for process in found.processes] == [7]
 
@@ -187,7 +187,7 @@ def test_lost_events_that_no_number_holds(form, tmp_path):
     lines = [*BEGIN, WHOLE[4], *[f"Lost {2**64 - 1} events"] * 2, f"Lost {2**64} events", *END]
     found = trace(tmp_path, form(lines).replace(str(2**64), "9" * 5000))
     assert len(found.calls()) == 1
-    assert f"{2**63} events: bpftrace had no room" in " ".join(found.incomplete)
+    assert f"{2**63} events: bpftrace's buffers were full" in " ".join(found.incomplete)
 
 
 def test_a_name_with_a_line_break_forges_no_line(tmp_path):
@@ -239,7 +239,7 @@ def test_a_recording_of_nothing_is_no_trace(tmp_path):
     assert not (tmp_path / "trace.mp").exists()
 
 
-def test_it_is_no_evidence_of_what_is_unused(tmp_path):
+def test_an_attached_trace_is_no_evidence_of_unused_code(tmp_path):
     attach(tmp_path, as_json(WHOLE))
     with pytest.raises(GptError, match="ran before it was watched"):
         used.read_used([tmp_path / "trace.mp"], allow_incomplete=False)
@@ -376,13 +376,13 @@ def test_what_bpftrace_takes_to_take_probes_off_is_not_recorded(tmp_path):
 )
 def test_times_that_make_no_sense_are_no_times(note, tmp_path, capfd):
     lines = [*BEGIN, note, call("cuMemFree_v2", 2**64 - 1), call("cuMemFree_v2", 5_000_001_000), *END]
-    assert "1 line of bpftrace not understood" in attach(tmp_path, as_json(lines), capfd)
+    assert "can't parse 1 line of bpftrace's output" in attach(tmp_path, as_json(lines), capfd)
     assert len(model.read([tmp_path / "trace.mp"]).calls()) == 2
 
 
 def test_a_time_of_a_map_that_is_too_large_is_none(tmp_path, capfd):
     lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *END, f"@call1[7, 7, 1]: ({2**64}, 0)"]
-    assert "1 line of bpftrace not understood" in attach(tmp_path, as_text(lines), capfd)
+    assert "can't parse 1 line of bpftrace's output" in attach(tmp_path, as_text(lines), capfd)
 
 
 def test_the_trace_replaces_a_link_and_is_for_nobody_else(tmp_path):

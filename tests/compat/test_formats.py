@@ -40,7 +40,7 @@ def test_what_is_a_stream_is_no_other_format(tmp_path):
     assert list(read_input(path, lambda one: iter([{"read": one}]))) == [{"read": path}]
 
 
-def test_a_text_that_nobody_knows_is_a_list_of_names(tmp_path):
+def test_unknown_text_is_read_as_a_list_of_names(tmp_path):
     assert list_used(b"kernel\n", tmp_path) is None and find_text(b"kernel\n") is None
 
 

@@ -344,7 +344,7 @@ def test_another_file_than_ours_is_no_database(monkeypatch, tmp_path):
     (victim := tmp_path / "victim").touch()
     connect = files.sqlite3.connect
     monkeypatch.setattr(files.sqlite3, "connect", lambda _, **how: connect(f"file:{victim}?mode=rw", **how))
-    with pytest.raises(OutputError, match="somebody else renames files in its folder"):
+    with pytest.raises(OutputError, match="another process renamed or replaced it"):
         files.SqliteFile(tmp_path / "ours", tmp_path / "t")
     assert victim.read_bytes() == b""
 

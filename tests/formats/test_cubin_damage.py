@@ -59,7 +59,7 @@ REFUSED = {
     "a name without an end": lambda: with_field(b".symtab", "link", number_of(b".text.one"), "<I"),
     "0 symbol tables": lambda: with_field(b".symtab", "type", 1, "<I"),
     "2 symbol tables": lambda: with_field(b".strtab", "type", 2, "<I"),
-    "no names of sections": lambda: with_field(None, 62, 0xFFF0, "<H"),
+    "the section names are missing": lambda: with_field(None, 62, 0xFFF0, "<H"),
     "a table ends within an entry": lambda: with_field(b".symtab", "size", 25),
     "a kernel without attributes": lambda: with_field(b".nv.info.one", "info", 1, "<I"),
     "a kernel without a constant bank": lambda: with_field(b".nv.constant0.one", "info", 1, "<I"),

@@ -75,7 +75,7 @@ NOT_ONE = {
 
 
 @pytest.mark.parametrize("name", NOT_ONE)
-def test_what_is_no_such_frame(name):
+def test_frames_without_a_whole_cubin_are_not_found(name):
     try:
         assert find(NOT_ONE[name]()) is None
     except MalformedError as error:

@@ -93,7 +93,7 @@ def test_a_changed_byte_makes_doubt_or_no_difference():
     assert taken > 1000
 
 
-def test_each_prefix_leaves_doubt_or_says_the_same():
+def test_a_prefix_of_a_cubin_gives_its_contents_or_nothing():
     data = forge.compiled(KERNELS, bytes(100))
     whole = cubin.parse_cubin(data)
     found = [cubin_prefix.find_contents(data[:size], len(data)) for size in range(len(data))]

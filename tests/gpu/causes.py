@@ -240,7 +240,7 @@ PROGRAMS = {
     "item": Planted(item, r"waits for a value \d+ times.*'\.item\(\)'"),
     "pageable": Planted(pageable, r"only copies.* copies to the device .* use pageable memory"),
     "launches": Planted(launches, r"launch-bound: kernels of .* behind launches of .* CUDA graph would save"),
-    "late": Planted(late, r"waiting, [\d.]+ % of that for rank 1", ranks=2),
+    "late": Planted(late, r"waiting, [\d.]+ % of it for rank 1", ranks=2),
     "allocation": Planted(
         allocation, r"while the host is mostly in cuMem(Alloc|Free|Create|Release|Map|Unmap).*: allocate"
     ),
@@ -248,7 +248,7 @@ PROGRAMS = {
     "loader": Planted(loader, r"waits \d+ times.*while the host mostly runs its own code.*in the range 'load batch'"),
     "batch": Planted(batch, r"launches have fewer blocks than the GPU has SMs.* larger batch"),
     "graph": Planted(graph, r"DeviceScan\w*.* [5-9]\d\.\d %", ("--gpu-time", "-p", "block_sched")),
-    "growth": Planted(growth, r"GPU memory grows all the time"),
+    "growth": Planted(growth, r"GPU memory keeps growing"),
 }
 
 

@@ -81,7 +81,7 @@ def test_names_that_are_all_there(locate):
         ("y" * 200, [f"used, but in no library: '{'y' * 100}...'"]),
     ],
 )  # fmt: skip
-def test_a_name_that_is_wrong_guts_nothing(locate, names, facts):
+def test_a_wrong_name_cuts_nothing(locate, names, facts):
     data = segment(*library("a.so", functions=["helper"]), *library("b.so"))
     done = locate(names, data=data)
     assert done.status == 1

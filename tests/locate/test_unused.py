@@ -295,7 +295,7 @@ def test_a_library_that_loses_all_its_code(tmp_path):
         ("d.so", []),
     )
     done = run("gpt-locate", "--arch", "sm_90,sm_90a", data=data)
-    fact = "loses all of its GPU code, for none is for sm_90: there is cubin for sm_80; ptx for sm_100"
+    fact = "loses all of its GPU code, since none is for sm_90: there is cubin for sm_80; ptx for sm_100"
     assert (done.status, done.err) == (0, f"gpt-locate: warning: b.so: {fact}\n")
     assert [span["library"] for span in done.kind("span")] == ["b.so", "b.so", "c.so"]
     assert run("gpt-locate", "--arch", "sm_90,sm_80", data=data).err == ""

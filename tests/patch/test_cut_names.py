@@ -25,7 +25,7 @@ def test_long_names_are_left_out():
 
 
 @pytest.mark.parametrize("data", [b"", b"gpt-cut", b"\1" * 512, b"gpt-cat\0" + bytes(8)])
-def test_anything_else_is_no_block(data):
+def test_other_bytes_are_not_parsed_as_a_block(data):
     assert parse(data) == ([], 0)
 
 

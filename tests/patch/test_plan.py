@@ -125,7 +125,7 @@ def test_parts_of_what_is_packed_are_refused():
         find_doomed(image, [(element.payload, element.end - 8)])
 
 
-def test_what_is_dead_may_be_named_again(fatbin, elements):
+def test_a_span_may_cover_a_dead_element(fatbin, elements):
     e = elements[0]
     filled = load(rendered(fatbin, plan_in_place(fatbin, find_doomed(fatbin, [(e.payload, e.end)]), "fill", 1)))
     doomed = find_doomed(filled, [(e.payload, e.end), (elements[1].offset, elements[1].end)])

@@ -136,8 +136,8 @@ def test_tallies_add_up(library):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"offset": 0}, "no cubin here"),
-        full({"offset": (1 << 64) - 1}, "no cubin here"),
+        ({"offset": 0}, "the stream trims a cubin here"),
+        full({"offset": (1 << 64) - 1}, "the stream trims a cubin here"),
         full({"library": "other"}, "trim outside its library"),
         ({"kernels": 3}, "trim.kernels is not an array"),
     ],
@@ -205,7 +205,7 @@ def test_a_library_that_fails_has_no_tallies(library, tmp_path):
 def test_a_bare_cubin(sample, tmp_path):
     cubin = sample("cubin")
     done = run("gpt-patch", "-o", tmp_path, data=located(cubin, "_Z3onePf", "--granularity", "kernel"))
-    assert [t["zeroed"] for t in done.kind("trimmed")] == ["it is in no fatbin"]
+    assert [t["zeroed"] for t in done.kind("trimmed")] == ["it isn't in a fatbin"]
     before, after = sections(cubin.read_bytes()), sections(Path(done.kind("patched")[0]["output"]).read_bytes())
     assert {name for name in before if before[name] != after[name]} == {".text._Z3twoPf"}
 

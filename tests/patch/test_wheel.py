@@ -275,7 +275,7 @@ def test_a_wheel_that_changes_meanwhile(wheel, tmp_path):
             target.write_bytes(b"new")
         ((found, replaced),) = wheels.take_complete().items()
         wheel.touch()
-        with pytest.raises(GptError, match="somebody else changed it meanwhile"):
+        with pytest.raises(GptError, match="another process changed it meanwhile"):
             wheels.write(found, replaced, tmp_path / "out.whl")
     finally:
         wheels.close()

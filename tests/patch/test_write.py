@@ -145,7 +145,7 @@ def test_a_file_that_is_replaced_meanwhile(library):
     """An upgrade may run at the same time."""
     with open(library, "rb") as file:
         os.replace(shutil.copy(library, library.with_name("new")), library)
-        with pytest.raises(GptError, match="somebody else replaced it"):
+        with pytest.raises(GptError, match="another process replaced it"):
             keep_backup(library, file.fileno(), parse_image(Source(str(library), file.fileno())))
     assert list(contents(library.parent)) == [library.name]
 
@@ -158,7 +158,7 @@ def test_nothing_is_replaced_in_another_folder_that_takes_its_place(library, tmp
         lib = library.parent.rename(tmp_path / "moved")
         other.rename(library.parent)
         with (
-            pytest.raises(GptError, match="somebody else"),
+            pytest.raises(GptError, match="another process"),
             written(library, file.fileno(), Plan("compact", [Copy(0, 8)], [], [], {}), in_place=True),
         ):
             library.parent.rename(other)

@@ -90,7 +90,7 @@ ITEMS = [  # any blank may be replaced by any other; no blank is in a string
 
 
 @given(st.lists(BLANKS, max_size=3), st.lists(st.sampled_from(ITEMS), max_size=5), st.lists(BLANKS, min_size=9))
-def test_who_only_looks_at_a_module_sees_what_the_scanner_does(before, items, blanks):
+def test_the_quick_look_finds_the_names_the_scanner_finds(before, items, blanks):
     assert_same(b"".join(before) + b" ".join(HEAD + items))
     parts = [*HEAD, *b" ".join(items).split(b" ")]
     assert_same(b"".join(before) + b"".join(part + blank for part, blank in zip(parts, cycle(blanks), strict=False)))

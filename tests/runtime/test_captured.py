@@ -133,7 +133,7 @@ def test_nodes_of_conditional_bodies_are_said_to_be_unknown(tmp_path, program):
     (graph,) = hooked.Trace(path).of("graph")
     assert (graph["unknown"], graph["operations"]) == (2, [])
     _, verdicts = summarize(path)
-    said = "not counted: conditional nodes in 4 launches of graphs, which run as often as a condition says"
+    said = "not counted: conditional nodes in 4 launches of graphs; how often they ran isn't recorded"
     assert said in verdicts["kernels"]["verdict"]
     assert said.replace(" ", "") in analyze("graphs", path).replace("\n", "").replace(" ", "")
 
@@ -202,11 +202,11 @@ def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
     launches = [api(3, "cuGraphLaunch", "graph", "launch"), call(3, 300, object=5, stream=7),
                 call(3, 400, object=6, stream=7)]  # fmt: skip
     old = " ".join(made(tmp_path, {}, *CALLS, graph, *launches).stdout.split())
-    assert "not in this trace: everything except kernels in 1 launch of graphs" in old
+    assert "not in this trace: work other than kernels in 1 launch of graphs" in old
     assert "not in this trace: the work in 1 launch of graphs that were made before recording began" in old
     graph |= {"operations": [], "device": 1}
     new = " ".join(made(tmp_path, {"captures": 1}, *CALLS, graph, *launches[:2]).stdout.split())
-    assert "not counted: launches by kernels of 1 graph that kernels can launch" in new
+    assert "not counted: launches from kernels, which can launch 1 graph" in new
     assert "what else" not in new
 
 

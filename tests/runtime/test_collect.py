@@ -226,7 +226,7 @@ STEP = (
 
 
 @pytest.mark.full
-def test_what_does_not_shrink_is_plain(tmp_path, wide):
+def test_incompressible_buffers_are_stored_plain(tmp_path, wide):
     names = "abcdefgh"
     text = NOISE.format(
         fields=", ".join(f'{name} = "u64"' for name in names),

@@ -69,7 +69,7 @@ def test_a_trace_of_periods_is_read_as_such(tmp_path, program):
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     (processes,) = (r for r in read("gpt-analyze", "summary", "--json", server.out) if r.get("name") == "processes")
-    assert "not recorded all the time" in processes["verdict"][0]
+    assert "recording was off at times" in processes["verdict"][0]
     names = [event["name"] for event in read("gpt-analyze", "events", "--json", server.out)]
     assert names == ["recording off", "recording on", *["cuLaunchKernel"] * 3, "recording off"]
     (tmp_path / "k.ptx").write_text(PTX)
@@ -369,7 +369,7 @@ def find_name(pid):
 
 
 @pytest.mark.full
-def test_somebody_else_who_takes_the_name(tmp_path, program):
+def test_a_planted_control_socket_is_ignored(tmp_path, program):
     """A socket with this name that the process didn't make is ignored."""
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:

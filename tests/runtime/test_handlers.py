@@ -42,13 +42,13 @@ def run(tmp_path, library, handlers, calls, traced=True, source=CLIENT):
 
 
 @pytest.mark.parametrize("calls", ["all", "none", "memory"])
-def test_they_run_whether_or_not_a_call_is_recorded(tmp_path, library, calls):
+def test_handlers_run_whether_or_not_a_call_is_recorded(tmp_path, library, calls):
     printed, trace = run(tmp_path, library, "look", calls)
     assert printed == ["result 0"] * 5 + ["before 6 after 6 failed 1"]
     assert trace.launches == {"foo": 5}
 
 
-def test_they_run_without_a_trace(tmp_path, library):
+def test_handlers_run_without_a_trace(tmp_path, library):
     printed, _ = run(tmp_path, library, "answer", "all", traced=False)
     assert printed == ["result 999"] * 5 + ["before 6 after 6 failed 6"]
 

@@ -150,7 +150,7 @@ def test_a_fifo_of_another_user_gets_nothing(is_read, tmp_path):
 
 @pytest.mark.parametrize("options", [[], ["-f"]])
 @pytest.mark.parametrize("target", ["/proc/self/fd/1", "/dev/null", "folder"])
-def test_a_link_to_what_is_no_file_stays(tmp_path, target, options):
+def test_a_link_to_a_device_or_folder_is_not_replaced(tmp_path, target, options):
     """With -f and standard output to a file, gpt-hook once removed the machine's /dev/stdout, which is a link."""
     (tmp_path / "folder").mkdir()
     link = tmp_path / "stdout"

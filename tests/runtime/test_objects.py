@@ -184,7 +184,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_what_goes_with_its_owner(tmp_path, driver, how):
+def test_handles_are_forgotten_with_their_owner(tmp_path, driver, how):
     """After the owner has ended, a kernel with the same name and address belongs to another module."""
     source = r"""
     int main(void) {

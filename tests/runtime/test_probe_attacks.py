@@ -223,7 +223,7 @@ def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
     assert found == [{"the pipeline failed: the file of a probe has changed since gpt-hook read it": 1}, {}]
 
 
-def test_what_is_no_file_of_a_probe(tmp_path, once, monkeypatch):
+def test_a_folder_or_pipe_as_probe_file(tmp_path, once, monkeypatch):
     """A folder has the name of a built-in probe; and a FIFO, such as a shell's <(COMMAND), can be read only once."""
     monkeypatch.chdir(tmp_path)
     Path("gmem_bytes").mkdir()

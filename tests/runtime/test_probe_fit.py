@@ -111,7 +111,7 @@ def test_a_cooperative_grid_that_does_not_fit(tmp_path):
     assert unprobed(trace) == {"with probes its cooperative grid does not fit": 1}
 
 
-def test_what_fits_in_no_way(tmp_path):
+def test_launches_that_the_driver_rejects_get_no_variant(tmp_path):
     """The driver rejects the launch, and no code is made for it."""
     body = r"""
         void *params[] = {&items, &added, &count};

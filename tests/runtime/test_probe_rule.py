@@ -47,7 +47,7 @@ def lost(trace):
     return [record.get("lost") and str(parse(record["lost"])) for record in trace.of("buffer")]
 
 
-def test_a_child_in_our_memory_ends(tmp_path):
+def test_a_vfork_child_may_call_exit(tmp_path):
     """A vfork child that can't run its program calls _exit."""
     before = (
         CLIENT

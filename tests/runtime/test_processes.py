@@ -200,7 +200,7 @@ def test_exec_that_fails_leaves_the_trace_as_it_is(tmp_path):
     assert trace.functions == ["foo"] and trace.records[-1]["kind"] == "end" and trace.kinds["end"] == 1
 
 
-def test_a_pid_that_comes_again_ends_nothing(tmp_path):
+def test_a_reused_pid_does_not_end_a_killed_process_trace(tmp_path):
     """A killed process's trace has no end, even when another process gets its pid."""
     source = 'int main(void) { begin(); launch(kernel("foo")); kill(getpid(), 9); }'
     program = hooked.compile_c(tmp_path / "client", source, "-includesignal.h")
@@ -237,7 +237,7 @@ def test_names_with_percent(tmp_path):
     assert {Trace(path).records[0]["rank"] for path in traces} == {3}
 
 
-def test_others_tell_the_trace_of_the_command(tmp_path):
+def test_later_processes_are_children_in_the_first_trace(tmp_path):
     program = hooked.compile_c(
         tmp_path / "client", "int main(int c, char **v) { begin(); launch(kernel(v[1])); if (c > 2) system(v[2]); }"
     )

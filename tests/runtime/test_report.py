@@ -58,7 +58,7 @@ def loop(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", ["t.mp", "t-%p.mp"])
-def test_it_counts_what_the_traces_have(tmp_path, source, flags, args, name):
+def test_report_counts_match_the_traces(tmp_path, source, flags, args, name):
     program = hooked.compile_c(tmp_path / "client", source, *flags)
     (line,) = said(tmp_path, program, *args, options=("-o", tmp_path / name))
     paths = sorted(tmp_path.glob("t*.mp*"))
@@ -101,7 +101,7 @@ def test_after_exec_the_last_program_says_it(tmp_path, loop):
     assert numbers(line, tmp_path / "t.mp")[1:3] == [7, 2]
 
 
-def test_who_is_killed_says_nothing(tmp_path, loop):
+def test_a_killed_program_prints_no_report(tmp_path, loop):
     assert said(tmp_path, "sh", "-c", f"{loop} 3; kill -9 $$") == []
 
 
@@ -138,7 +138,7 @@ def test_children_that_a_forged_trace_names(tmp_path, loop):
     assert numbers(line, tmp_path / "t.mp")[:3] == [1, 0, 2]
 
 
-def test_who_does_not_listen_ends_nothing(tmp_path, loop):
+def test_program_is_unaffected_if_its_report_cannot_be_written(tmp_path, loop):
     """The report can't be written, because a pipe has no reader or a file may not grow; the program isn't affected."""
     line = hooked.command("run", "-fo", tmp_path / "t.mp", "--device", "sim", "--", loop, "9", quiet=False)
     ours, theirs = os.pipe()
@@ -157,7 +157,7 @@ def test_a_hole_is_passed_over(tmp_path, loop):
     assert line.endswith(" 3 launches, 1 process, 1024 GiB"), line
 
 
-def test_a_trace_that_is_damaged_or_gone_harms_nobody(tmp_path, loop):
+def test_report_copes_with_a_damaged_or_missing_trace(tmp_path, loop):
     gone = f"{loop} 3; rm {tmp_path}/t.mp; {{ echo; head -c 99999 /dev/urandom; }} >{tmp_path}/t.mp; true"
     (line,) = said(tmp_path, "sh", "-c", gone)
     assert numbers(line, tmp_path / "t.mp")[:2] == [0, 0]

@@ -60,7 +60,7 @@ def test_every_character(tmp_path, step):
             assert line == escaped
 
 
-def test_what_is_no_utf8(tmp_path):
+def test_invalid_utf8(tmp_path):
     texts = [
         b"\x9b",
         b"a\xff",

@@ -89,7 +89,7 @@ def test_a_library_in_a_namespace_of_its_own_is_told_of(tmp_path, source, end):
     assert trace.records[-1]["kind"] == "end" and not trace.calls
 
 
-def test_a_namespace_without_a_driver_is_no_matter(tmp_path):
+def test_a_namespace_without_a_driver_is_ignored(tmp_path):
     plugin = hooked.compile_c(tmp_path / "libplugin.so", "int start(void) { return 0; }", *SHARED, prelude=False)
     client = CLIENT.replace("OPEN", f'dlmopen(LM_ID_NEWLM, "{plugin}", RTLD_NOW)')
     done = hooked.run(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", client))

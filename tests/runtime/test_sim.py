@@ -131,7 +131,7 @@ def test_a_handle_is_given_out_again_at_once(play):
     play(source)
 
 
-def test_what_goes_with_a_context(play):
+def test_a_destroyed_context_takes_its_objects(play):
     source = r"""
     static void *graph; // which is of no context
     static void *create(void) {

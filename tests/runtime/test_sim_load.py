@@ -69,7 +69,7 @@ def test_a_kernel_that_cannot_be_made_is_refused_with_its_line(check):
 
 
 @pytest.mark.full
-def test_so_is_a_module_one_of_whose_kernels_cannot(check):
+def test_a_module_with_one_bad_kernel_is_refused(check):
     check(HEAD.format("7.0", "sm_70") + BAD + GOOD, 218, f"PTX: {FAULT}")
 
 

@@ -54,7 +54,7 @@ def test_statuses_are_those_of_the_bare_program(tmp_path, program, seed, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", [*"1234"])
-def test_so_are_those_of_calls_about_graphs(tmp_path, graph_program, seed, mode):
+def test_graph_calls_with_wrong_arguments_return_the_same_status(tmp_path, graph_program, seed, mode):
     """With -p the hook reads a graph before the driver has seen the other arguments."""
     check(tmp_path, graph_program, seed, mode)
 

@@ -62,7 +62,7 @@ def test_two_instructions_under_opposite_guards_read_a_register(lines, expected)
     assert find(*lines) == expected
 
 
-def test_nothing_is_wrong_with_what_ptxas_compiles():
+def test_ptxas_output_has_no_hazards():
     try:
         cubin = CubinEditor(compile_kernels())
     except FileNotFoundError as error:

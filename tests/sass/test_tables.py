@@ -113,7 +113,7 @@ def test_an_opcode_that_is_not_there_is_refused():
         "gpt-sass-table 1 sm_90\n981 LDG\n  X16 write 1\n",
     ],
 )
-def test_a_table_that_is_none_is_refused(text):
+def test_a_malformed_instruction_table_is_refused(text):
     with pytest.raises(MalformedError):
         parse_table(text)
 

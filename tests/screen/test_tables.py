@@ -99,7 +99,7 @@ def test_every_row_fits_whatever_it_holds(kind, width, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-def test_a_record_that_is_none_is_named(kind):
+def test_faults_of_malformed_records_are_reported(kind):
     good = wild(kind)
     for key, (type_, _) in records.KINDS[kind].items():
         for value in (None, -1, 1 << 64, 0.5, float("nan"), [], [None], {}, {"name": 1}, "x", b"x", True):

@@ -199,7 +199,7 @@ def test_a_kernel_that_would_be_too_large_is_left_alone(text, tmp_path):
     assert done.kind("ptx")[0]["data"] == large and "matches nothing" not in done.err
 
 
-def test_what_matched_and_does_not_fit_is_no_nothing(text, tmp_path):
+def test_a_match_that_cannot_be_woven_is_not_called_no_match(text, tmp_path):
     path = tmp_path / "out.toml"
     path.write_text(PROBE.replace("ADDR", "IN4"))
     done = weave("-p", path, data=segment(text))

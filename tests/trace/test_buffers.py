@@ -168,7 +168,7 @@ def test_launches_are_counted():
     assert (made.probed, made.unprobed, made.pending) == ({2: 2}, {(3, Reason("other", "no PTX")): 7}, 1)
 
 
-def test_a_launch_of_two_maps_is_over_with_the_second():
+def test_a_launch_with_two_maps_is_complete_after_the_second_buffer():
     made = probes(LAUNCH, MAP, forge.probe_map("o", 2, n="u64"), forge.kernel(5, 2, "k", 1, 2), forge.buffer(7, DATA))
     assert len(list(made.take())) == 1 and made.pending == 1
     made.add(forge.buffer(7, DATA, 2))
@@ -191,7 +191,7 @@ def test_a_file_that_grows_is_mapped_again(tmp_path):
         assert value(made)[1] == number
 
 
-def test_what_is_lost_is_missing(tmp_path):
+def test_a_buffer_whose_file_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "short").write_bytes(DATA[:-1])
     (tmp_path / "whole").write_bytes(DATA)
     (tmp_path / "link").symlink_to("whole")

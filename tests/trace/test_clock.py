@@ -51,6 +51,6 @@ def test_the_wildest_stamps_are_numbers():
 
 
 @pytest.mark.parametrize("header", [{"tsc_hz": 0, "tsc": 1}, {"tsc_hz": 5}, {"monotonic": 1 << 63}])
-def test_a_clock_that_is_none_is_refused(header):
+def test_an_impossible_clock_is_refused(header):
     with pytest.raises(MalformedError, match="header: "):
         clock(**header)

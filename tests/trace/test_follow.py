@@ -88,7 +88,7 @@ def test_on_a_pipe_the_segments_of_children_follow():
         assert absent == missing
 
 
-def test_a_child_that_is_none_is_refused(write):
+def test_a_malformed_child_record_is_refused(write):
     path = write("a", forge.trace({"kind": "child", "pid": 1, "how": "fork", "path": 7}))
     with pytest.raises(MalformedError, match=r"child\.path is not of type str"):
         followed(path)

@@ -133,7 +133,7 @@ def test_lines_of_neutrino(tmp_path):
     file.write_text(LINES)
     assert len(read_lines(file).tensors) == 2
     file.write_text("nothing\n")
-    with pytest.raises(MalformedError, match=r"tensor.trace: no line of a tensor.trace"):
+    with pytest.raises(MalformedError, match=r"tensor.trace: no line has the form of a tensor.trace"):
         read_lines(file)
     with pytest.raises(GptError, match="No such file"):
         read_lines(tmp_path / "none")

@@ -85,7 +85,7 @@ def test_unknown_records_and_keys_are_passed_over(write):
     assert names(write(segment(odd, {**function("a"), "colour": "red"}))) == {"a"}
 
 
-def test_a_record_that_is_none_is_refused(write):
+def test_a_function_record_without_a_name_is_refused(write):
     with pytest.raises(MalformedError, match="function without name"):
         names(write(segment({"kind": "function", "id": 1})))
 

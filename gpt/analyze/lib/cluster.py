@@ -203,7 +203,7 @@ def _check_scheduler(distributed: Any, address: str) -> None:
     try:
         asyncio.run(look())
     except Exception as error:  # another service may answer anything, such as a length of exabytes
-        raise MissingError(f"no scheduler of Dask: {_first_line(error)}", address) from None
+        raise MissingError(f"no Dask scheduler: {_first_line(error)}", address) from None
 
 
 def _first_line(error: Exception) -> str:
@@ -227,7 +227,7 @@ def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
                     raise
             idle = 0 if _has_workers(client) else idle + 1
             if idle == IDLE:
-                raise GptError("the scheduler of the cluster has no workers any more")
+                raise GptError("the cluster's scheduler has no workers left")
     except distributed.KilledWorker as error:
         raise GptError(f"workers of the cluster were killed by the task: {_first_line(error)}") from None
     except distributed.CancelledError:

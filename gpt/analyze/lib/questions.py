@@ -197,9 +197,9 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts], verbose: b
         yield make_answer("iterations", shown, units, top=TOP)
     if phases := [(row[0], *one, *row[1:]) for fact, one in zip(ordered, who, strict=True) for row in fact.phases]:
         step = max(fact.step for fact in facts)
-        verdict = [f"there are many calls: one in {step} was looked at"] if step > 1 else []
+        verdict = [f"too many calls to count all: one in {step} was sampled"] if step > 1 else []
         if counted := sum(fact.counted for fact in facts):
-            verdict.append(f"{amount(counted, 'call')} counted but not timed, and in no row")
+            verdict.append(f"{amount(counted, 'call')} counted but not timed: in no row")
         yield make_answer("phases", PHASES, phases, verdict, top=TOP)
     if totals.functions:
         asked = [_loading(totals, ordered, names), _iterations(totals, ordered, names), _compute(totals),
@@ -295,28 +295,23 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
             told.append(INTERLEAVED.format(f"{in_threads:,} times"))
         same = [row for row in main.units if row[1] == scope]
         if inside := [f"{amount(row[3], 'launch')}" for row in same if row[0].startswith(INSIDE)]:
-            verb = "repeats itself" if inside == ["1 launch"] else "repeat themselves"
-            told.append(f"inside of it {' and '.join(inside)} {verb}")
+            verb = "repeats" if inside == ["1 launch"] else "repeat"
+            told.append(f"inside it, {' and '.join(inside)} {verb}")
         if others := [row for row in same if row[0].startswith(OTHER)]:
             other = " and ".join(f"{human_time(row[6])} ({row[5]:,} times)" for row in others[:SHOWN])
-            told.append(f"other {amount(launches, 'launch')} repeat in the same way, each {other}")
+            told.append(f"other units of {amount(launches, 'launch')} repeat, too: {other}")
         told += [f"of the first {main.looked_at:,} launches"] if main.looked_at < main.launches else []
         return Said(question, f"{kernels:,}, {count:,} times", kernels, "kernels", "; ".join(told))
     if main.units:
         what = amount(main.units[0][3], "launch")
-        evidence = (
-            f"{names[id(main)]}: {len(main.units)} different units of {what} repeat, none in half of all launches"
-        )
+        evidence = f"{names[id(main)]}: {len(main.units)} units of {what} repeat, but none covers half of the launches"
         return Said(question, "no single iteration", evidence=evidence)
     if main.launches:
         among = " of kernels and graphs" if _chosen(totals, ("graph",), "launch") else ""
         evidence = f"{names[id(main)]}: {amount(main.launches, 'launch')}{among}"
         if main.launches >= REPEATS:
-            evidence += (
-                ", and no sequence that comes three times, one after the other, makes up half of them, or twice "
-            )
-            evidence += "nearly all"
-        return Said(question, "no unit repeats itself", evidence=evidence)
+            evidence += "; no unit covers half of them by repeating three times, or nearly all by two"
+        return Said(question, "no repeating unit", evidence=evidence)
     launched = _launched(totals)
     if not launched:
         return Said(question, NOTHING, evidence="no kernel or graph was launched")
@@ -382,7 +377,7 @@ def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said
     if main is None and not (_launched(totals) or any(function.calls for function in _chosen(totals, IO))):
         return Said(question, NOTHING, evidence="no launch and no copy: it had nothing to do")
     if main is None or main.idle is None or main.around is None:
-        fact = "'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' has the breaks of the host"
+        fact = "'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' shows the host's gaps"
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
     idle, around = main.idle, main.around
     share = 100 * idle.idle / (idle.total or 1)
@@ -403,7 +398,7 @@ def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
     shares = [percent(round(ns), span) if ns <= span else "over 100 %" for ns in (took, every)]
     own = "the time" if len(facts) == 1 else "the time of all processes"
     all_waits = f"all waits: {human_time(every)} in {amount(waits, 'call')}, {shares[1]} of {own}"
-    evidence = f"{amount(calls, 'call')}; {all_waits}" if calls else all_waits if waits else "nor any other wait"
+    evidence = f"{amount(calls, 'call')}; {all_waits}" if calls else all_waits if waits else "no other waits either"
     told = f"{human_time(took)}, {shares[0]} of the time" if calls else "not called"
     if waits and sum(fact.threads for fact in facts) > len(facts):
         evidence += "; if threads wait at the same time, each counts"
@@ -430,10 +425,10 @@ def _ioctls(totals: Totals) -> Said:
 def _scheduler(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
     question, why = "scheduler of the GPU", "launches reach it without a system call"
     if not _chosen(totals, ("ioctl",)):
-        fact = f"{why}; 'gpt-hook run --ioctl' records what schedules channels, '-p block_sched' when blocks ran"
+        fact = f"{why}; 'gpt-hook run --ioctl' records the ioctls for channels, '-p block_sched' when blocks ran"
         return Said(question, NOT_RECORDED, evidence=fact, option="--ioctl")
     found = sum((fact.controls for fact in facts), Counter[int]())
     calls = sum(found[command] for command in SCHEDULING)
     told = ", ".join(f"{what} {found[command]:,}" for command, what in SCHEDULING.items() if found[command])
-    fact = f"{why}; {told or 'none of the ioctls is such'}; 'gpt-hook run -p block_sched' records when blocks ran"
+    fact = f"{why}; {told or 'no ioctl schedules channels'}; 'gpt-hook run -p block_sched' records when blocks ran"
     return Said(question, f"{amount(calls, 'ioctl')} to schedule channels", calls, "calls", fact)

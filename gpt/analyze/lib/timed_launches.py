@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import ProbedLaunch
     from gpt.trace.process import Process
 
-NO_ORIGINAL = "no times of kernels without probes: 'gpt-hook run --benchmark' takes them"
+NO_ORIGINAL = "no kernel times without probes: 'gpt-hook run --benchmark' measures them"
 
 
 class TimedLaunches:

@@ -183,12 +183,12 @@ class Lowering:
     def _save(self, node: Save, rest: tuple[Line, ...]) -> None:
         placed = self.maps.get(node.map)
         if placed is None:
-            raise CannotProbe(f"finds no map '{node.map}'")
+            raise CannotProbe(f"saves to map '{node.map}', which does not exist")
         condition = self.code.both(self.read.condition, self._guard(node.guard))
         fields = placed.map.fields
         types = [field.type for field in fields[node.first :]][: len(node.values)]
         if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):
-            raise CannotProbe(f"has not as many values as map '{node.map}' has fields")  # only if unverified
+            raise CannotProbe(f"does not save as many values as map '{node.map}' has fields")  # only if unverified
         if placed.map.type != "array":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         idle = self.names.zeros if placed.map.type == "total" and node.last else ()

@@ -132,7 +132,7 @@ static const char *read_layout(const struct linked *linked, struct python *into)
             return "Python later than 3.14: its frames aren't read";
         return find_published((const uint64_t *)&offsets, into->version, &into->layout)
                    ? NULL
-                   : "Python says of its frames what can't be: they aren't read";
+                   : "Python describes its frames in an unknown way: they aren't read";
     }
     uint64_t version = 0;
     void *at = hook_variable_in(linked, "Py_Version"); // since 3.11

@@ -80,7 +80,7 @@ def test_a_call_is_a_begin_an_end_and_what_other_lines_say_of_it(calls):
     assert missing == []
 
 
-def test_what_no_call_is_there_for_is_one_itself(calls):
+def test_events_without_a_call_become_calls(calls):
     found, missing = calls(
         LAUNCH,
         more(8.5, "transfer", None, direction="D2H", size=64, duration_ms=0.5),
@@ -257,7 +257,7 @@ def test_other_files_are_none_of_these(tmp_path):
         gpt.trace.open(write(tmp_path / "t", '{"ts":', "text"))
 
 
-def test_they_do_not_say_what_was_used(tmp_path):
+def test_lines_of_calls_are_refused_as_used_kernels(tmp_path):
     for text in ([GOOD], ["text", GOOD], ["# " + next(jsonl.lines(forge.trace()[0])), GOOD]):
         with pytest.raises(MalformedError, match="name the trace itself"):
             read_used([write(tmp_path / "t", *text)], allow_incomplete=True)

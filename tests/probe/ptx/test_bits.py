@@ -99,7 +99,7 @@ def test_vectors_in_wider_registers(tmp_path):
     assert any(line.endswith(", 4464;") for line in found)
 
 
-def test_a_conversion_of_what_is_no_float_of_that_size():
+def test_a_float_conversion_of_the_wrong_size_is_left_alone():
     """cvt takes integers of any size; all bits of a float are kept."""
     reads = "cvt.rn.f32.f64 %a, OUT;"
     text = f'[x]\nposition = "add.f32"\ndatamodel = "thread:8"\nafter = ".reg .f32 %a; {reads} SAVE.f32 {{%a}};"\n'

@@ -128,7 +128,7 @@ def test_what_only_sets_registers_is_nothing():
 
 
 @pytest.mark.parametrize("name", ["inst_latency", "value_range"])
-def test_what_does_not_fit_leaves_no_halves(name, tmp_path):
+def test_an_unfit_register_leaves_no_half_of_a_probe(name, tmp_path):
     """Registers whose sizes differ between uses are known when the code is generated."""
     body = "{ .reg .f32 r; add.f32 r, %f1, %f2; ld.global.f32 r, [%rd1]; } { .reg .b64 r; }"
     file = load_probes(find_probe(name))

@@ -91,7 +91,7 @@ def test_messages_name_what_is_there():
     assert not any("gpt_" in fact for fact in woven.misfits) and woven.misfits
 
 
-def test_a_misfit_leaves_nothing_behind():
+def test_an_instruction_without_room_for_a_probe_leaves_no_kept_values():
     """Values kept for one instruction aren't copied for the next."""
     body = "ld.global.v2.b64 {%rd1, %none}, [%rd1+%none];\nld.global.b64 %rd2, [%rd2];\nret;"
     woven = weave(kernel(body), "k", [simple("ld.global", "cvt.u32.u64 %a, ADDR;", "after")])
@@ -122,7 +122,7 @@ def test_a_total_adds_only_what_something_was_added_to(tmp_path):
         assert {field.offset: field.name for field in woven.maps[0].fields} == added
 
 
-def test_what_is_not_made_on_all_ways_is_made_again(tmp_path):
+def test_a_value_computed_on_one_path_is_computed_again(tmp_path):
     """A branch in one snippet skips nothing that the next snippet relies on."""
     text = (
         '[map.m]\nlevel = "warp"\ndata = {a = "u64", b = "u32"}\n[probe.x]\nposition = "ld.global"\nlevel = "warp"\n'
@@ -140,7 +140,7 @@ WORDS = [f"gpt_label_{n}_" for n in range(8)] + ["s98765432000_0", "x98765432000
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_number_of_a_probe_stays_what_it_is(number):
+def test_a_number_in_a_probe_is_not_replaced_by_an_offset(number):
     """The probe's number is kept, whatever number stands for an instruction's offset while its shape is lowered."""
     file = simple("ld.global", f".reg .u64 %n; mov.u64 %n, {number};\ncvt.u32.u64 %a, %n;")
     for offset in ("7", number, "98765432000"):
