@@ -259,9 +259,11 @@ def _find_rounds(tapes: Tapes, first: int) -> tuple[Period, Period, int] | None:
 
 
 def _find_inference(tapes: Tapes) -> int:
-    """Return the time in ns when the first wait ended that began after each recurring kernel had been launched once.
+    """Return the time in ns at which inference begins: each recurring kernel has been launched once, and the next wait
+    that began after that has ended.
 
-    If it launches nothing after such a wait, return when the last of those first launches returned.
+    If there's no such wait, or nothing was launched after it, return the time at which the last of these first launches
+    returned.
     """
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan

@@ -185,7 +185,7 @@ def _ask(path: str) -> Tool:
 def _output_if_any(path: str, option: str) -> str:
     """Return what an option prints, or nothing if this ptxas doesn't have it (12.8 has no --list-version).
 
-    Then it counts as supporting everything, and reports an error when it gets the module.
+    A ptxas that lists nothing is used for every version and target; it reports an error if it can't assemble a module.
     """
     try:
         return _output(path, option)

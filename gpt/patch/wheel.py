@@ -298,7 +298,7 @@ def _line(digest: bytes, size: int) -> list[str]:
 def _iter_record(
     data: bytes, lines: Mapping[str, list[str]], name: str, renaming: Renaming = SAME_NAMES
 ) -> Iterator[tuple[bytes, str]]:
-    """Yield the lines of RECORD, with new digests for some members and new names for others, and the member of each."""
+    """Yield each line of RECORD and the member that it's about; some members have new digests or new names."""
     raw: list[str] = []
 
     def read() -> Iterator[str]:

@@ -252,7 +252,7 @@ class Module:
         return found
 
     def loc(self, statement: Statement) -> tuple[int, int] | None:
-        """Return the number of the file, and the line, that a `.loc` names. None if they have more than nine digits."""
+        """Return the file number and line number in a `.loc`, or None if one has more than nine digits."""
         found = _LOC.match(self.skeleton, statement.start)
         file, line = (integer(text) for text in found.groups()) if found else (None, None)
         return None if file is None or line is None else (file, line)

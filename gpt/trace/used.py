@@ -140,7 +140,7 @@ def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
 
 
 def _add_process(process: Process, used: Used) -> None:
-    """Add what a process loaded and looked up, and the files that contain it."""
+    """Add the images that a process loaded and the kernels that it looked up, with the files that contain them."""
     used.devices |= process.devices
     modules = dict(process.modules)
     for _, image in process.modules:

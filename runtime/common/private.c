@@ -15,8 +15,8 @@
 // not links.
 //
 // The group is treated like other users, because its members can't be known here. An access control list
-// shows in the group bits. openat2(2) with RESOLVE_NO_SYMLINKS wouldn't do: it doesn't check owners, and
-// rejects homes behind a link.
+// shows in the group bits. openat2(2) with RESOLVE_NO_SYMLINKS isn't enough: it doesn't check owners, and
+// it fails if the path to the home directory has a link.
 
 #include <errno.h>
 #include <fcntl.h>

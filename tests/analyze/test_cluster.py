@@ -254,8 +254,8 @@ def test_a_scheduler_without_workers_is_an_error(tmp_path):
 
 @pytest.mark.full
 def test_another_service_is_no_scheduler(tmp_path):
-    """If the user gives the dashboard's address, Dask takes the first bytes of the HTTP response for a length of
-    exabytes.
+    """If the user gives the dashboard's address, Dask reads the first bytes of the HTTP response as a length, which
+    is exabytes.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
 

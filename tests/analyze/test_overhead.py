@@ -61,7 +61,7 @@ APIS = ["cuMemAlloc", "cuMemFree", "cuMemAllocHost", "cuMemCreate", "cuMemReleas
 
 
 def memory(*changes):
-    """Return rows of calls of 5 ns, each starting at the next time."""
+    """Return records of allocations and frees: one call every 100 ns, which takes 5 ns."""
     rows = [(100 * n, 5, APIS.index(name) + 1, 0, to, 0, size, 0) for n, (name, to, size) in enumerate(changes, 1)]
     apis = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     return [forge.calls(rows, forge.MEMORY), *apis]  # names may come later

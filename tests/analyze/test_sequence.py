@@ -661,7 +661,7 @@ def loading(first, more=(), begin=0.01):
 
 
 def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
-    """The event before a first launch is done long before the code is loaded, which takes 80 ms of the call here."""
+    """Loading the code takes 80 ms of the launch call. The GPU reaches the event before the launch long before that."""
     segment = loading(80.01)
     found = ask("summary", segment)
     (kernel,) = found.rows["kernels"]

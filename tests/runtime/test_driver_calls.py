@@ -73,8 +73,8 @@ def test_a_launch_makes_no_other_call(tmp_path, counting):
 
 @pytest.mark.parametrize("streams", [1, 4])
 def test_a_slab_takes_one_event_and_one_wait(tmp_path, counting, streams):
-    """Memory is scarce, so slabs often go from one stream to another. A new slab needs one more event, behind the copy
-    of zeros.
+    """There's little memory, so one stream often gets a slab that another one used. A new slab needs one more event,
+    after it was zeroed.
     """
     counts, size = count_calls(tmp_path, counting, 4000, streams, 4 * SLAB)
     claims = counts["claims"]

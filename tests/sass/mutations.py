@@ -1,4 +1,4 @@
-"""Damage woven kernels at random, at one place: in the rewritten words, in the declaration, or in facts of the file.
+"""Damage a woven kernel in one random place: in the rewritten words, the declaration, or the attributes in the file.
 
 KINDS are the kinds of damage. mutate.py runs them, and equivalent.py explains why the accepted ones do no harm.
 """

@@ -35,8 +35,8 @@ class Kind(NamedTuple):
     """A kind of memory: its name, and whether it's on a GPU, whether several allocations can share a page, and whether
     it's freed with its context.
 
-    `space` is the kind of its addresses: addresses in memory, handles, or addresses of memory that the program
-    registered.
+    `space` says what its addresses are: addresses of allocations, handles, or addresses of memory that the program
+    allocated elsewhere and registered.
     """
 
     name: str

@@ -124,7 +124,10 @@ class _Sums:
         self._rows, self._edges = Groups(), Groups()
 
     def find(self, edges: Array, rows: Array) -> npt.NDArray[np.float64]:
-        """Return the running sums before each edge, one row of values each; add rows of the same time window."""
+        """Return the sums of all rows before each edge (the begin or end of a range), and add these rows to the sums.
+
+        Each call gets the edges and rows in one time window. Windows come in order.
+        """
         found = np.zeros((len(edges), self._count))
         threads = dict(self._rows.iter(rows["thread"]))
         pushed = np.flatnonzero(edges["pushed"])

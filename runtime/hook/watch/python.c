@@ -10,7 +10,7 @@
 // pairs agreed on a stack that never existed. If the walks never agree, we use the outer frames that were the
 // same in the last two. We accept a code object only if its type is PyCode_Type.
 
-#include <sched.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -147,14 +147,8 @@ static const char *read_layout(const struct linked *linked, struct python *into)
 
 // One thread at a time reads frames, into static variables: the stack of a program's thread may be small.
 // Signals are blocked meanwhile. In a forked child, nobody has the lock: hook_watched is zero again.
-static void lock(void) {
-    while (atomic_exchange_explicit(&hook_watched->reading_python, true, memory_order_acquire))
-        sched_yield();
-}
-
-static void unlock(void) {
-    atomic_store_explicit(&hook_watched->reading_python, false, memory_order_release);
-}
+static void lock(void) { pthread_mutex_lock(&hook_watched->reading_python); }
+static void unlock(void) { pthread_mutex_unlock(&hook_watched->reading_python); }
 
 static bool find(const char *where) {
     static struct python found;

@@ -738,12 +738,12 @@ struct watched {
     char paths[PATH_BYTES];
     struct objects objects;
     _Atomic uint64_t primary[MAX_DEVICES]; // primary contexts of devices
-    _Atomic bool unseen;         // we've named the libraries whose calls aren't recorded, see intercept.c
-    struct map missing;          // already reported, see missing.c
-    struct map rules;            // how stacks are walked, see sites.c
-    struct map stacks;           // already recorded, see sites.c
-    _Atomic bool reading_python; // a lock, see python.c
-    struct map nodes;            // indexes into `origins`, see origins.c
+    _Atomic bool unseen;            // we've named the libraries whose calls aren't recorded, see intercept.c
+    struct map missing;             // already reported, see missing.c
+    struct map rules;               // how stacks are walked, see sites.c
+    struct map stacks;              // already recorded, see sites.c
+    pthread_mutex_t reading_python; // guards what python.c keeps
+    struct map nodes;               // indexes into `origins`, see origins.c
     _Atomic uint64_t origins_used;
     struct kept_origin origins[MAP_ENTRIES];
     _Atomic uint32_t said;

@@ -40,7 +40,7 @@ SECONDS = re.compile(r"(\d{1,10})\.(\d{6})(?:\.bin)", re.ASCII)
 
 
 class _Located(NamedTuple):
-    """The shape of a launch, and by map index the place of its records, or why they are lost."""
+    """A launch's grid and block. `maps` says for each map, by its index, where the records are or why they are lost."""
 
     launch: LoggedLaunch
     grid: tuple[int, ...]
