@@ -327,6 +327,6 @@ def test_a_cluster_that_loses_its_last_worker_is_waited_for_a_while():
             Waiting.threads += 1
             return {"tcp://a": 1} if Waiting.threads == 2 else {}  # one worker came and went
 
-    with pytest.raises(GptError, match=r"^the scheduler of the cluster has no workers any more$"):
+    with pytest.raises(GptError, match=r"^the cluster's scheduler has no workers left$"):
         _wait(distributed, Waiting(), Waiting())
     assert Waiting.threads == 2 + engine.IDLE

@@ -449,7 +449,7 @@ def test_a_kernel_whose_name_is_json_forges_nothing_in_text(tmp_path, capfd):
     lines = [*BEGIN, WHOLE[4], "beat 5500000000", *END]
     tagged = [line.replace(" ", " 0123456789abcdef ", 1) if not line.startswith("begin") else line for line in lines]
     tagged[0] += " 0123456789abcdef"
-    assert "2 lines of bpftrace not understood, first '{" in attach(tmp_path, as_text([*tagged, *parts]), capfd)
+    assert "parse 2 lines of bpftrace's output; the first is '{" in attach(tmp_path, as_text([*tagged, *parts]), capfd)
     found = model.read([tmp_path / "trace.mp"])
     assert [process.pid for process in found.processes] == [7]
     assert not [line for line in found.incomplete if "no room" in line]

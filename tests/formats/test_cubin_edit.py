@@ -206,7 +206,7 @@ def test_a_count_that_is_there_twice():
     assert CubinEditor(twice.build()).find_pair(0x12, symbol) == size + 48
 
     first.editable(first.numbers[b".nv.info"])[-4:] = struct.pack("<I", size + 1)
-    with pytest.raises(CannotEdit, match="attribute 0x12 with two values"):
+    with pytest.raises(CannotEdit, match="attribute 0x12 has two values"):
         _ = CubinEditor(first.build()).info_pairs
 
 

@@ -159,7 +159,7 @@ def test_slowdown(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("test", "needed"), [("block_sched", 6 * 24), ("gmem_bytes", 192 * 16), ("dmat", 2 * 192 * 24 + 8)]
+    ("test", "needed"), [("block_sched", 6 * 24), ("gmem_bytes", 192 * 16), ("dmat", 2048 + 6 * 128)]
 )
 def test_memory(tmp_path, test, needed):
     """The loop over MODELS and TESTS prints a line per process with the folder at its end, and takes the `max`."""
