@@ -179,7 +179,7 @@ def test_a_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
 
 
 def test_nothing_is_kept_where_another_user_could_lead_us(tmp_path, once, monkeypatch):
-    """A folder in one that others may write to could be a link by the time it's filled: as root, to any place."""
+    """Others could put a link in place of a folder in theirs, and root would write wherever it leads."""
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "precious")
