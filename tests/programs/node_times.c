@@ -94,6 +94,45 @@ static void run_parameters(void) { // a node changes before and after the second
     OK(D(cuGraphNodeSetEnabled)(exec, node_of(graph, 0), 0));
     replay(exec, 6);
 }
+// A server that captured a decode step for each of three batch sizes, and picks one for each step. A step of
+// size n takes n ms in attention and 2 ms in the rest of a layer.
+static void run_batches(void) {
+    static const unsigned steps[] = {0, 1, 1, 2, 2, 2, 1, 0, 2, 1, 0, 2, 2, 1, 1, 0};
+    void *execs[3];
+    for (unsigned size = 0; size < 3; size++) {
+        begin_capture();
+        for (unsigned layer = 0; layer < 2; layer++) {
+            put_in(layer ? "layers.1.attn" : "layers.0.attn", streams[0], spin, 2 * size, 1u << size);
+            put_in(layer ? "layers.1.mlp" : "layers.0.mlp", streams[0], spin, 2 * size + 1, 2);
+        }
+        execs[size] = instantiate(end_capture());
+    }
+    for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++)
+        replay(execs[steps[i]], 1);
+}
+static void run_destroyed(void) { // while it runs
+    for (int i = 0; i < 5; i++) {
+        void *graph = capture(), *exec = instantiate(graph);
+        OK(D(cuGraphDestroy)(graph));
+        OK(D(cuGraphLaunch)(exec, streams[0]));
+        OK(D(cuGraphExecDestroy)(exec));
+    }
+    OK(D(cuStreamSynchronize)(streams[0]));
+}
+static void run_contexts(void) { // replays while another context is current
+    void *exec = instantiate(capture()), *first, *second;
+    OK(D(cuCtxGetCurrent)(&first));
+    OK(D(cuCtxCreate_v2)(&second, 0, 0));
+    replay(exec, 3);
+    OK(cuCtxSetCurrent(first));
+    replay(exec, 3);
+    OK(cuCtxSetCurrent(second));
+    void *child = instantiate(capture());
+    replay(child, 2);
+    OK(cuCtxSetCurrent(first));
+    OK(D(cuCtxDestroy_v2)(second));
+    replay(exec, 1);
+}
 static void run_update(void) {
     void *exec = instantiate(capture()), *graph;
     CUgraphExecUpdateResultInfo info;
@@ -186,7 +225,8 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } scenarios[] = {{"plain", run_plain},       {"parameters", run_parameters}, {"update", run_update},
                      {"streams", run_streams},   {"captured", run_captured},     {"refused", run_refused},
-                     {"skipping", run_skipping}, {"failing", run_failing}};
+                     {"skipping", run_skipping}, {"batches", run_batches},       {"destroyed", run_destroyed},
+                     {"contexts", run_contexts}, {"failing", run_failing}};
     unsigned found[WORDS];
     void *module;
     begin();

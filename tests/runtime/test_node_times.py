@@ -90,6 +90,37 @@ def test_replays_in_several_streams_run_one_after_another(tmp_path, share):
     assert first and all(at % 3 for at in first[1:])  # not the first in another stream
 
 
+def test_a_loop_over_captured_batch_sizes(tmp_path):
+    trace, printed = recorded(tmp_path, "batches", "1/2")
+    counts = {0: 4, 1: 6, 2: 6}  # steps of each size
+    assert [int(word) for word in printed.split()[:6]] == [2 * counts[at // 2] for at in range(6)]
+    by_graph = {}
+    for one in trace.of("node_times"):
+        by_graph.setdefault(one["exec"], []).append(ns(trace, one["durations"]))
+    execs = [graph["exec"] for graph in trace.of("graph")]
+    assert [len(by_graph[one]) for one in execs] == [2, 3, 3]  # every second step of each size
+    for size, exec_ in enumerate(execs):
+        assert all(took[at] >= 1e6 * (2 if at % 2 else 1 << size) for took in by_graph[exec_] for at in range(4))
+    done = run("summary", "--json", "--by", "layer", tmp_path / "t.mp")
+    rows = {row["name"]: row for row in Answers(done.stdout).rows["by_layer"]}
+    assert [rows[f"layers.{layer}"]["launches"] for layer in range(2)] == [32, 32]
+    assert all(rows[f"layers.{layer}"]["gpu_total"] > 16 * 3e6 for layer in range(2))
+    assert "(graphs, not split)" not in rows and not any(row.get("split") for row in rows.values())
+
+
+def test_an_executable_graph_that_is_destroyed_while_it_runs(tmp_path):
+    trace, printed = recorded(tmp_path, "destroyed", "1")
+    assert printed.split()[:4] == ["5"] * 4
+    assert [one["start"] for one in trace.of("node_times")] == replays(trace)
+
+
+def test_another_context(tmp_path):
+    trace, _ = recorded(tmp_path, "contexts", "1")
+    calls = replays(trace)
+    timed = [calls.index(one["start"]) for one in trace.of("node_times")]
+    assert not {0, 1, 2} & {*timed} and {4, 5, 8} <= {*timed}  # in the context that it was instantiated in
+
+
 def test_edges_that_add_nothing(tmp_path):
     trace, _ = recorded(tmp_path, "skipping", "1/2")
     found = trace.of("node_times")
