@@ -50,8 +50,8 @@ _BITS: dict[str, tuple[int, ...]] = {  # the bits of an instruction that its fac
 
 
 def list_statements() -> dict[Statement, bool]:
-    """Return every instruction that a probe may see, with each guard, and whether it can be moved. Of those that can't,
-    a few are enough: they only make a kernel need their snippets' registers.
+    """Return every instruction that a probe may see, with each guard, and if it can be moved. If it can't, a few of
+    its faces are enough: they only make a kernel need their snippets' registers.
     """
     found: dict[Statement, bool] = {}
     for (name, _), face in FACES.items():
@@ -72,7 +72,7 @@ def _iter_words(name: str) -> Iterator[int]:
 
 
 class Texts:
-    """Collects the texts of a probe file's bodies. With `count`, they're those that only count records."""
+    """Collects the texts of a probe file's bodies. With `count`, bodies only count records."""
 
     def __init__(self, file: ProbeFile, statements: dict[Statement, bool], *, count: bool) -> None:
         self._file, self._count, self._lowerer = file, count, Lowerer()
@@ -90,7 +90,7 @@ class Texts:
                 self._add(*self._plan(list(itertools.chain(*chosen))))
 
     def _group(self, statements: list[Statement]) -> dict[Hashable, list[Statement]]:
-        """Group the instructions by the snippets that can be lowered there. Of those with the same bodies, keep one."""
+        """Group the instructions by the snippets that can be lowered there, and keep one for each set of bodies."""
         placed: dict[int, list[tuple[Hashable, Lowered]]] = {}
         for use, one in self._lowerer.run(*self._plan(statements), [self._file])[1]:
             if use.site.kind == "instruction" and not isinstance(one, str):

@@ -1,8 +1,8 @@
 """Lower a kernel's placed snippets to bodies (body.py).
 
 A body depends on its probe file, the face, and which of the file's snippets the kernel has: they decide which registers
-are constants or zeros, and which fields of a total stay idle. It doesn't depend on other probe files, so the bodies of
-several probes together are those of each alone.
+are constants or zeros, and which fields of a total stay idle. It doesn't depend on other probe files, so
+several probes together have the same bodies as each alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Lowerer:
 def examine(
     plan: Plan, function: SassFunction, files: Sequence[ProbeFile]
 ) -> tuple[list[Names], list[dict[str, str]], list[Hashable]]:
-    """Return for each file: its registers; those that are constants; and all that its bodies depend on in a kernel,
+    """Return for each file: its registers, which of them are constants, and all that its bodies depend on in a kernel,
     except faces.
     """
     names, constants, states = list[Names](), list[dict[str, str]](), list[Hashable]()

@@ -3,7 +3,7 @@
     8 bytes   MAGIC
     4 bytes   size of the index
     index     msgpack: the offset and size of each group in the file, and {the first 16 bytes of a key: [number of its
-              group, offset and size in the unpacked group]}; keys are those of the cache (snippets.py)
+              group, offset and size in the unpacked group]}; the cache has the same keys (snippets.py)
     groups    zstd; each has the bodies of one probe
 
 A group is read when one of its bodies is needed. A package that was built without ptxas doesn't have the file.

@@ -8,7 +8,7 @@ Where no lane of a warp may save, ptxas jumps over the predicated save with `@!P
 between BSSY and BSYNC, is for warps in which some lanes save. check.py refuses BRA.U, whose exact meaning nobody has
 measured. The second branch alone is enough, so the first one becomes a NOP.
 
-Compiled words are kept in memory and in the user's cache, under a digest of their text. The package ships those of the
+Compiled words are kept in memory and in the user's cache, under a digest of their text. The package ships words for the
 built-in probes under the same keys (shipped.py), so these need no ptxas. A body's text depends on the face, on the
 values that the probe keeps, on the fields that the kernel leaves idle, and on everything that lowering writes.
 """
