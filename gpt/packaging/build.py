@@ -71,11 +71,16 @@ def make_snippets(folder: Path) -> None:
         shutil.copy(built, target)  # what it has isn't compiled again
     python = TOP / ".venv" / "bin" / "python"
     command = [python if python.exists() else sys.executable, "-m", "gpt.packaging.snippets", target]
-    done = subprocess.run(command, cwd=TOP, stderr=subprocess.PIPE, check=False)
+    environment = dict(os.environ)
+    if python.exists():
+        environment.pop("PYTHONPATH", None)  # pip's, which hides the packages of .venv
+    done = subprocess.run(command, cwd=TOP, env=environment, stderr=subprocess.PIPE, check=False)
+    said = done.stderr.decode(errors="replace")
     if done.returncode:
         target.unlink(missing_ok=True)
-        reason = (done.stderr.decode(errors="replace").splitlines() or [""])[-1]
-        print(f"setup: warning: built-in probes aren't compiled: 'make setup' first ({reason})", file=sys.stderr)
+        reason = (said.splitlines() or [""])[-1]
+        said = f"setup: warning: built-in probes aren't compiled: 'make setup' first ({reason})\n"
+    sys.stderr.write(said)
 
 
 class BuildPackage(build_py):
