@@ -92,7 +92,7 @@ def node_times(start: float, durations: list[int], pause: int = 0) -> dict:
     count = len(durations)
     return records.make("node_times", exec=EXEC, thread=2, start=at(start), begin=at(start), pause=pause,
                         types=[0, 0, 0, 1][:count], functions=[1, 2, 1, 0][:count], threads=[1] * count,
-                        calls=[at(ms) for ms in (1.5, 2.5, 3.5, 2.6)][:count], begins=[0] * count,
+                        calls=[at(ms) for ms in (1.5, 2.5, 3.5, 2.6)][:count], early=[0] * count, begins=[0] * count,
                         durations=[ms * MS + pause for ms in durations])  # fmt: skip
 
 

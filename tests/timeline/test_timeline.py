@@ -57,7 +57,7 @@ def test_nodes_of_a_replay_are_below_it():
     graph = records.make("graph", exec=0, at=ZERO, nodes=3, functions=[1, 2], launches=[1, 1], operations=[])
     timed = records.make("node_times", exec=0, thread=1, start=ZERO + 30 * US, begin=ZERO + 43 * US, pause=US,
                          types=[0, 0, 1], functions=[1, 2, 0], threads=[1, 1, 0], calls=[ZERO + 11 * US] * 2 + [0],
-                         begins=[0, 5 * US, 8 * US], durations=[5 * US, 3 * US, 99 * US])  # fmt: skip
+                         early=[0, 0, 1], begins=[0, 5 * US, 8 * US], durations=[5 * US, 3 * US, 99 * US])  # fmt: skip
     layer = pushed(1, "layers.0", 10, 12, domain=LAYERS)
     made = segment(*layer, call("cuGraphLaunch", 30, 10), graph, timed, ran(42, 20, 0, 30, api=5))
     found = chrome(made)
