@@ -8,7 +8,7 @@ import pytest
 
 from gpt.stream.reasons import parse
 from tests.runtime import hooked
-from tests.runtime.probing import CLIENT, PTX, build, kept
+from tests.runtime.probing import CLIENT, PTX, build, kept, probe_file
 
 # Many calls in one or several threads, in this process and in children; `scale` at the end.
 BUSY = (
@@ -151,8 +151,7 @@ SAVE [noise] {%a, %b};\"\"\"
 def test_buffers_too(tmp_path):
     """Data that doesn't fit is lost, and its record gives the reason; later launches run without probes."""
     program = build(tmp_path, LARGE)
-    (tmp_path / "noise.toml").write_text(NOISE)
-    done = run(tmp_path, program, PTX, options=("-p", tmp_path / "noise.toml"), size="8M")
+    done = run(tmp_path, program, PTX, options=("-p", probe_file("noise.toml", NOISE)), size="8M")
     assert done.returncode == 0, done.stderr
     assert written(tmp_path) <= 8 << 20 and done.stderr.count("--max-disk is reached") == 1
     assert (tmp_path / "t.mp.buffers").stat().st_size > 4 << 20

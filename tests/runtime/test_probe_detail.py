@@ -105,8 +105,7 @@ def run(folder, program, how, *options, probes=(), shapes=SHAPES):
     words = [str(number) for shape in shapes for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
     folder.mkdir(exist_ok=True)
-    (folder / "probe.toml").write_text(FILE)
-    named = [word for probe in probes or [folder / "probe.toml"] for word in ("-p", probe)]
+    named = [word for probe in probes or [probing.probe_file("probe.toml", FILE)] for word in ("-p", probe)]
     done = hooked.run(folder / "t.mp", program, PTX, how, *words, options=("-f", *named, *options), env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return folder / "t.mp"

@@ -42,8 +42,9 @@ def program(tmp_path_factory):
     return probing.build(tmp_path_factory.mktemp("room"), ends.CLIENT)
 
 
-def run(folder, program, how, text, probes=("-p", "h.toml")):
-    (folder / "h.toml").write_text(FILE)
+def run(folder, program, how, text, probes=()):
+    (folder / "h.toml").write_text(FILE)  # for a pipeline that names it
+    probes = probes or ("-p", probing.probe_file("h.toml", FILE))
     (folder / "k.ptx").write_text(text)
     words = [str(number) for shape in SHAPES for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
@@ -113,8 +114,7 @@ SAVE [all] {%value};'''
 @pytest.mark.parametrize("form", ["launches", "graph"])
 def test_every_form_of_a_launch_gets_room(tmp_path, form):
     source = probing.FORMS if form == "launches" else probing.CLIENT + UPDATE
-    (tmp_path / "h.toml").write_text(FORMS)
-    trace = probing.good(tmp_path, probing.build(tmp_path, source), "-p", tmp_path / "h.toml")
+    trace = probing.good(tmp_path, probing.build(tmp_path, source), "-p", probing.probe_file("h.toml", FORMS))
     assert not trace.of("unprobed")
     assert [record.get("room") for record in trace.of("probed")] == ROOMS[form]
     bits = Counter(value.bit_length() for value in range(probing.COUNT))

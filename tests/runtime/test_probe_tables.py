@@ -65,8 +65,7 @@ def program(tmp_path_factory):
 def run(folder, program, how, *options):
     words = [str(number) for shape in SHAPES for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
-    (folder / "tables.toml").write_text(FILE)
-    options = ("-f", "-p", folder / "tables.toml", *options)
+    options = ("-f", "-p", probing.probe_file("tables.toml", FILE), *options)
     done = hooked.run(folder / "t.mp", program, PTX, how, *words, options=options, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return read_maps(folder / "t.mp")

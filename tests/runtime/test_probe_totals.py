@@ -55,8 +55,8 @@ def program(tmp_path_factory):
     return probing.build(tmp_path_factory.mktemp("totals"), CLIENT)
 
 
-def write_probe(path, levels):
-    """Write a probe file with a total per level, with and without a count, and one lane that saves for others."""
+def write_probe(levels):
+    """Return a probe file with a total per level, with and without a count, and one lane that saves for others."""
     maps, probes = "", ""
     for level in levels:
         names = [f"{level}_counted", f"{level}_plain", *([] if level == "thread" else [f"{level}_led"])]
@@ -65,14 +65,13 @@ def write_probe(path, levels):
             maps += "counts = false\n" * name.endswith("plain") + 'leader = "active"\n' * name.endswith("led")
         saves = "\n".join(f"SAVE [{name}] {{%value, %value, %value, %low, %high, %far, %value}};" for name in names)
         probes += PROBE.format(level=level, saves=saves)
-    path.write_text(maps + probes)
-    return path
+    return probing.probe_file("totals.toml", maps + probes)
 
 
 def run(folder, program, how, shapes, levels=LEVELS):
     words = [str(number) for shape in shapes for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
-    probe = write_probe(folder / "totals.toml", levels)
+    probe = write_probe(levels)
     done = hooked.run(folder / "t.mp", program, PTX, how, *words, options=("-f", "-p", probe), env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return read_maps(folder / "t.mp")
@@ -161,7 +160,7 @@ for flag in (0, 1):
 
 def test_a_launch_that_repeats_adds_up_its_runs(tmp_path):
     """The buffer isn't cleared between the launches, so a unit with one writer mustn't be overwritten."""
-    probe = write_probe(tmp_path / "totals.toml", LEVELS)
+    probe = write_probe(LEVELS)
     sim = hooked.runtime() / "sim"
     env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(sim), "XDG_CACHE_HOME": probing.kept()}
     line = [sys.executable, "-c", TWICE, PTX, probe]
@@ -246,8 +245,7 @@ def find_bins(values, starts):
 )
 def test_histograms_count_each_value(tmp_path, program, how, code):
     """In machine code, ptxas turns the save under a predicate into a branch, which the weaver has to understand."""
-    probe = tmp_path / "h.toml"
-    probe.write_text(HISTOGRAMS)
+    probe = probing.probe_file("h.toml", HISTOGRAMS)
     words = [str(number) for shape in SHAPES for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
     done = hooked.run(tmp_path / "t.mp", program, PTX, how, *words, options=("-f", "-p", probe), env=env)
