@@ -11,6 +11,7 @@ from gpt.stream.rooms import HEAD, SECTOR
 from tests.runtime import hooked
 from tests.runtime.graphing import GRAPHS
 from tests.runtime.probing import CLIENT, COUNT, PTX, build, in_both_forms, kept, probe_file, saved, unprobed
+from tests.tiers import first
 
 ACCESSES = 3 * COUNT  # accesses of a launch of `scale`
 ROOM = 128 // SECTOR  # sectors of a warp's first room
@@ -103,7 +104,7 @@ def is_partial(found):
 
 
 @in_both_forms
-@pytest.mark.parametrize("rooms", [4, 9, WARPS - 1])
+@pytest.mark.parametrize("rooms", first(4, 9, WARPS - 1))
 def test_second_launch_is_complete(tmp_path, rooms):
     found, trace, said = run_logs(tmp_path, SYNCED, rooms)
     assert is_partial(found[0]) and found[1:] == [(ACCESSES, 0)] * 2

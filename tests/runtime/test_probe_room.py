@@ -11,6 +11,7 @@ from gpt.probe.read.load import load_probes
 from gpt.stream.wire import read_records
 from tests.runtime import ends, hooked, probing
 from tests.stream.totals_reader import read_maps
+from tests.tiers import first
 
 SHAPES = [(1, 1, 0), (6, 70, 0), (6, 70, 3), (2, 1000, 7), (3, 33, 2)]
 FILE = """
@@ -88,7 +89,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("period", [1, 4])
+@pytest.mark.parametrize("period", first(4, 1))
 def test_bins_are_emptied_before_they_overflow(tmp_path, program, period):
     """Every lane empties the bins after each of its counts, or after every fourth."""
     (tmp_path / "soon.py").write_text(SOON)
@@ -217,6 +218,7 @@ int main(int argc, char **argv) {
 """
 
 
+@pytest.mark.full
 def test_the_shared_memory_of_the_program_stays_as_it_is(tmp_path):
     (tmp_path / "h.toml").write_text(STORES)
     (tmp_path / "k.ptx").write_text(FILLS)
@@ -233,7 +235,8 @@ FULL = ".shared .align 4 .b8 taken[48700];\n    .reg .pred %p<4>;"
 READS = ".reg .u32 %size;\n    mov.u32 %size, %dynamic_smem_size;\n    .reg .pred %p<4>;"
 
 
-@pytest.mark.parametrize("change", [FULL, READS], ids=["full", "reads its size"])
+@pytest.mark.parametrize("change", first(FULL, READS), ids=["full", "reads its size"])
+@pytest.mark.full
 def test_where_there_is_none(tmp_path, program, change):
     rooms, found = run(tmp_path, program, "default", ends.PTX.read_text().replace(".reg .pred %p<4>;", change))
     assert set(rooms) == {None}

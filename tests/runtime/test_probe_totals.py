@@ -18,7 +18,7 @@ from tests.analyze.asked import ask
 from tests.runtime import hooked, probing
 from tests.runtime.ends import CLIENT, PTX
 from tests.stream.totals_reader import read_maps
-from tests.tiers import full
+from tests.tiers import first, full
 
 SHAPES = [(1, 1, 0), (3, 1, 1), (6, 70, 0), (6, 70, 3), (2, 32, 0), (2, 32, 5), (5, 8, 2), (1, 1024, 0), (2, 1000, 7)]
 MAP = """
@@ -106,7 +106,7 @@ def check(level, kind, units, shape):
         assert found["far"] == min(far)
 
 
-@pytest.mark.parametrize("how", ["default", "stream", "graph"])
+@pytest.mark.parametrize("how", first("graph", "default", "stream"))
 def test_totals_are_those_of_the_threads(tmp_path, program, how):
     totals = run(tmp_path, program, how, SHAPES)
     assert sorted(totals) == sorted(f"{level}_{kind}" for level in LEVELS for kind in ("counted", "plain", "led")
@@ -118,6 +118,7 @@ def test_totals_are_those_of_the_threads(tmp_path, program, how):
             check(*name.split("_"), units, shape)
 
 
+@pytest.mark.full
 def test_analyses_read_what_the_independent_reader_does(tmp_path, program):
     totals = run(tmp_path, program, "default", SHAPES)
     found = Probes(tmp_path)
@@ -158,6 +159,7 @@ for flag in (0, 1):
 """
 
 
+@pytest.mark.full
 def test_a_launch_that_repeats_adds_up_its_runs(tmp_path):
     """The buffer isn't cleared between the launches, so a unit with one writer mustn't be overwritten."""
     probe = write_probe(LEVELS)
@@ -240,7 +242,7 @@ def find_bins(values, starts):
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [("default", "ptx"), ("graph", "ptx"), ("default", "sass"), full("graph", "sass")],
+    [full("default", "ptx"), full("graph", "ptx"), ("default", "sass"), full("graph", "sass")],
     indirect=["code"],
 )
 def test_histograms_count_each_value(tmp_path, program, how, code):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
+import pytest
+
 from gpt.asm.host.backend import FLAGS, HEADERS, find_compiler
 from gpt.asm.host.module import ModuleWriter
 from gpt.asm.host.opcodes import TABLE
@@ -72,6 +74,7 @@ class Recorder(ModuleWriter):
         return match
 
 
+@pytest.mark.full
 def test_every_row_makes_c_that_compiles(tmp_path):
     left = {id(row): row for group in TABLE.rows.values() for row in group}
     compiler, _ = find_compiler()
