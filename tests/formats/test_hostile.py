@@ -228,7 +228,7 @@ def check(done, status, words, beyond=0):
     assert done.seconds < 15
 
 
-@pytest.mark.parametrize("name", every(8, FILES))
+@pytest.mark.parametrize("name", every(8, [*FILES][1:] + [*FILES][:1]))
 def test_forged(name, tmp_path):
     make, options, status, words, beyond = FILES[name]
     path = tmp_path / "file"

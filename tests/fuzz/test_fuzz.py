@@ -26,7 +26,7 @@ def test_reader(target, sample, tmp_path):
     assert result.executions == target.quick
 
 
-@pytest.mark.parametrize("harness", every(7, HARNESSES), ids=lambda harness: harness.name)
+@pytest.mark.parametrize("harness", every(20, HARNESSES), ids=lambda harness: harness.name)
 def test_harness(harness, sample, tmp_path, tmp_path_factory):
     if reason := native.why_not(tmp_path_factory.getbasetemp()):
         pytest.skip(reason)

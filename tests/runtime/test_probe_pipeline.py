@@ -207,6 +207,7 @@ def test_the_launcher_knows_the_proven_architectures():
     assert found[1].split("|") == [name for name, arch in ARCHS.items() if arch.proven]
 
 
+@pytest.mark.full
 def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
     """The pipeline is asked about the first kernel, once for all processes: then the cache has the answer."""
     options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")

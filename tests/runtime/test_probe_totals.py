@@ -106,6 +106,7 @@ def check(level, kind, units, shape):
         assert found["far"] == min(far)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", first("graph", "default", "stream"))
 def test_totals_are_those_of_the_threads(tmp_path, program, how):
     totals = run(tmp_path, program, how, SHAPES)

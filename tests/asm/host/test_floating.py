@@ -110,6 +110,7 @@ def without_fma(monkeypatch):
     return no_fma
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [8, full(3000)])
 @pytest.mark.parametrize("name", first("f32", "f16", "bf16", "f64"))
 def test_exact(tmp_path, without_fma, name, count):
