@@ -39,7 +39,7 @@ gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_collection_finish() -> None:
-    """Exclude what was collected from garbage collections."""
+    """Keep garbage collections from walking through the tests."""
     gc.freeze()
 
 
