@@ -177,11 +177,11 @@ PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -q
 test: $(READY) runtime snippets ## run the tests (ARGS="-k fatbin" for some): five minutes on two cores
 	@echo "test: pytest"
 	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 14 $(PYTEST) --collect-only >/dev/null 2>&1 || :
-	@$(PYTEST) -n $$(($$(nproc) + 1)) -m "not full and not soak" $(ARGS)
+	@$(PYTEST) -n $$(($$(nproc) + 1)) --dist worksteal -m "not full and not soak" $(ARGS)
 
 test-full: $(READY) runtime snippets ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"
-	@TEST_FULL=1 $(PYTEST) -n auto -m "(full or hypothesis) and not soak" $(ARGS)
+	@TEST_FULL=1 $(PYTEST) -n auto --dist worksteal -m "(full or hypothesis) and not soak" $(ARGS)
 
 test-part: ## an eighth of test-full, which one depends on the commit, and all of what the commit changed: CI
 	@TEST_PART=$$(git rev-list --count HEAD) $(MAKE) --no-print-directory test-full

@@ -12,10 +12,15 @@ options.py can't parse. tests/test_options.py lists modules that must not be imp
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import gc
 from collections.abc import Callable
 
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # not if a parent ignores it
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+# Imports create many objects that stay. With Python's thresholds, looking for garbage among them takes 5 to 10 % of a
+# start.
+gc.set_threshold(20_000, 20, 20)
 
 
 def __getattr__(name: str) -> Callable[[], int]:

@@ -8,6 +8,7 @@ man pages, tests/e2e and some contract tests start executables as users do.
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import json
 import os
@@ -29,7 +30,10 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("numpy", "typer", "rich.console", "rich.text", "gpt")  # modules to load; all of the last one
+OTHERS = ("numpy", "numpy.ma", "typer", "rich.console", "rich.text", "gpt")  # modules to load; all of the last one
+RARE = {  # modules that take long to import, by an argument that needs them: loaded for the first run that has it
+    "--plot": ("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
+}
 MESSAGE = 1 << 17  # bytes of a request
 LOCK = threading.Lock()
 
@@ -145,18 +149,35 @@ def _serve(requests: socket.socket) -> None:
         import_module(name)
     for module in pkgutil.walk_packages([str(ROOT / "gpt")], "gpt."):
         import_module(module.name)
+    _keep_apart()
     while True:
         data, streams, _, _ = socket.recv_fds(requests, MESSAGE, 3)
         if not data:
             return
+        told = json.loads(data)
+        _load_rare(told["words"])
         pid = os.fork()
         if not pid:
             requests.close()
-            os._exit(_become(json.loads(data), streams))
+            os._exit(_become(told, streams))
         for number in streams:
             os.close(number)
         requests.send(str(pid).encode())
         requests.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _load_rare(words: list[str]) -> None:
+    for word in {word.partition("=")[0] for word in words} & RARE.keys():
+        for name in RARE.pop(word):
+            with suppress(ImportError):
+                import_module(name)
+        _keep_apart()
+
+
+def _keep_apart() -> None:
+    """Stop the garbage collector of each child from walking through, and so copying, what the server loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 def _become(told: dict[str, Any], streams: list[int]) -> int:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt.base.numbers import parse_float, parse_int
+from tests.tiers import every
 
 ODD = [" 3", "3 ", "+3", "3_0", "\u0663", "\uff13", "3\n", "0x3", "", "--3", "3\0", "²"]
 ODD_FRACTIONS = [*ODD, "nan", "inf", "-inf", "infinity", "1e999", "1_0.5", ".", "1.5 ", "1e", "1.5f", "0x1p3"]
@@ -37,7 +38,7 @@ def test_each_fraction_is_read(number):
 
 @pytest.mark.parametrize(
     "words",
-    [
+    every(2, [
         ["gpt-analyze", "gaps", "--time", " 1,2"], ["gpt-analyze", "gaps", "--time", "0,1_0"],
         ["gpt-analyze", "gaps", "--time", "nan,2"], ["gpt-analyze", "gaps", "--time", "0,\u0663"],
         ["gpt-analyze", "gaps", "--cuda-stream", "0b1"], ["gpt-analyze", "gaps", "--cuda-stream", "1_0"],
@@ -49,7 +50,7 @@ def test_each_fraction_is_read(number):
         ["gpt-hook", "run", "-p", "gmem_bytes", "--sample", "1/ 3", "--", "true"],
         ["gpt-hook", "run", "-p", "gmem_bytes", "--max-memory", "0x3M", "--", "true"],
         ["gpt-hook", "ctl", " 1", "status"], ["gpt-hook", "ctl", "+1", "status"],
-    ],
+    ]),
 )  # fmt: skip
 def test_other_words_with_numbers(words, tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)

@@ -24,6 +24,7 @@ from gpt.stages.patch import patch
 from gpt.stages.ptx_probe import ptx_probe
 from gpt.stages.sass_probe import sass_probe
 from tests.stages.tools import run
+from tests.tiers import examples
 
 TOP = Path(__file__).parents[1]
 COMMANDS = [asm, attach, dump, extract, locate, neutrino, patch, ptx_probe, sass_probe]
@@ -75,7 +76,7 @@ def words_of(command):
 
 
 @pytest.mark.parametrize("command", STAGES, ids=lambda command: command.__name__)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_a_plain_line_is_read_as_typer_reads_it(command, data):
     words = data.draw(words_of(command))
@@ -205,14 +206,20 @@ def options_with_numbers():
     for words, command in [*tools, *analyses]:
         for one in options._iter_parameters(command):
             if one.type in options.NUMBERS and one.declared:
-                yield words, one.declared.names[0] if one.declared.names else f"--{one.name.replace('_', '-')}"
+                yield words, one.declared.names[0] if one.declared.names else f"--{one.name.replace('_', '-')}", one
 
 
 def test_each_option_with_a_number_refuses_the_rest():
-    """Options are tested directly and through typer, which parses a command line again if there's a mistake in it."""
+    """Options are tested directly and, once a tool, through typer, which parses a command line again if there's a
+    mistake in it.
+    """
     checked = set()
-    for tool, name in options_with_numbers():
+    for tool, name, option in options_with_numbers():
         for text in (" 3", "3_0", "\u0663"):
+            with pytest.raises(ValueError):
+                option.convert([text])
+            if (tool[0], name) in checked:
+                continue
             done = run(*tool, f"{name}={text}")
             wrong = "is not a valid" in done.err or "not in the range" in done.err
             assert (done.status, wrong, done.err.count("\n")) == (2, True, 1), (tool, name, text, done.err)

@@ -1,6 +1,7 @@
 """Reading the wire format: valid and invalid streams. Nothing is lost silently."""
 
 import io
+import itertools
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpt.base.errors import GptError, MalformedError, TruncatedError
 from gpt.stream import records, wire
-from tests.tiers import examples
+from tests.tiers import examples, full
 
 HEADER = wire.pack(wire.header("test", ["test", "-x"]))
 END = wire.pack(records.make("end", records=0, status=0))
@@ -207,9 +208,9 @@ def cut_at_every_byte():
         yield size, last, parts[: edges[last]]
 
 
-@pytest.mark.parametrize("bytewise", [False, True])
-def test_cut_anywhere_gives_whole_records_or_an_error(bytewise):
-    for size, last, expected in cut_at_every_byte():
+@pytest.mark.parametrize(("bytewise", "step"), [(False, 1), (True, 11), full(True, 1)])
+def test_cut_anywhere_gives_whole_records_or_an_error(bytewise, step):
+    for size, last, expected in itertools.islice(cut_at_every_byte(), 0, None, step):
         file = Dribble(SAMPLE[:size], [1] * size) if bytewise else io.BytesIO(SAMPLE[:size])
         found = []
         try:

@@ -12,6 +12,7 @@ import pytest
 
 from gpt.base.errors import GptError, MalformedError
 from gpt.base.workers import run_all
+from tests.tiers import full
 
 
 def number(n):
@@ -43,7 +44,7 @@ def nothing_is_left():
     assert set(os.listdir("/proc/self/fd")) <= files  # descriptors of an earlier test may be closed meanwhile
 
 
-@pytest.mark.parametrize("jobs", [1, 2, 7, 50])
+@pytest.mark.parametrize("jobs", [1, 7, full(2), full(50)])
 def test_results_come_in_order(jobs):
     assert list(run_all([partial(number, n) for n in range(40)], jobs)) == list(range(40))
     assert list(run_all([], jobs)) == []

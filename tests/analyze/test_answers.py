@@ -290,7 +290,7 @@ def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary
     monkeypatch.setattr(live, "FRESH", 0.0)  # it wasn't written recently
     whole, path = forge.pack(process()), tmp_path / "cut.mp"
     chunk = wire.pack({"kind": "chunk", "used": len(whole), "data": whole})
-    for size in [*range(40), *range(40, len(chunk), 397), len(chunk) - 1]:
+    for size in [*range(0, 40, 7), *range(40, len(chunk), 1997), len(chunk) - 1]:
         path.write_bytes(chunk[:size])
         assert has_ended(path), size
         with open(path, "r+b"):

@@ -141,7 +141,7 @@ def test_a_trace_without_the_nodes_says_so():
 
 def test_many_launches_are_attributed_across_windows():
     """More ranges and launches than are read at once, of two threads."""
-    count = 20_000
+    count = 10_000
     inner, calls = [], []
     for n in range(count):
         inner += ranges((f"layers.{n % 4}.x", n, n + 0.5), domain=LAYERS, first=n + 1)

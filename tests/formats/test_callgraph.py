@@ -131,6 +131,7 @@ def test_a_long_circular_call_graph_ends():
     assert time.process_time() - begin < 5
 
 
+@pytest.mark.full
 def test_tables_that_lie_over_each_other():
     begin = time.process_time()
     with pytest.raises(KeptWhole, match="tables overlap"):

@@ -78,6 +78,7 @@ def test_edits_that_change_nothing_change_no_byte(arch, edits):
 
 
 @settings(max_examples=examples(25), deadline=None)
+@pytest.mark.full
 @given(
     st.sampled_from(ARCHS),
     st.dictionaries(st.sampled_from(list(KERNELS)), st.integers(1, 40), min_size=1, max_size=4),
@@ -273,7 +274,7 @@ LISTS = {
 STEPS = {0x39: 4, 0x2E: 2}  # numbers of an entry
 
 
-@pytest.mark.parametrize("at", [0, 16, 48])
+@pytest.mark.parametrize("at", [full(0), 16, full(48)])
 def test_lists_of_instructions_follow_them(at):
     """The rest of an entry, after the offset, is unchanged."""
     data = samples.image(BARRIERS, "sm_90")

@@ -113,6 +113,7 @@ def test_the_end_of_a_section_is_the_end():
     assert found(text + b"\n" + text, end=len(text)) == text
 
 
+@pytest.mark.full
 def test_time_is_in_proportion_to_the_size(tmp_path):
     """The text has many heads, each of a module that doesn't end."""
     program = tmp_path / "program"

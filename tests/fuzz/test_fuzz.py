@@ -18,7 +18,7 @@ def report(result):
     )
 
 
-@pytest.mark.parametrize("target", every(4, TARGETS), ids=lambda target: target.name)
+@pytest.mark.parametrize("target", every(7, TARGETS), ids=lambda target: target.name)
 def test_reader(target, sample, tmp_path):
     work, failures, step = tmp_path / "work", tmp_path / "failures", 1 if FULL else 8
     result = engine.run(target, sample, work, failures, seed=SEED, count=target.quick, step=step)
@@ -26,7 +26,7 @@ def test_reader(target, sample, tmp_path):
     assert result.executions == target.quick
 
 
-@pytest.mark.parametrize("harness", every(4, HARNESSES), ids=lambda harness: harness.name)
+@pytest.mark.parametrize("harness", every(20, HARNESSES), ids=lambda harness: harness.name)
 def test_harness(harness, sample, tmp_path, tmp_path_factory):
     if reason := native.why_not(tmp_path_factory.getbasetemp()):
         pytest.skip(reason)

@@ -38,9 +38,10 @@ KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
 ANALYSES = {name: f"gpt-analyze-{name}.1" for name in analyze.ANALYSES}  # each has a page of its own
 # Pages whose examples show results of kernels, so kernels are run.
 RUN = {"gpt-analyze.1", *ANALYSES.values(), "gpt-hook.1", "gpt-trace.1", "gpt-howto.7", "gpt.7"}
-# Pages whose examples take seconds. tests/analyze, tests/patch, tests/e2e and tests/stages test the same commands, and
-# `make test` runs README's recipes. If a commit changes a page, CI runs all of its examples (tests/tiers.py).
-LONG = {*RUN, "gpt-asm.1", "gpt-debloat.1", "gpt-patch.1"} - {"gpt-hook.1", "gpt.7"}
+# `make test` runs the examples of these pages and README's recipes. Other pages take seconds each, and tests/analyze,
+# tests/patch, tests/e2e and tests/stages test the same commands. If a commit changes a page, CI runs all examples
+# (tests/tiers.py).
+SHORT = {"gpt-ptx-probe.1", "gpt-stream.5"}
 COMMON = {"-h, --help", "--version"}  # every tool has these; no SYNOPSIS lists them
 
 # the roff that our pages use
@@ -392,7 +393,7 @@ def first_words(line):
     return re.match(r" *[A-Za-z_, ]*", line)[0].strip()
 
 
-@pytest.mark.parametrize("page", [full(page) if page in LONG else page for page in PAGES])
+@pytest.mark.parametrize("page", [page if page in SHORT else full(page) for page in PAGES])
 def test_examples_do_what_they_show(page, demo, tmp_path):
     examples = list(iter_examples(page))
     assert examples

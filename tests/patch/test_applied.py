@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import full
+
 
 def restore(folder):
     env = os.environ | {"XDG_STATE_HOME": str(folder)}
@@ -80,7 +82,7 @@ def digests(folder):
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("at", ["liba.so", "below"])
+@pytest.mark.parametrize("at", [full("liba.so"), full("below")])
 def test_a_link_of_another_user_leads_nowhere(sample, tmp_path, at):
     """Root slims an environment whose owner has put in a link to one of root's own libraries, or to its folder."""
     if os.geteuid():
@@ -115,6 +117,7 @@ def environment(sample, tmp_path):
     return tmp_path / "env"
 
 
+@pytest.mark.full
 def test_links_of_an_environment(sample, tmp_path):
     """uv and conda make such links. A file that environments share is replaced as well, with a warning."""
     site, cache = tmp_path / "env" / "lib", tmp_path / "cache"
@@ -148,7 +151,7 @@ def test_links_of_an_environment(sample, tmp_path):
     assert digests(tmp_path) == before
 
 
-@pytest.mark.parametrize("options", [(), ("--no-backup",)])
+@pytest.mark.parametrize("options", [(), full(("--no-backup",))])
 def test_an_environment_that_is_read_only(environment, tmp_path, options):
     folders = [environment, *environment.iterdir()]
     for folder in folders:

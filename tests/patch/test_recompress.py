@@ -25,8 +25,7 @@ from tests.tiers import examples, full
 
 LAYOUTS = [
     "lz4",
-    "none",
-    *map(full, ("zstd", "balance", "relr", "aligned", "pie", "fixed", "symbols", "arm", "relocatable")),
+    *map(full, ("none", "zstd", "balance", "relr", "aligned", "pie", "fixed", "symbols", "arm", "relocatable")),
 ]
 
 
@@ -94,6 +93,7 @@ def test_with_cutting(sample, tmp_path):
     assert names == ["_Z4manyILi3EEvPfi"]
 
 
+@pytest.mark.full
 def test_options_and_files_that_stay(sample, tmp_path):
     library = sample("lz4")
     stream = extract(library).out
@@ -134,6 +134,7 @@ def test_verbose_gives_each_element_a_row(sample, tmp_path):
         assert re.fullmatch(r"\S+ +" + " +".join(map(re.escape, [*words, left])) + r" +[\d.,]+ ms", line.rstrip()), line
 
 
+@pytest.mark.full
 def test_zstd_sizes_count_no_compression(sample, tmp_path):
     """The cut code has the same size with zstd, whether or not it was compressed with zstd before."""
     sizes = {}

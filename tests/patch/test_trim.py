@@ -93,6 +93,7 @@ def test_unused_kernels_become_zeros(library, mode, tmp_path):
     assert [(t["kernels"], t["code"]) for t in again.kind("trimmed")] == [(0, 0)] * 2
 
 
+@pytest.mark.full
 def test_nvdisasm_reads_the_kept_kernel_as_before(library, tmp_path):
     made = located(library, "\n".join(USED), "--granularity", "kernel")
     patched = Path(patch(made, "-o", tmp_path / "slim")["output"])

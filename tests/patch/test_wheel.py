@@ -207,6 +207,7 @@ def test_a_wheel_of_which_nothing_goes(wheel, tmp_path):
     assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
 
 
+@pytest.mark.full
 def test_a_large_record(wheel, tmp_path):
     """RECORD used to be read completely, and twice."""
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as file:
@@ -463,6 +464,7 @@ def test_an_arch_that_no_code_is_for_writes_no_wheel(wheel, tmp_path):
     assert archs_in(next((tmp_path / "out").iterdir())) == {"sm_90"}
 
 
+@pytest.mark.full
 def test_debloat_says_nothing_of_a_wheel_that_went_well(wheel, tmp_path):
     arguments = ["gpt-debloat", "--arch", "sm_80", "-o", tmp_path / "out", "-r", wheel]
     done = subprocess.run([str(word) for word in arguments], capture_output=True, text=True, check=False)

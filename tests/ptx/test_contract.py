@@ -17,7 +17,7 @@ from gpt.ptx.contract import contracted
 from gpt.ptx.scan import scan_module
 from tests import cuda
 from tests.probe.ptx.woven import simple
-from tests.tiers import full
+from tests.tiers import first, full
 
 TYPES = {"f32": ("f32", 4), "f64": ("f64", 8), "f16x2": ("b32", 4), "bf16x2": ("b32", 4)}
 HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
@@ -131,8 +131,8 @@ def stored(count: int) -> dict[str, dict]:
     return {name: expressions(code) for name, code in code_of(text).items()}
 
 
-@pytest.mark.parametrize("count", [60, full(300)])
-@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("count", [20, full(300)])
+@pytest.mark.parametrize("type_", first(*TYPES))
 def test_pairs_are_those_of_ptxas(type_, count):
     plain, fused = ([stored(count)[f"{what}_{type_}_{n}"] for n in range(count)] for what in ("plain", "fused"))
     assert str(plain).count("'fma'") > count // 2
@@ -209,6 +209,7 @@ def test_damaged_text_is_refused_or_read():
             contracted(scan_module(text.encode(), "k"))
 
 
+@pytest.mark.full
 def test_a_probe_between_changes_no_result():
     """All kernels are assembled as one module, because weaving adds the same to each module."""
     text, names = HEAD, []

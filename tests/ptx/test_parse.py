@@ -13,7 +13,7 @@ from gpt.ptx import parse, scan, tree
 from gpt.ptx.tree import Address, Expression, Guard, Instruction, Name, Number, OperandGroup, Prefixed, Vector
 from tests import cuda
 from tests.ptx.tokens import assert_same_cuts, tokens
-from tests.tiers import examples, first
+from tests.tiers import examples, first, full
 
 SHAPES = Path(__file__).with_name("shapes.ptx")
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -98,7 +98,7 @@ def test_shapes_print_back_token_for_token():
     assert parse.parse_module(str(program).encode()) == program
 
 
-@pytest.mark.parametrize("home", ["fresh", "torn", "file", "readonly"])
+@pytest.mark.parametrize("home", ["fresh", "torn", full("file"), full("readonly")])
 def test_tables_in_the_cache_are_a_convenience(home, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tables = tmp_path / "cache" / "gpt" / "ptx"
@@ -196,6 +196,7 @@ def check_same_code(arch, before, after):
         assert "STG" in one or "ST.E" in one
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arch", "options"),
     first(("75", []), ("80", ["-lineinfo"]), ("90", ["-G"]), ("90a", []), ("100a", ["-rdc=true"])),
@@ -439,7 +440,7 @@ def test_malformed_statements_are_refused_with_their_place(text, where, fact):
     assert fact in error.value.fact
 
 
-@pytest.mark.parametrize("repeated", ["-", "(.u32)", "b+", "[1]", "b?1:"])
+@pytest.mark.parametrize("repeated", first("b+", "-", "(.u32)", "[1]", "b?1:"))
 def test_long_expressions_do_not_exhaust_the_stack(repeated):
     text = f"mov.u32 {'b' if repeated == '[1]' else ''}{repeated * 20000}{'' if repeated == '[1]' else 1};"
     assert tokens(str(one(text))) == tokens(text)

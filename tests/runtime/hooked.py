@@ -73,17 +73,24 @@ def compile_object(out: Path, file: Path, *flags: str, compiler: str = "cc") -> 
     return out
 
 
+@cache
+def hook_objects() -> list[Path]:
+    """Return the objects of libgpthook.so, which `make` keeps."""
+    line = ["make", "-s", "--no-print-directory", "-C", ROOT, "hook-objects"]
+    made = subprocess.run(line, capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()
+    return [ROOT / path for path in made]
+
+
 def build_hook(out: Path, *more: str | Path, flags: tuple[str, ...] = (), compiler: str = "cc") -> Path:
     """Build libgpthook.so from its sources, with additional sources, linker options, or compiler flags.
 
     Without flags, it links the objects that `make` keeps.
     """
-    files, made = [file for file in more if isinstance(file, Path)], []
+    files, made = [file for file in more if isinstance(file, Path)], list[Path]()
     if flags:
         files += [*(ROOT / "runtime").glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]")]
     else:
-        line = ["make", "-s", "--no-print-directory", "-C", ROOT, "hook-objects"]
-        made = subprocess.run(line, capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()
+        made = hook_objects()
     with tempfile.TemporaryDirectory() as folder:
         objects = [
             compile_object(Path(folder, f"{number}.o"), file, *flags, compiler=compiler)

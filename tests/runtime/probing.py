@@ -141,6 +141,16 @@ def by_warp():
     return str(path)
 
 
+def probe_file(name, text):
+    """Return a probe file with this text, whose path is the same for all tests: gpt-hook's cache key contains it."""
+    path = Path(kept(), "probes", hashlib.sha256(text.encode()).hexdigest()[:16], name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")  # other workers read the file
+    part.write_text(text)
+    part.rename(path)
+    return path
+
+
 def probed(folder, program, *options, arguments=(PTX,)):
     """Return the result of a run, and its trace."""
     cache = str(folder / "cache") if "--jit" in options else kept()

@@ -72,7 +72,16 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
             folder.mkdir()
             quiet = folder / "quiet.c"  # asan's own function would warn about unknown stacks
             quiet.write_text("void __asan_handle_no_return(void) {}\n")
-            flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic"]
+            flags = [
+                "-std=gnu11",
+                "-D_GNU_SOURCE",
+                "-O1",
+                "-g1",
+                "-fvisibility=hidden",
+                "-fPIC",
+                "-shared",
+                "-Wl,-Bsymbolic",
+            ]
             flags += [
                 '-DGPT_GENERATOR="sanitized"',
                 f"-fsanitize={sanitizers}",

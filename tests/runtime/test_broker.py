@@ -12,7 +12,7 @@ import pytest
 
 from tests.runtime import hooked, simulated
 from tests.runtime.brokered import HEAD, Run
-from tests.tiers import full
+from tests.tiers import first, full
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_the_second_kernel_waits_for_no_start(run):
     assert len([pid for pid in found if pid != process.pid]) == 5  # the broker, two stages and two shells
 
 
-@pytest.mark.parametrize("hook", ["", None], ids=["asked", "alone"])
+@pytest.mark.parametrize("hook", first("", None), ids=["asked", "alone"])
 def test_faults_reach_the_user(run, hook):
     run.image = run.ptx
     run.ptx.write_text(HEAD + ".visible .entry bad()\n{\n    .reg .b32 %r<2>;\n    frob.b32 %r1, 5;\n    ret;\n}\n\0")

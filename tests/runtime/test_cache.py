@@ -43,6 +43,7 @@ def test_a_folder_that_another_user_planted_is_not_used_and_said_once(name, tmp_
     assert len(list(home.iterdir())) == 6
 
 
+@pytest.mark.full
 def test_an_answer_that_was_moved_to_another_key_is_not_used(tmp_path):
     for probe in ("gmem_bytes", "block_sched"):
         run(tmp_path, tmp_path / probe, "-p", probe)

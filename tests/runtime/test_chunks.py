@@ -9,7 +9,7 @@ from gpt.trace.used import read_used
 from tests.runtime import hooked
 from tests.runtime.clients import LOOP
 from tests.runtime.hooked import Trace
-from tests.tiers import soak
+from tests.tiers import every, soak
 
 MANY_FORKS = r"""
 #include <sys/wait.h>
@@ -242,7 +242,7 @@ int main(void) {
 """
 
 
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", every(2, LATER))
 def test_what_a_program_does_later_ends_nothing(tmp_path, name):
     if name in ("chroot", "setuid") and os.getuid():
         pytest.skip("needs root")

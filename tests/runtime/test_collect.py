@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.runtime import hooked, simulated
-from tests.runtime.probing import CLIENT, COUNT, PTX, build, by_warp, good, kept, saved
+from tests.runtime.probing import CLIENT, COUNT, PTX, build, by_warp, good, kept, probe_file, saved
 
 STORES = """
 [map.stores]
@@ -46,10 +46,8 @@ def wide(tmp_path_factory):
     return build(tmp_path_factory.mktemp("wide"), WIDE)
 
 
-def probe(folder, text):
-    file = folder / "stores.toml"
-    file.write_text(text)
-    return file
+def probe(text):
+    return probe_file("stores.toml", text)
 
 
 def live(folder, program, *options, arguments):
@@ -104,7 +102,7 @@ def test_an_analysis_reads_large_buffers_from_a_pipe(tmp_path, wide):
 def test_units_that_saved_nothing_are_left_out(tmp_path, wide, collect):
     """400 threads of 1,600, of 48,000 and of 480,000 have something to save."""
     blocks = (10, 300, 3000)
-    trace = collect(tmp_path, wide, "-p", probe(tmp_path, ARRAY), arguments=(PTX, *map(str, blocks)))
+    trace = collect(tmp_path, wide, "-p", probe(ARRAY), arguments=(PTX, *map(str, blocks)))
     check_stores(tmp_path, blocks)
     assert sum(r.get("units", 0) for r in trace.of("buffer")) == 3 * COUNT
     size = sum(size for size, _ in held(trace))
@@ -114,7 +112,7 @@ def test_units_that_saved_nothing_are_left_out(tmp_path, wide, collect):
 
 @pytest.mark.full
 def test_a_log_has_what_was_saved(tmp_path, wide):
-    trace = good(tmp_path, wide, "-p", probe(tmp_path, LOG), arguments=(PTX, "10", "300"))
+    trace = good(tmp_path, wide, "-p", probe(LOG), arguments=(PTX, "10", "300"))
     small, large = (r["size"] for r in trace.of("buffer"))
     assert small == large < 24 * COUNT  # with heads of arenas and rooms, less than entries alone would take
     for units in saved(tmp_path / "t.mp", "stores").values():
@@ -233,7 +231,7 @@ def test_incompressible_buffers_are_stored_plain(tmp_path, wide):
         all=", ".join(f"%{name}" for name in names),
         steps="mul.lo.u64 %x, %x, 0x9E3779B97F4A7C15; " + " ".join(STEP.format(name=name) for name in names),
     )
-    trace = good(tmp_path, wide, "-p", probe(tmp_path, text), arguments=(PTX, "1000"))
+    trace = good(tmp_path, wide, "-p", probe(text), arguments=(PTX, "1000"))
     assert {"codec" in r for r in trace.of("buffer")} == {False}
     (units,) = saved(tmp_path / "t.mp", "noise").values()
     assert (units.counts == 1).all() and len(np.unique(units.slots["h"])) > 1000

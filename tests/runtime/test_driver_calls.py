@@ -8,6 +8,7 @@ import pytest
 
 from tests.runtime import hooked
 from tests.runtime.probing import CLIENT, PTX, build, kept
+from tests.tiers import first
 
 # The last argument is how many streams there are, the one before it how many launches.
 SOURCE = (
@@ -71,7 +72,7 @@ def test_a_launch_makes_no_other_call(tmp_path, counting):
     assert more == {"cuCtxGetCurrent": 70}
 
 
-@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("streams", first(4, 1))
 def test_a_slab_takes_one_event_and_one_wait(tmp_path, counting, streams):
     """There's little memory, so one stream often gets a slab that another one used. A new slab needs one more event,
     after it was zeroed.

@@ -78,7 +78,7 @@ def told(text, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("way", "first"),
-    [("LINKED", "launch"), ("plugin", "copy"), *(full(way, first) for way in WAYS for first in ("launch", "copy"))],
+    [("plugin", "copy"), *(full(way, first) for way in WAYS for first in ("launch", "copy"))],
 )
 def test_first_calls(tmp_path, built, way, mode, first):
     line = built(way, first)

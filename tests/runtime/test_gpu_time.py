@@ -7,13 +7,14 @@ import pytest
 
 from tests.runtime import hooked
 from tests.runtime.clients import WORK
+from tests.tiers import first, full
 
 
 def times(trace):
     return [row for record in trace.of("gpu_times") for row in hooked.rows(record)]
 
 
-@pytest.mark.parametrize("calls", ["all", "none"])
+@pytest.mark.parametrize("calls", first("all", "none"))
 def test_everything_that_ran_is_timed(tmp_path, calls):
     program = hooked.compile_c(tmp_path / "client", WORK, "-DROUNDS=5000")
     done = hooked.run(tmp_path / "t.mp", program, options=("--gpu-time", "--calls", calls))
@@ -136,7 +137,7 @@ int main(int argc, char **argv) {
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--gpu-time",)], ids=["plain", "gpu-time"])
+@pytest.mark.parametrize("options", [full((), id="plain"), pytest.param(("--gpu-time",), id="gpu-time")])
 def test_calls_that_are_left_by_siglongjmp(tmp_path, monkeypatch, options):
     (tmp_path / "driver").mkdir()
     flags = ("-shared", "-fPIC", "-w", "-Wl,-Bsymbolic,-soname,libcuda.so.1")

@@ -77,8 +77,8 @@ def many_kernels(folder, count, name="kernel%03d"):
     ("count", "name", "said"),
     [
         (90, "kernel%03d", "kernels 'kernel000', 'kernel001', 'kernel002', 'kernel003', 'kernel004' and 85 more"),
-        (2, "k%d" + "x" * 300, f"kernels 'k0{'x' * 300}' and 1 more"),
-        (2, "k%d" + "x" * 700, ""),  # longer than the room there is
+        full(2, "k%d" + "x" * 300, f"kernels 'k0{'x' * 300}' and 1 more"),
+        full(2, "k%d" + "x" * 700, ""),  # longer than the room there is
     ],
 )
 def test_a_list_of_names_is_short(tmp_path, count, name, said):

@@ -380,6 +380,7 @@ def test_what_somebody_else_put_in_place_of_a_saved_image_is_replaced(tmp_path, 
     assert (tmp_path / "victim").read_text() == "precious"
 
 
+@pytest.mark.full
 def test_a_saved_image_is_nobodys_where_users_have_no_numbers(tmp_path):
     """In a user namespace without a mapping, another user's file has the same user ID as the process."""
     if os.geteuid():

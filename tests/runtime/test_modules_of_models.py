@@ -16,6 +16,7 @@ import pytest
 from tests.analyze.asked import Answers, run
 from tests.runtime import hooked
 from tests.runtime.pythons import find_pythons
+from tests.tiers import every
 
 PROGRAM = Path(__file__).with_name("modules.py")
 FOLDER = hooked.ROOT / "gpt" / "layers"
@@ -264,7 +265,7 @@ def test_it_loads_in_other_versions_of_python(tmp_path, python):
     assert (done.stdout, done.stderr) == ("Patcher\n", "")
 
 
-@pytest.mark.parametrize("python", list(find_pythons()), ids=lambda path: Path(path).name)
+@pytest.mark.parametrize("python", every(3, list(find_pythons())), ids=lambda path: Path(path).name)
 def test_calls_pass_through_the_library_in_each_version_of_python(fake, python):
     if not shutil.which(python):
         pytest.skip(f"no {Path(python).name}")

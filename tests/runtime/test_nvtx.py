@@ -257,6 +257,7 @@ def test_program_with_the_headers(tmp_path, nvtx_wheels):
     assert step["start"] < launch["start"] < launch["start"] + launch["duration"] < trace.of("range_end")[0]["end"]
 
 
+@pytest.mark.full
 def test_python_package(tmp_path, nvtx_wheels):
     code = """
 import nvtx

@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from tests.runtime import hooked
+from tests.tiers import first
 
 # A driver that returns the lowest free handle. An image is text: names of kernels separated by blanks.
 DRIVER = r"""
@@ -280,7 +281,7 @@ int main(void) {
 """
 
 
-@pytest.mark.parametrize("calls", ["all", "none"])
+@pytest.mark.parametrize("calls", first("all", "none"))
 def test_threads_that_load_and_unload_at_once(tmp_path, driver, calls):
     each = sum(1 + i % 3 for i in range(400))
     assert run(tmp_path, THREADS, calls).launches == {f"kernel{i}": each for i in range(8)}

@@ -90,6 +90,7 @@ def test_what_was_made_once_is_kept(tmp_path, launches):
     assert log.read_text() == "run\n"
 
 
+@pytest.mark.full
 def test_registers_before_are_those_of_the_programs_kernel(tmp_path, launches):
     told = 'if .kind == "kernel" then .registers = 40 else . end'  # as ptxas would report for the kernel with probes
     passed = f"gpt-ptx-probe -p gmem_bytes --json | jq -c --unbuffered '{told}' | gpt-asm --from-json --arch $GPT_ARCH"
@@ -104,7 +105,7 @@ def test_registers_before_are_those_of_the_programs_kernel(tmp_path, launches):
         full("false", "the pipeline failed"),
         ("cat", "the pipeline returned no kernel for it"),
         full("echo no stream", "the pipeline failed"),
-        ("gpt-extract --ptx | gpt-asm --arch host", "the pipeline returned no kernel for it"),
+        full("gpt-extract --ptx | gpt-asm --arch host", "the pipeline returned no kernel for it"),
     ],
 )
 def test_where_the_pipeline_makes_nothing_the_program_runs_as_it_is(tmp_path, launches, pipeline, reason):
@@ -278,7 +279,7 @@ def test_threads_wait_for_each_others_launches(tmp_path):
         assert (len(trace.of("probed")), unprobed(trace)) == (3600, {})
 
 
-@in_both_forms_at_once
+@in_both_forms
 def test_variables_are_the_programs(tmp_path):
     """Constants are written between launches, before and after their address is requested."""
     source = (

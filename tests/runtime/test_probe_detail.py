@@ -15,7 +15,6 @@ from tests.analyze import asked
 from tests.runtime import hooked, probing
 from tests.runtime.ends import CLIENT, PTX
 from tests.stream.totals_reader import read_maps, read_reduced
-from tests.tiers import full
 
 SHAPES = [*[(7, 70, 3)] * 5, (3, 40, 0), *[(7, 70, 3)] * 5]  # mixing launches of three grids would hide a wrong count
 FILE = """
@@ -105,8 +104,7 @@ def run(folder, program, how, *options, probes=(), shapes=SHAPES):
     words = [str(number) for shape in shapes for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
     folder.mkdir(exist_ok=True)
-    (folder / "probe.toml").write_text(FILE)
-    named = [word for probe in probes or [folder / "probe.toml"] for word in ("-p", probe)]
+    named = [word for probe in probes or [probing.probe_file("probe.toml", FILE)] for word in ("-p", probe)]
     done = hooked.run(folder / "t.mp", program, PTX, how, *words, options=("-f", *named, *options), env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return folder / "t.mp"
@@ -193,7 +191,8 @@ def answers(path, name):
     return asked.Answers(done.stdout)
 
 
-@pytest.mark.parametrize("how", ["default", full("graph")])
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["default", "graph"])
 def test_analyses_have_the_right_totals(tmp_path, program, how):
     shapes = [(300, 70, 3)] * (10 if how == "graph" else 20)
     all_ = run(tmp_path / "all", program, how, probes=["block_sched", "warp_sched"], shapes=shapes)
@@ -212,6 +211,7 @@ def test_analyses_have_the_right_totals(tmp_path, program, how):
     assert [("p50" in row, row["warps"], row["mean"] > 0) for row in rows] == [(at < 2, 900, True) for at in range(20)]
 
 
+@pytest.mark.full
 def test_a_launch_no_larger_than_its_sums_keeps_its_detail(tmp_path, program):
     some = run(tmp_path / "some", program, "default", "--detail", "0", probes=["block_sched"], shapes=[(6, 70, 0)] * 3)
     assert not read_reduced(some)

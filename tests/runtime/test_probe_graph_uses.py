@@ -10,7 +10,7 @@ from elftools.elf.elffile import ELFFile
 from tests import cuda
 from tests.runtime import hooked, simulated
 from tests.runtime.graphing import check_scenario, compile_scenarios
-from tests.runtime.probing import COUNT, PTX, good, in_both_forms, probed, saved, unprobed
+from tests.runtime.probing import COUNT, PTX, good, in_both_forms, probe_file, probed, saved, unprobed
 from tests.tiers import first
 
 WRITES = "its graph writes a constant, of which the kernel with probes has a copy"
@@ -674,8 +674,7 @@ SAVE [steps] {%n};'''
 @pytest.mark.parametrize(("level", "capacity"), first(("thread", 2), ("thread", 1), ("warp", 2), ("warp", 1)))
 def test_arrays_keep_the_last_records_where_a_node_repeats(tmp_path, graphs, level, capacity):
     """A kernel saves three records, in order. In a conditional node's body, it may run again before they're copied."""
-    probe = tmp_path / "steps.toml"
-    probe.write_text(ARRAY.replace("LEVEL", level).replace("CAP", str(capacity)))
+    probe = probe_file("steps.toml", ARRAY.replace("LEVEL", level).replace("CAP", str(capacity)))
     trace = good(tmp_path, graphs, "-p", str(probe), arguments=(PTX, "body"))
     repeats = {record["id"]: record.get("repeats", 0) for record in trace.of("probed")}
     assert sorted(repeats.values()) == [0, 0, 1, 1]

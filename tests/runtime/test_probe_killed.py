@@ -8,6 +8,7 @@ from gpt.trace.buffers import Probes
 from tests.runtime import hooked
 from tests.runtime.killing import ENDLESS, KINDS, LATE, complete, kill_one
 from tests.runtime.probing import build, in_both_forms
+from tests.tiers import every
 
 
 def count_pending(trace):
@@ -29,7 +30,7 @@ def endless(tmp_path_factory):
 
 
 @in_both_forms
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", every(2, KINDS))
 def test_what_had_ended_before_is_in_the_trace(tmp_path, endless, kind):
     """A busy machine may stop the writer for some time, so one of three kills may lose more."""
     late = []

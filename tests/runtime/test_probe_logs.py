@@ -10,7 +10,8 @@ import pytest
 from gpt.stream.rooms import HEAD, SECTOR
 from tests.runtime import hooked
 from tests.runtime.graphing import GRAPHS
-from tests.runtime.probing import CLIENT, COUNT, PTX, build, in_both_forms, kept, saved, unprobed
+from tests.runtime.probing import CLIENT, COUNT, PTX, build, in_both_forms, kept, probe_file, saved, unprobed
+from tests.tiers import first
 
 ACCESSES = 3 * COUNT  # accesses of a launch of `scale`
 ROOM = 128 // SECTOR  # sectors of a warp's first room
@@ -43,8 +44,7 @@ def run_logs(folder, main, rooms, *options):
     """Return each launch's kept and dropped entries, in order, the trace, and the run's messages. The log has room for
     this many of the warps' first rooms.
     """
-    probe = folder / "seen.toml"
-    probe.write_text(FILE.format(budget=HEAD + rooms * ROOM * SECTOR))
+    probe = probe_file("seen.toml", FILE.format(budget=HEAD + rooms * ROOM * SECTOR))
     out, program = folder / "t.mp", build(folder, CLIENT + main)
     line = hooked.command("run", "-fo", out, "--device", "sim", "-p", probe, *options, "--", program, PTX, quiet=False)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
@@ -104,7 +104,7 @@ def is_partial(found):
 
 
 @in_both_forms
-@pytest.mark.parametrize("rooms", [4, 9, WARPS - 1])
+@pytest.mark.parametrize("rooms", first(4, 9, WARPS - 1))
 def test_second_launch_is_complete(tmp_path, rooms):
     found, trace, said = run_logs(tmp_path, SYNCED, rooms)
     assert is_partial(found[0]) and found[1:] == [(ACCESSES, 0)] * 2

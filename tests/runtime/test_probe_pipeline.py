@@ -107,6 +107,7 @@ def probed(trace):
 PLAIN = {("scale", "no_ptx"): 2, ("other", "no_ptx"): 2}
 
 
+@pytest.mark.full
 def test_a_stage_for_machine_code_joins_the_line(tmp_path, program, cubin):
     """A kernel without PTX is launched with the toy stage's parameter; one with PTX goes to the next stage."""
     toy = f"gpt-extract --ptx --payload | {shlex.quote(sys.executable)} {shlex.quote(str(TOY))} | {WEAVE}"
@@ -164,6 +165,7 @@ def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, progr
         assert (unprobed(trace), asked) == (PLAIN, 1)
 
 
+@pytest.mark.full
 def test_what_a_probe_says_is_read_once(tmp_path):
     """Cached probes are used without starting Python, unless a file has changed or a callback is a file."""
     launcher, reader, probe, log = (tmp_path / name for name in ("gpt-hook", "gpt-ptx-probe", "mine.toml", "log"))
@@ -205,6 +207,7 @@ def test_the_launcher_knows_the_proven_architectures():
     assert found[1].split("|") == [name for name, arch in ARCHS.items() if arch.proven]
 
 
+@pytest.mark.full
 def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
     """The pipeline is asked about the first kernel, once for all processes: then the cache has the answer."""
     options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")

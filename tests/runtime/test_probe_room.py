@@ -11,6 +11,7 @@ from gpt.probe.read.load import load_probes
 from gpt.stream.wire import read_records
 from tests.runtime import ends, hooked, probing
 from tests.stream.totals_reader import read_maps
+from tests.tiers import first
 
 SHAPES = [(1, 1, 0), (6, 70, 0), (6, 70, 3), (2, 1000, 7), (3, 33, 2)]
 FILE = """
@@ -42,8 +43,9 @@ def program(tmp_path_factory):
     return probing.build(tmp_path_factory.mktemp("room"), ends.CLIENT)
 
 
-def run(folder, program, how, text, probes=("-p", "h.toml")):
-    (folder / "h.toml").write_text(FILE)
+def run(folder, program, how, text, probes=()):
+    (folder / "h.toml").write_text(FILE)  # for a pipeline that names it
+    probes = probes or ("-p", probing.probe_file("h.toml", FILE))
     (folder / "k.ptx").write_text(text)
     words = [str(number) for shape in SHAPES for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
@@ -87,7 +89,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("period", [1, 4])
+@pytest.mark.parametrize("period", first(4, 1))
 def test_bins_are_emptied_before_they_overflow(tmp_path, program, period):
     """Every lane empties the bins after each of its counts, or after every fourth."""
     (tmp_path / "soon.py").write_text(SOON)
@@ -113,8 +115,7 @@ SAVE [all] {%value};'''
 @pytest.mark.parametrize("form", ["launches", "graph"])
 def test_every_form_of_a_launch_gets_room(tmp_path, form):
     source = probing.FORMS if form == "launches" else probing.CLIENT + UPDATE
-    (tmp_path / "h.toml").write_text(FORMS)
-    trace = probing.good(tmp_path, probing.build(tmp_path, source), "-p", tmp_path / "h.toml")
+    trace = probing.good(tmp_path, probing.build(tmp_path, source), "-p", probing.probe_file("h.toml", FORMS))
     assert not trace.of("unprobed")
     assert [record.get("room") for record in trace.of("probed")] == ROOMS[form]
     bits = Counter(value.bit_length() for value in range(probing.COUNT))
@@ -217,6 +218,7 @@ int main(int argc, char **argv) {
 """
 
 
+@pytest.mark.full
 def test_the_shared_memory_of_the_program_stays_as_it_is(tmp_path):
     (tmp_path / "h.toml").write_text(STORES)
     (tmp_path / "k.ptx").write_text(FILLS)
@@ -233,7 +235,8 @@ FULL = ".shared .align 4 .b8 taken[48700];\n    .reg .pred %p<4>;"
 READS = ".reg .u32 %size;\n    mov.u32 %size, %dynamic_smem_size;\n    .reg .pred %p<4>;"
 
 
-@pytest.mark.parametrize("change", [FULL, READS], ids=["full", "reads its size"])
+@pytest.mark.parametrize("change", first(FULL, READS), ids=["full", "reads its size"])
+@pytest.mark.full
 def test_where_there_is_none(tmp_path, program, change):
     rooms, found = run(tmp_path, program, "default", ends.PTX.read_text().replace(".reg .pred %p<4>;", change))
     assert set(rooms) == {None}

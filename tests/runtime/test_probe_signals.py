@@ -94,6 +94,7 @@ def play(folder, program, how):
     return trace, *map(int, done.stdout.split())
 
 
+@pytest.mark.full
 @in_both_forms
 def test_a_signal_handler_that_launches_within_a_launch(tmp_path, program):
     trace, made, handled, ran = play(tmp_path, program, "launch")

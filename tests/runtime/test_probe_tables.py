@@ -11,6 +11,7 @@ from tests.analyze.asked import ask
 from tests.runtime import hooked, probing
 from tests.runtime.ends import CLIENT, PTX
 from tests.stream.totals_reader import read_maps
+from tests.tiers import first
 
 SHAPES = [(1, 1, 0), (6, 70, 3), (2, 32, 5), (3, 256, 0)]
 FILE = """
@@ -65,8 +66,7 @@ def program(tmp_path_factory):
 def run(folder, program, how, *options):
     words = [str(number) for shape in SHAPES for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
-    (folder / "tables.toml").write_text(FILE)
-    options = ("-f", "-p", folder / "tables.toml", *options)
+    options = ("-f", "-p", probing.probe_file("tables.toml", FILE), *options)
     done = hooked.run(folder / "t.mp", program, PTX, how, *words, options=options, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return read_maps(folder / "t.mp")
@@ -91,7 +91,7 @@ def wanted(shape):
 
 
 @probing.in_both_forms
-@pytest.mark.parametrize("how", ["default", "graph"])
+@pytest.mark.parametrize("how", first("graph", "default"))
 def test_tables_have_what_the_threads_saved(tmp_path, program, how, code):
     found = run(tmp_path, program, how)
     shapes = [shape for shape in SHAPES for _ in range(2 if how == "graph" else 1)]

@@ -18,7 +18,7 @@ from tests.analyze.asked import ask
 from tests.runtime import hooked, probing
 from tests.runtime.ends import CLIENT, PTX
 from tests.stream.totals_reader import read_maps
-from tests.tiers import full
+from tests.tiers import first, full
 
 SHAPES = [(1, 1, 0), (3, 1, 1), (6, 70, 0), (6, 70, 3), (2, 32, 0), (2, 32, 5), (5, 8, 2), (1, 1024, 0), (2, 1000, 7)]
 MAP = """
@@ -55,8 +55,8 @@ def program(tmp_path_factory):
     return probing.build(tmp_path_factory.mktemp("totals"), CLIENT)
 
 
-def write_probe(path, levels):
-    """Write a probe file with a total per level, with and without a count, and one lane that saves for others."""
+def write_probe(levels):
+    """Return a probe file with a total per level, with and without a count, and one lane that saves for others."""
     maps, probes = "", ""
     for level in levels:
         names = [f"{level}_counted", f"{level}_plain", *([] if level == "thread" else [f"{level}_led"])]
@@ -65,14 +65,13 @@ def write_probe(path, levels):
             maps += "counts = false\n" * name.endswith("plain") + 'leader = "active"\n' * name.endswith("led")
         saves = "\n".join(f"SAVE [{name}] {{%value, %value, %value, %low, %high, %far, %value}};" for name in names)
         probes += PROBE.format(level=level, saves=saves)
-    path.write_text(maps + probes)
-    return path
+    return probing.probe_file("totals.toml", maps + probes)
 
 
 def run(folder, program, how, shapes, levels=LEVELS):
     words = [str(number) for shape in shapes for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
-    probe = write_probe(folder / "totals.toml", levels)
+    probe = write_probe(levels)
     done = hooked.run(folder / "t.mp", program, PTX, how, *words, options=("-f", "-p", probe), env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return read_maps(folder / "t.mp")
@@ -107,7 +106,8 @@ def check(level, kind, units, shape):
         assert found["far"] == min(far)
 
 
-@pytest.mark.parametrize("how", ["default", "stream", "graph"])
+@pytest.mark.full
+@pytest.mark.parametrize("how", first("graph", "default", "stream"))
 def test_totals_are_those_of_the_threads(tmp_path, program, how):
     totals = run(tmp_path, program, how, SHAPES)
     assert sorted(totals) == sorted(f"{level}_{kind}" for level in LEVELS for kind in ("counted", "plain", "led")
@@ -119,6 +119,7 @@ def test_totals_are_those_of_the_threads(tmp_path, program, how):
             check(*name.split("_"), units, shape)
 
 
+@pytest.mark.full
 def test_analyses_read_what_the_independent_reader_does(tmp_path, program):
     totals = run(tmp_path, program, "default", SHAPES)
     found = Probes(tmp_path)
@@ -159,9 +160,10 @@ for flag in (0, 1):
 """
 
 
+@pytest.mark.full
 def test_a_launch_that_repeats_adds_up_its_runs(tmp_path):
     """The buffer isn't cleared between the launches, so a unit with one writer mustn't be overwritten."""
-    probe = write_probe(tmp_path / "totals.toml", LEVELS)
+    probe = write_probe(LEVELS)
     sim = hooked.runtime() / "sim"
     env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(sim), "XDG_CACHE_HOME": probing.kept()}
     line = [sys.executable, "-c", TWICE, PTX, probe]
@@ -241,13 +243,12 @@ def find_bins(values, starts):
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [("default", "ptx"), ("graph", "ptx"), ("default", "sass"), full("graph", "sass")],
+    [full("default", "ptx"), full("graph", "ptx"), ("default", "sass"), full("graph", "sass")],
     indirect=["code"],
 )
 def test_histograms_count_each_value(tmp_path, program, how, code):
     """In machine code, ptxas turns the save under a predicate into a branch, which the weaver has to understand."""
-    probe = tmp_path / "h.toml"
-    probe.write_text(HISTOGRAMS)
+    probe = probing.probe_file("h.toml", HISTOGRAMS)
     words = [str(number) for shape in SHAPES for number in shape]
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
     done = hooked.run(tmp_path / "t.mp", program, PTX, how, *words, options=("-f", "-p", probe), env=env)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.runtime import hooked
 from tests.runtime.probing import CLIENT, PTX, build
+from tests.tiers import first
 
 # `load` and `unload` belong to a module or a library.
 SOURCE = (
@@ -62,7 +63,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", first(*WAYS))
 def test_a_module_goes_after_what_is_asked_of_its_kernel(tmp_path, way):
     """A real driver crashes if it's asked for a function that has been unloaded."""
     source = SOURCE

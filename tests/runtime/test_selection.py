@@ -137,6 +137,7 @@ def test_names_of_all_processes_count(tmp_path, program):
     assert said(tmp_path, "sh", "-c", script, options=("-k", "x"))[-1].endswith("looked up: foo, bar")
 
 
+@pytest.mark.full
 def test_a_long_name_is_matched_whole(tmp_path, program):
     name, ptx = "z" * 700 + "end", tmp_path / "long.ptx"
     ptx.write_text(program.with_name("few.ptx").read_text().replace("foo", name))
@@ -144,7 +145,7 @@ def test_a_long_name_is_matched_whole(tmp_path, program):
     assert said(tmp_path, program, ptx, name, options=("-k", "x"))[-1].endswith(f"{'z' * 252}...")
 
 
-@pytest.mark.parametrize("kernels", ["foo foo exec", "foo -bar exec foo"])
+@pytest.mark.parametrize("kernels", first("foo -bar exec foo", "foo foo exec"))
 def test_another_program_takes_the_place(tmp_path, program, kernels):
     """Names that are only counted until the end are written before it."""
     count = kernels.split("exec")[0].count("foo")

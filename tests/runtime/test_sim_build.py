@@ -7,6 +7,7 @@ import pytest
 
 from tests import cuda
 from tests.runtime import hooked
+from tests.tiers import full
 
 SOURCE = """
 extern "C" {
@@ -25,7 +26,8 @@ __global__ void other(int *to) { *to = 1; }
 """
 
 
-def test_ptx_runs_and_its_code_is_kept(sim_play, tmp_path):
+@pytest.mark.parametrize("step", [3, full(1)])
+def test_ptx_runs_and_its_code_is_kept(sim_play, tmp_path, step):
     ptx = cuda.nvrtc_compile(SOURCE, "compute_80")
     (tmp_path / "code.ptx").write_bytes(ptx + b"\0")
     (tmp_path / "code.fatbin").write_bytes(cuda.fatbin([("sm_80", "ptx", ptx)], "zstd"))
@@ -58,7 +60,7 @@ def test_ptx_runs_and_its_code_is_kept(sim_play, tmp_path):
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept.iterdir())
     found = sim_play(script, *files, PATH="/nowhere", CC=os.environ.get("CC", ""))  # nothing can be compiled
     assert (found.returncode, found.stdout) == (0, done.stdout), found.stderr
-    for torn in map(kept.joinpath, names):
+    for torn in map(kept.joinpath, names[::step]):
         whole = torn.read_bytes()
         torn.write_bytes(whole[:-1])
         assert sim_play(script, *files).returncode == 0
@@ -125,6 +127,7 @@ def test_what_an_image_lacks_is_said(sim_play, tmp_path):
     assert said[2].startswith("an image that is neither PTX nor a fatbin") and len(said) == 3
 
 
+@pytest.mark.full
 def test_kernels_that_launch_kernels_are_refused_by_name(sim_play, tmp_path):
     head = ".version 9.5\n.target sm_70\n.address_size 64\n"
     call = "{ .reg .b64 %p; .reg .b32 %r; mov.u64 %p, inner; ret; }\n"
@@ -160,6 +163,7 @@ def test_the_hook_watches_what_runs(sim_play, tmp_path):
     assert not list(tmp_path.glob("t.mp.*"))  # the stages weren't traced
 
 
+@pytest.mark.full
 def test_relocatable_code_is_linked(sim_play, tmp_path):
     """Compressed fatbins, as nvcc makes them, are linked in the wrapper of nvlink's cubins, and by cuLink."""
     head = ".version 7.0\n.target sm_70\n.address_size 64\n"
@@ -238,6 +242,7 @@ def test_functions_that_another_kernel_stored_are_called(sim_play, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.full
 def test_clusters_of_several_blocks_are_refused(sim_play, tmp_path):
     (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(CLASSES, "compute_80") + b"\0")
     script = """

@@ -3,6 +3,7 @@
 import pytest
 
 from tests import cuda
+from tests.tiers import full
 
 HEAD = ".version {}\n.target {}\n.address_size 64\n"
 GOOD = ".visible .entry good(.param .u64 to)\n{\n    .reg .b64 %d;\n    ld.param.u64 %d, [to];\n"
@@ -44,21 +45,22 @@ def link(text, options):
     ok(cu.cuLinkAddData_v2(state, 1, text, c_size_t(len(text)), None, 0, None, None))
     return cu.cuLinkComplete(state, byref(image), None)
 
-def check(text, status, log):
-    for load in (module, library, file, link):
+def check(text, status, log, *ways):
+    for load in ways:
         options = Options()
         found = load(text, options), options.logs()
         assert found == (status, log), (load, found)
 """
 
 
-@pytest.fixture
-def check(sim_play, tmp_path):
-    """Load a text in every way; the status and the error log must be these."""
+@pytest.fixture(params=["module", full("library, file, link")])
+def check(request, sim_play, tmp_path):
+    """Load a text in some ways; the status and the error log must be these."""
 
     def run(text, status, log, **env):
-        done = sim_play(f"{LOADS}\ncheck({text.encode()!r} + bytes(1), {status}, {log!r})", tmp_path / "x.ptx", **env)
-        said = f"libcuda.so.1: error: {log}\n" * 4 if log else ""
+        script = f"{LOADS}\ncheck({text.encode()!r} + bytes(1), {status}, {log!r}, {request.param})"
+        done = sim_play(script, tmp_path / "x.ptx", **env)
+        said = f"libcuda.so.1: error: {log}\n" * len(request.param.split()) if log else ""
         assert (done.returncode, done.stderr) == (0, said), done.stderr
 
     return run

@@ -55,6 +55,7 @@ def play(program, env):
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.full
 def test_the_simulated_device_refuses_or_is_right(program, starving):
     play(program, environment(starving, "libcuda.so", 10**6))  # after this, the code is in the cache
     full = play(program, environment(starving, "libcuda.so", 10**6, STARVE_SAY="1"))

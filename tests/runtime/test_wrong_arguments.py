@@ -3,10 +3,12 @@
 import os
 import subprocess
 from functools import cache
+from itertools import product
 
 import pytest
 
 from tests.runtime import hooked, probing, simulated
+from tests.tiers import every
 
 SOURCE = (hooked.ROOT / "tests" / "runtime" / "wrong_arguments.c").read_text()
 CALLS = 400  # calls per seed
@@ -46,14 +48,12 @@ def left_out(program, seed):
     raise AssertionError("nothing is left")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", [*"1234567"])
+@pytest.mark.parametrize(("seed", "mode"), every(5, [*product("1234567", MODES)]))
 def test_statuses_are_those_of_the_bare_program(tmp_path, program, seed, mode):
     check(tmp_path, program, seed, mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", [*"1234"])
+@pytest.mark.parametrize(("seed", "mode"), every(5, [*product("1234", MODES)]))
 def test_graph_calls_with_wrong_arguments_return_the_same_status(tmp_path, graph_program, seed, mode):
     """With -p the hook reads a graph before the driver has seen the other arguments."""
     check(tmp_path, graph_program, seed, mode)

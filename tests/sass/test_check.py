@@ -62,7 +62,7 @@ def kernels(image):
     return [raw.decode() for raw in CubinEditor(image).kernels]
 
 
-@pytest.mark.parametrize("step", [10, full(4)])
+@pytest.mark.parametrize("step", [30, full(4)])
 def test_places_of_every_kernel_are_proven(image, snippets, step):
     proven = saving = 0
     for name in kernels(image):
@@ -98,6 +98,7 @@ def test_a_kernel_without_a_schedule(image):
     assert [(finding.place, finding.rule) for finding in found] == [(0, "stall")]
 
 
+@pytest.mark.full
 def test_nvdisasm_reads_what_is_woven(pool):
     for woven in pool[:2]:
         assert woven.original.kernel.name in cuda.disassemble(woven.image)

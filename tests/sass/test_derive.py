@@ -15,7 +15,7 @@ from gpt.sass.derive.oracle import Oracle
 from gpt.sass.derive.table import iter_code
 from gpt.sass.tables import Registers, table_of
 from gpt.sass.words import CONTROL, target_of
-from tests.tiers import full
+from tests.tiers import FULL, every, full
 
 FIRST = [arch if arch == "sm_90" else full(arch) for arch in ARCHS]
 SIZES = {"R": 8, "UR": 6, "P": 3, "UP": 3, "B": 4}
@@ -59,7 +59,7 @@ def test_uniform_registers_that_ptxas_uses(arch, highest):
 def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
     """Each word is compared separately, even if its text equals another's."""
     oracle, words = compiled(arch)
-    words = random.Random(46).sample(words, 1500)
+    words = random.Random(46).sample(words, 1500 if FULL else 600)
     table = table_of(arch)
     checked = 0
     for word, listed in zip(words, oracle.ask(words, each=True), strict=True):
@@ -79,7 +79,7 @@ def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
             expected = [one._replace(P=0, UP=0) for one in expected]
         assert found == expected, listed.text
         checked += 1
-    assert checked > 1000
+    assert checked > (1000 if FULL else 400)
 
 
 @pytest.mark.parametrize("arch", FIRST)
@@ -97,7 +97,7 @@ def test_jumps_lead_where_nvdisasm_says(arch):
             assert "WARPSYNC" in text
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", every(4, ARCHS))
 def test_every_line_compiles(arch):
     """ptxas doesn't report lines that it ignores, but it accepts all of these."""
     assert len(list(iter_variations(arch))) > 700
@@ -118,6 +118,7 @@ def test_registers_in_a_text():
     assert registers_of("BSSY B1, .+0x40", SIZES) == [("B", 1)]
 
 
+@pytest.mark.full
 def test_fields_are_found_by_turning_bits():
     oracle, _ = compiled("sm_90")
     load = 0x000EA8000C1E1900_0000000402047981  # LDG.E R4, desc[UR4][R2.64]

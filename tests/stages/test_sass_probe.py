@@ -185,6 +185,7 @@ int main() { float *x = nullptr; mine<<<1, 32>>>(x); multiply(x); }
 
 
 @pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs a host compiler")
+@pytest.mark.full
 def test_a_program_with_a_static_closed_library(tmp_path):
     """The library's code is an element of its own, in a program of any name; `helper` was compiled with closed code.
     (NVIDIA's own static library is in no wheel; tests/formats/test_closed.py reads the elements of the shared one.)

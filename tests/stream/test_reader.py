@@ -10,6 +10,7 @@ import pytest
 
 from tests.runtime import hooked
 from tests.stream import summary_reader
+from tests.tiers import every
 
 SOURCE = Path(__file__).with_name("traced.c")
 LAUNCHED = 2 * 3 * 200  # calls that launch `one`, in two processes with three threads each
@@ -52,7 +53,7 @@ def test_it_imports_nothing_of_gpt():
     assert imported == {"collections", "msgpack", "pathlib", "struct"}
 
 
-@pytest.mark.parametrize("how", RECORDED)
+@pytest.mark.parametrize("how", every(2, RECORDED))
 def test_it_finds_what_summary_finds(tmp_path, program, how):
     options, launches = RECORDED[how]
     done = hooked.run(tmp_path / "t.mp", program, "child", options=("-f", *options))

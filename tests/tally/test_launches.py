@@ -26,6 +26,7 @@ def compiled(source, folder):
     return (folder / f"{source}.ptx").read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", [name if name in SAMPLE else full(name) for name in SOURCES])
 def test_results(source, tmp_path):
     ptx = compiled(source, tmp_path)

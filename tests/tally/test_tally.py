@@ -70,6 +70,7 @@ def test_libraries(name):
     assert swept >= 2
 
 
+@pytest.mark.full
 def test_a_tree_that_prints_something_else_is_seen(monkeypatch):
     module = scan_module(RICH.encode())
     assert sound(check.check_kernel(module, "calls", alone=False))
@@ -153,6 +154,7 @@ def test_everything_is_done_once_and_added_up(corpus, capsys, monkeypatch):
     assert json.loads(tally.RESULTS.read_text())["corpora"]["one"]["kernels_swept"] == 0
 
 
+@pytest.mark.full
 def test_an_interrupted_run_is_taken_up_and_failures_are_tried_again(corpus):
     tally.main(["-j", "1"])
     lines = tally.LINES.read_bytes().splitlines(keepends=True)
@@ -167,6 +169,7 @@ def test_an_interrupted_run_is_taken_up_and_failures_are_tried_again(corpus):
     assert len(set(again)) == len(lines)
 
 
+@pytest.mark.full
 def test_a_corpus_that_cannot_be_had_is_said(corpus, monkeypatch, capsys):
     def fail(folder, jobs):
         raise RuntimeError("no such wheel")

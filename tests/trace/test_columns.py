@@ -1,6 +1,7 @@
 """Data packed by the hook unpacks to the original; impossible columns are rejected before memory is allocated."""
 
 import struct
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from gpt.stream import records
 from gpt.trace.buffers import Probes
 from gpt.trace.parts import MAX_PART, SideFiles, parse_part, unpack_part
 from tests.runtime import packing
-from tests.tiers import examples
+from tests.tiers import every, examples
 from tests.trace import forge
 from tests.trace.columns import read_columns, write_columns
 
@@ -73,8 +74,7 @@ def test_what_another_writer_packs_is_read(table, framed):
     assert unpack(held, len(data), row, "columns+zstd" if framed else "columns") == data
 
 
-@pytest.mark.parametrize("rows", [4, 63, 130, 100_000])
-@pytest.mark.parametrize("row", [4, 32, 40, 256])
+@pytest.mark.parametrize(("rows", "row"), every(3, [*product((4, 63, 130, 100_000), (4, 32, 40, 256))]))
 def test_sizes_around_tiles(rows, row):
     """Words have each width; the rows fill several of the pieces that the hook packs at once."""
     rows = min(rows, packing.MOST // row)

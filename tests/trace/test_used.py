@@ -180,6 +180,7 @@ def test_an_absent_child_is_refused(write):
     assert names(root, allow_incomplete=True) == {"root"}
 
 
+@pytest.mark.full
 def test_a_long_line_of_children(write):
     for number in range(1500):
         write(

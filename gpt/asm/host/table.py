@@ -186,10 +186,12 @@ class Row:
 
     def match(self, modifiers: tuple[str, ...]) -> Match | None:
         """Match modifiers in this order; None if they don't fit the form."""
+        if not self._spellings.issuperset(modifiers):  # spares most rows their pattern, which takes long to compile
+            return None
         found = self._pattern.fullmatch("".join(modifiers))
-        words = {_c_name(part): part for part, _ in self.parts}
         if not found:
             return None
+        words = {_c_name(part): part for part, _ in self.parts}
         given = {words[name]: text and text[1:] for name, text in found.groupdict().items()}
         return self._match(given)
 
@@ -238,6 +240,12 @@ class Row:
         """Return the leading words that every form of this row has."""
         fixed = itertools.takewhile(lambda part: not part[1] and part[0] not in self.words, self.parts)
         return tuple(f".{part}" for part, _ in fixed)
+
+    @cached_property
+    def _spellings(self) -> frozenset[str]:
+        """Return all modifiers that occur in forms of this row, with their dots."""
+        texts = {text for part, _ in self.parts for text in self.words.get(part, [part])}
+        return frozenset(f".{text}" for whole in texts for text in (whole, *whole.split(".")))
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

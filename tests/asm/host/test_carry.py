@@ -48,6 +48,7 @@ def chain(chance: random.Random) -> list[tuple[str, str]]:
     return [(name, chance.choice(TYPES)) for name in names]
 
 
+@pytest.mark.full
 def test_random_chains(thread):
     chance = random.Random(38)
     edges = [0, 1, 2, 0xFFFFFFFF, 0x80000000, 0x7FFFFFFF, 1 << 32, 1 << 63, (1 << 63) - 1, (1 << 64) - 1]

@@ -110,7 +110,8 @@ def without_fma(monkeypatch):
     return no_fma
 
 
-@pytest.mark.parametrize("count", [24, full(3000)])
+@pytest.mark.full
+@pytest.mark.parametrize("count", [8, full(3000)])
 @pytest.mark.parametrize("name", first("f32", "f16", "bf16", "f64"))
 def test_exact(tmp_path, without_fma, name, count):
     """Arithmetic, rounded once in each mode; comparison; conversion. With a processor's fma, and if FULL is set, also
@@ -135,6 +136,7 @@ def test_halfway(thread):
     )
 
 
+@pytest.mark.full
 def test_integers_to_floats(thread):
     """Every integer type is converted to every float type."""
     source = random.Random(1)

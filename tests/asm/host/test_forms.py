@@ -78,7 +78,7 @@ def assert_known(found: list[str]) -> None:
     assert not new, "mend the row, or add a reason to KNOWN:\n" + "\n".join(new[:SHOWN])
 
 
-@pytest.mark.parametrize(("target", "step"), [("sm_90", 5), full("sm_90", 1), full("sm_80", 1), full("sm_100a", 1)])
+@pytest.mark.parametrize(("target", "step"), [("sm_90", 17), full("sm_90", 1), full("sm_80", 1), full("sm_100a", 1)])
 def test_conversions(ptxas, tmp_path, target, step):
     """Compare every pair of types with every rounding and the common modifiers; nothing may differ."""
     types = ["u8", "s32", "u16", "s64", "f16", "bf16", "f32", "f64", "tf32"]
@@ -93,7 +93,7 @@ def test_conversions(ptxas, tmp_path, target, step):
 
 
 @pytest.mark.parametrize(
-    ("target", "version", "step"), [("sm_90", "8.7", 3), full("sm_90", "8.7", 1), full("sm_75", "6.3", 1)]
+    ("target", "version", "step"), [("sm_90", "8.7", 7), full("sm_90", "8.7", 1), full("sm_75", "6.3", 1)]
 )
 def test_choices_and_packing(ptxas, tmp_path, target, version, step):
     """Compare setp, set, selp, slct and cvt.pack with each kind of register and constant in each place."""
@@ -300,8 +300,8 @@ def test_every_form(ptxas, tmp_path, limit, target, version):
 @pytest.mark.parametrize(
     ("target", "version"),
     [
-        ("sm_90", "7.8"),
         ("sm_50", "4.0"),
+        full("sm_90", "7.8"),
         *(full("sm_90", version) for version in ("8.0", "8.1", "8.3", "8.5", "8.6", "8.8")),
         *(full("sm_80", version) for version in ("7.0", "7.1", "7.3", "7.4", "7.6", "8.0")),
         *(full("sm_75", version) for version in ("6.3", "6.4", "6.5", "7.0", "7.8")),
@@ -316,7 +316,7 @@ def test_every_form(ptxas, tmp_path, limit, target, version):
 def test_every_row_in_old_versions(ptxas, tmp_path, target, version):
     """Compare each word of each row in modules older than the word, or for older GPUs."""
     lines = forms.forms_of_all(6 if FULL else 1)
-    found = differences(lines if FULL else lines[::2], ptxas, target, version, tmp_path)
+    found = differences(lines if FULL else lines[::5], ptxas, target, version, tmp_path)
     assert_known(found)
 
 

@@ -43,7 +43,7 @@ def test_integers(thread):
     check(thread, [case for case in instructions() if case[3]], values(150))
 
 
-@pytest.mark.parametrize("step", [23, full(3)])
+@pytest.mark.parametrize("step", [61, full(3)])
 def test_video_instructions(thread, step):
     check(thread, list(video())[::step], values(20))
 

@@ -393,6 +393,7 @@ def test_addresses_of_shared_memory(tmp_path):
         assert words[8 * lane + 6] < 32
 
 
+@pytest.mark.full
 def test_loads_and_stores_of_matrices(tmp_path):
     """ldmatrix and stmatrix move 1, 2 and 4 matrices whose rows are anywhere, plain and transposed, in warps of 32, 16
     and 5 threads: a row without a thread for its address is 0, or isn't stored.

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.asm.host.driver import Driver
 from tests.runtime import hooked
 
@@ -46,6 +48,7 @@ def text():
     return PTX.replace("STORES", " ".join(stores))
 
 
+@pytest.mark.full
 def test_names_of_ptx_are_no_c(tmp_path):
     env = os.environ | {
         "LD_LIBRARY_PATH": str(hooked.runtime() / "sim"),

@@ -30,6 +30,7 @@ def check(programs):
         assert not said, f"seed {seed}: {said}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", ["sample", *map(full, range(24))])
 def test_seeds(part):
     seeds = range(5) if part == "sample" else range(SLICE * part, SLICE * (part + 1))

@@ -223,6 +223,7 @@ def test_a_run_with_benchmark_saves_nothing_and_has_times(tmp_path):
 
 
 @settings(max_examples=examples(100))
+@pytest.mark.full
 @given(st.data())
 def test_whatever_a_log_says_it_is_a_trace_or_an_error(data):
     """Lines are truncated, changed and mixed; readers accept every record."""

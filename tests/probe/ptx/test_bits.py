@@ -6,6 +6,7 @@ import pytest
 
 from gpt.probe.ptx.weave import LeftAlone, weave
 from tests.probe.ptx.woven import check, kernel, lines, probe
+from tests.tiers import first
 
 REGISTERS = ".reg .b8 %c<4>; .reg .b16 %h<9>;"
 LATEST = ".version 8.6\n.target sm_100\n.address_size 64\n"
@@ -69,7 +70,7 @@ def test_what_an_instruction_leaves_out_of_a_register(instruction, saved, field,
     assert read(instruction, file(field, saved, when, instruction.split()[0])) == steps
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", first("after", "before"))
 def test_what_is_cut_assembles(when, tmp_path):
     """The cut uses registers of every size that ptxas takes, in all fields."""
     body = ""

@@ -13,7 +13,7 @@ from gpt.probe.read.load import parse_toml
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import scan_module
 from tests import cuda
-from tests.tiers import examples
+from tests.tiers import every, examples
 
 HEAD = ".version 8.3\n.target sm_90\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .b128 %q;"
@@ -90,7 +90,7 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("statement", "expected"), SHAPES.items())
+@pytest.mark.parametrize(("statement", "expected"), every(3, SHAPES.items()))
 def test_ways_to_name_a_variable(statement, expected, tmp_path):
     data = kernel(statement)
     report(data, tmp_path)

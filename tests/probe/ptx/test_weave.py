@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from gpt.ptx.scan import scan_module
 from gpt.stream import rooms
 from tests import cuda
 from tests.probe.ptx.woven import HEAD, SAVES, assembled, check, half_written, kernel, lines, probe, simple
+from tests.tiers import every
 
 
 def test_parameters_go_behind(tmp_path):
@@ -61,7 +63,7 @@ def test_room_that_is_just_enough(tmp_path):
         check(data, simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
 
 
-@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"])
+@pytest.mark.parametrize("target", every(3, ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"]))
 @pytest.mark.parametrize(
     "params",
     [
@@ -99,11 +101,10 @@ def test_parts_of_a_record_wait_for_the_last(tmp_path):
     assert woven.maps[0].unit_size == 8 + 4 * 16
 
 
-@pytest.mark.parametrize("cap", ["1", "3"])
-@pytest.mark.parametrize("level", ["thread", "warp"])
-@pytest.mark.parametrize(
-    "sizes", ["4", "8", "84", "48", "88", "844", "884", "8844", "4444", "44444", "848", "2244", "12484", "8444", "188"]
-)
+SIZES = ("4", "8", "84", "48", "88", "844", "884", "8844", "4444", "44444", "848", "2244", "12484", "8444", "188")
+
+
+@pytest.mark.parametrize(("sizes", "level", "cap"), every(7, [*product(SIZES, ("thread", "warp"), ("1", "3"))]))
 def test_a_record_is_stored_whole_and_nothing_is_stored_where_it_is_not_aligned(sizes, level, cap, tmp_path):
     of_size = {"1": ("u8",), "2": ("u16",), "4": ("s32", "f32", "u32"), "8": ("f64", "u64", "s64")}
     kinds = [of_size[size][n % len(of_size[size])] for n, size in enumerate(sizes)]
@@ -183,10 +184,13 @@ def test_a_pragma_stays_with_its_instruction(tmp_path):
     assert '.pragma "used_bytes_mask 0xf";\nld.global' in woven.data.decode()
 
 
-@pytest.mark.parametrize("level", ["thread", "warp", "block"])
-@pytest.mark.parametrize("cap", ["1", "5", '"dynamic"'])
-@pytest.mark.parametrize("position", ["ld.global", "kernel"])
-@pytest.mark.parametrize("count", [False, True])
+@pytest.mark.parametrize(
+    ("level", "cap", "position", "count"),
+    every(
+        5,  # `make test` runs each value several times
+        [*product(("thread", "warp", "block"), ("1", "5", '"dynamic"'), ("ld.global", "kernel"), (False, True))],
+    ),
+)
 def test_every_way_to_save(level, cap, position, count, tmp_path):
     value = "ADDR" if position == "ld.global" else "BLOCK"
     file = probe(SAVES.format(level=level, cap=cap, position=position, when="before", value="SMID")

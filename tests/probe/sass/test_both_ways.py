@@ -19,7 +19,7 @@ from tests import cuda
 from tests.probe.sass import running
 from tests.runtime import hooked
 from tests.sass.interp.cases import CASES, KERNELS
-from tests.tiers import every
+from tests.tiers import every, full
 
 NUMBERS = {case.name: number for number, case in enumerate(CASES)}
 MAPS = {
@@ -124,11 +124,11 @@ def agreed(tmp_path, case, probe):
     ("name", "probe", "fields"),
     [
         ("widths-2x64-5", "gmem_bytes", None),
-        ("votes-2x96-5", "gmem_bytes", None),
-        ("bulk-2x256-5", "gmem_bytes", None),
-        ("reduction-2x256-5", "sync_wait", ["waits"]),
-        ("products-2x64-5", "tensorop_count", None),
-        ("reduction-2x256-5", "warp_sched", ["block"]),
+        full("votes-2x96-5", "gmem_bytes", None),
+        full("bulk-2x256-5", "gmem_bytes", None),
+        full("reduction-2x256-5", "sync_wait", ["waits"]),
+        full("products-2x64-5", "tensorop_count", None),
+        full("reduction-2x256-5", "warp_sched", ["block"]),
     ],
 )
 def test_buffers_hold_the_same(tmp_path, name, probe, fields):
@@ -148,8 +148,8 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    every(  # `make test` runs each kind once, and each kernel of the first line
-        3,
+    every(  # `make test` runs one
+        18,
         [
             *itertools.product(("reduction-2x256-5", "leaving-2x33-5", "groups-2x50-5"), sorted({*MAPS} - {"warps"})),
             # All lanes leave together.
@@ -166,7 +166,7 @@ def test_totals_hold_the_same(tmp_path, name, kind):
     assert all(rows for _, rows in found[kind == "rows" :])
 
 
-@pytest.mark.parametrize("name", ["reduction-2x256-5", "blockwide-2x160-5"])
+@pytest.mark.parametrize("name", [full("reduction-2x256-5"), full("blockwide-2x160-5")])
 def test_addresses_of_shared_memory_are_the_same(tmp_path, name):
     """Each lane's address in each access is compared. On the simulated device, the shared memory window begins
     elsewhere.
@@ -212,7 +212,7 @@ SAVE [m] {{BLOCK, WARPID, %none}};'''
 """
 
 
-@pytest.mark.parametrize(("name", "sample"), [("groups-2x50-5", "block/2"), ("reduction-2x256-5", "warp/3")])
+@pytest.mark.parametrize(("name", "sample"), [full("groups-2x50-5", "block/2"), full("reduction-2x256-5", "warp/3")])
 def test_samples_hold_the_same(tmp_path, name, sample):
     """Skipped blocks or warps jump over one of two probes; the other probe still gets its values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
@@ -255,7 +255,7 @@ SAVE [m] {%even, %near, %far, %short, %part, %wide, TIME, %lane};'''
 """
 
 
-@pytest.mark.parametrize("name", ["groups-2x50-5", "votes-2x96-5"])
+@pytest.mark.parametrize("name", ["groups-2x50-5", full("votes-2x96-5")])
 def test_entries_of_a_log_hold_the_same(tmp_path, name):
     """A log's values of each size are compared: equal distances, distances of 32 and 64 bits, each lane's values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"

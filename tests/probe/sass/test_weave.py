@@ -20,6 +20,7 @@ from gpt.sass.words import parse_words, with_bits
 from tests.probe.sass import running
 from tests.runtime import probing
 from tests.sass.interp.cases import CASES, inputs
+from tests.tiers import first, full
 
 CASE = {case.name: case for case in CASES}
 # The interpreter allows a uniform register to be read late; so do ptxas, which wrote these words, and the hardware.
@@ -48,7 +49,7 @@ LAUNCHES = ["reduction-2x256-5", "stack-2x33-5", "leaving-2x33-5", "widths-2x64-
 SCHED = str(Path(__file__).with_name("sched.toml"))
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", first(*LAUNCHES[::-1]))
 def test_each_warp_has_a_begin_and_an_end(name):
     """The kernels have several exits, more registers, or none to spare, so the start time is kept on the stack."""
     made, (found,) = check(name, SCHED)
@@ -61,7 +62,7 @@ def test_each_warp_has_a_begin_and_an_end(name):
     assert all(matched == woven for matched, woven in sites(made).values())
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", first(*LAUNCHES[1:], LAUNCHES[0]))
 def test_each_block_has_a_begin_and_an_end(name):
     """A warp stores its own clocks; the block's start is the earliest of its warps' starts, and its end the latest."""
     made, (blocks, warps) = check(name, "block_sched", SCHED)
@@ -77,7 +78,7 @@ def test_each_block_has_a_begin_and_an_end(name):
     assert all(matched == woven for matched, woven in sites(made).values())
 
 
-@pytest.mark.parametrize("name", ["reduction-2x256-5", "groups-2x50-5", "products-2x64-5"])
+@pytest.mark.parametrize("name", [full("reduction-2x256-5"), "groups-2x50-5", full("products-2x64-5")])
 def test_a_launch_that_repeats_adds_to_what_is_there(name):
     """The lowest bit of a buffer's address requests accumulation: bytes double, and a block's
     clocks cover both runs.
@@ -112,6 +113,7 @@ def name_uniform(case, is_variable):
     return found, unpack(kernel.steady).UR
 
 
+@pytest.mark.full
 def test_where_uniform_registers_are_short_others_hold_them():
     """`crowded` uses 57 of 63 uniform registers, and lanes in its loop need all of them after others have left."""
     check("crowded-2x96-5", "block_sched")
@@ -149,6 +151,7 @@ def test_bytes_of_global_memory():
     assert found[0] == (None, [{"read": 996, "written": 1256}])
 
 
+@pytest.mark.full
 def test_bulk_copies():
     """The kernel is `bulk`: it copies 80 and 64 bytes in, which its mbarrier expects, and 128 out."""
     made, (found,) = check("bulk-2x256-5", "gmem_bytes")
@@ -181,7 +184,7 @@ def test_two_probes_at_once():
     assert [record["read"] for _, (record,) in bytes_] == [8 * 512] * 2
 
 
-@pytest.mark.parametrize("name", ["tiles-2x128-5", "leaving-2x33-5"])
+@pytest.mark.parametrize("name", [full("tiles-2x128-5"), "leaving-2x33-5"])
 def test_addresses_of_each_access(name):
     """dmat claims rooms with an atomic, in every lane and at every place, with registers saved on the stack."""
     case = CASE[name]
@@ -210,6 +213,7 @@ before = "SAVE [stores] {ADDR};"
 """
 
 
+@pytest.mark.full
 def test_addresses_on_the_stack(tmp_path):
     """`stack` fills arrays of 24 words and 16 bytes, four words at a time, then adds to words that `in` chooses. The
     stack pointer itself is the base of its first stores.
@@ -258,6 +262,7 @@ print(hashlib.sha256(running.woven(case, "block_sched", "gmem_bytes", "dmat").da
 """
 
 
+@pytest.mark.full
 def test_weaving_depends_on_its_inputs_only():
     """Answers are cached by their inputs, so two runs must give the same result. Python's sets have a random order."""
     check("stack-2x33-5", "block_sched")
