@@ -222,8 +222,8 @@ def _describe(found: ProcessLaunches) -> Iterator[str]:
     starved, short = (100 * value / sums.timed for value in (sums.starved, sums.short))
     call, work = human_time(sums.calls / sums.timed), human_time(sums.work / sums.timed)
     told = (
-        f"{human_share(starved)} of {amount(sums.timed, 'launch')} found the GPU with nothing to do; on average, a call "
-        f"takes {call} and its work on the GPU {work}; in {human_share(short)} of launches, the work is shorter"
+        f"{human_share(starved)} of {amount(sums.timed, 'launch')} found the GPU with nothing to do; on average, a "
+        f"call takes {call} and its work on the GPU {work}; in {human_share(short)} of launches, the work is shorter"
     )
     if starved < BOUND:
         yield f"not launch-bound: {told}"
