@@ -1,4 +1,5 @@
-"""gpt-analyze block_sched: which blocks ran on each SM and when, what it cost to start them, and how full the SMs were.
+"""gpt-analyze block_sched: which blocks ran on each SM and when, what it cost to start them, and how full the SMs
+were.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ class BlockSched(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *row))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add the blocks of a launch for which only sums were kept. They don't show which blocks ran at the same time.
+        """Add the blocks of a launch for which only sums were kept. They don't show which blocks ran at the same
+        time.
         """
         launch, totals = buffer.launch, _Totals()
         totals.launches, totals.blocks = 1, launch.blocks

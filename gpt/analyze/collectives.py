@@ -162,7 +162,8 @@ def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
 
 
 def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each kernel of each communicator, most time first. Values are means over ranks and collectives.
+    """Yield a row for each kernel of each communicator, most time first. Values are means over ranks and
+    collectives.
     """
     rows = []
     for part in parts:

@@ -318,7 +318,8 @@ def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: f
 
 
 def _find_most(where: str, compared: list[Compared], whole: float) -> str | None:
-    """Name the function or kernel that changed most, or return None if that's noise. `whole` is the total change in ns.
+    """Name the function or kernel that changed most, or return None if that's noise. `whole` is the total change
+    in ns.
     """
     known = (one for one in compared if one.differs not in (NOISE_ONLY, NOTHING, NOT_TIMED))
     found = max(known, key=lambda one: abs(one.change), default=None)

@@ -92,7 +92,8 @@ class _Shown(NamedTuple):
 
 
 class Dmat(MapAnalysis):
-    """An analysis of all launches, and a matrix of one: number `launch`, or by default the one with the most accesses.
+    """An analysis of all launches, and a matrix of one: number `launch`, or by default the one with the most
+    accesses.
     """
 
     name = "dmat"
@@ -117,7 +118,8 @@ class Dmat(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Count the accesses of a launch. Also make its matrix if it's the one to show, judging by the launches so far.
+        """Count the accesses of a launch. Also make its matrix if it's the one to show, judging by the launches
+        so far.
         """
         from gpt.analyze.lib import density
         from gpt.analyze.lib.sm_clocks import highest_rate

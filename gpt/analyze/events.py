@@ -186,7 +186,8 @@ class _Batch(NamedTuple):
 
 
 class _CallText:
-    """Formats the calls of a process as lines. Text that's the same for all calls of a function is formatted only once.
+    """Formats the calls of a process as lines. Text that's the same for all calls of a function is formatted only
+    once.
     """
 
     def __init__(self, process: Process, who: Who) -> None:

@@ -296,7 +296,8 @@ def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tupl
 
 
 def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
-    """Return what a thread did for most of a gap, how much of the gap this took, and the call, if it was a single one.
+    """Return what a thread did for most of a gap, how much of the gap this took, and the call, if it was a single
+    one.
     """
     api = gap.calls.api
     if api is not None and gap.calls.longest >= MOST_OF * gap.time:

@@ -122,7 +122,8 @@ class Stacks(Parts[StacksPart]):
 
     @staticmethod
     def _name_processes(parts: list[StacksPart]) -> Counter[tuple[str, ...]]:
-        """Merge the stacks of all parts. If there are several processes, the outermost frame of a stack is its process.
+        """Merge the stacks of all parts. If there are several processes, the outermost frame of a stack is its
+        process.
         """
         who = tell_apart(header for part in parts for header in part.headers)
         several = sum(len(part.stacks) for part in parts) > 1

@@ -326,7 +326,8 @@ class _Cover:
 
 
 def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[int, int] | None]:
-    """Return a row for each stage, a row for their sum, and the longest call between stages: its function and its ns.
+    """Return a row for each stage, a row for their sum, and the longest call between stages: its function and its
+    ns.
     """
     from gpt.analyze.lib.sequence import IN, LOAD, OUT, WAIT
     from gpt.analyze.lib.short_calls import find_loaded, iter_scan

@@ -275,7 +275,8 @@ def _describe(generation: list[_Step], who: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _sum_phases(trace: TraceModel, number: int, launches: _Launches, split: list[list[_Step]],
                 who: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:  # fmt: skip
-    """Yield a row for each kind of step. The times in calls and on the GPU are medians over the steps that have a time.
+    """Yield a row for each kind of step. The times in calls and on the GPU are medians over the steps that have a
+    time.
     """
     calls = np.concatenate(([0.0], np.cumsum(launches.took)))
     called, busy = _read_gpu(trace, number)

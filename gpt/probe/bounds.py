@@ -55,7 +55,8 @@ def find_fault(lines: list[Node], begin: int, end: int) -> str | None:
 
 
 def _find_body(lines: list[Node], begin: int, end: int) -> list[tree.Instruction] | None:
-    """Return the instructions of a loop, or None if it has inner branches, or can be entered anywhere but at the top.
+    """Return the instructions of a loop, or None if it has inner branches, or can be entered anywhere but at the
+    top.
     """
     label, inside = lines[begin], lines[begin + 1 : end]
     assert isinstance(label, tree.Label)
@@ -85,7 +86,8 @@ def _find_test(body: list[tree.Instruction], branch: Node) -> _Test | None:
 
 
 def _find_step(body: list[tree.Instruction], test: _Test) -> int | None:
-    """Return the constant that's added to the counter in each iteration, before the test, or None if there isn't one.
+    """Return the constant that's added to the counter in each iteration, before the test, or None if there isn't
+    one.
     """
     node = _find_writer(body, test.counter)
     match node:

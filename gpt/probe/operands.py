@@ -82,7 +82,8 @@ _SCALAR = {
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """FLOPS that depend on an instruction descriptor: 2 * M * N * k, with M = bits 24-28 * 16 and N = bits 17-22 * 8.
+    """FLOPS that depend on an instruction descriptor: 2 * M * N * k, with M = bits 24-28 * 16 and N = bits 17-22
+    * 8.
     """
 
     register: tree.Operand

@@ -183,7 +183,8 @@ def _sum_up(begins: Whole, ends: Whole, sizes: npt.NDArray[np.float64]) -> Line:
 
 
 def make_pieces(trace: TraceModel, calls: npt.NDArray[np.void] | None = None) -> list[Pieces]:
-    """Return the pieces of each process that allocated memory or tried to. `calls` is the result of read_memory_calls.
+    """Return the pieces of each process that allocated memory or tried to. `calls` is the result of
+    read_memory_calls.
     """
     if calls is None:
         calls = read_memory_calls(trace)

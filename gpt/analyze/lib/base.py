@@ -58,7 +58,8 @@ class Fold(Protocol):
         """Record that the segment of a process has ended."""
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the answers for everything that was read. `incomplete` has the lines that say which input is missing.
+        """Yield the answers for everything that was read. `incomplete` has the lines that say which input is
+        missing.
         """
 
     def find_lack(self, kinds: set[str]) -> str | None:

@@ -31,7 +31,8 @@ Times = tuple[npt.NDArray[np.object_], Whole, Whole]  # names, begin, end
 
 
 def find_blocks(trace: TraceModel, process: Process, wanted: Callable[[str], bool]) -> dict[tuple[int, int], Times]:
-    """Return the names of the launched kernels that `wanted` accepts, and when each launch ran, by device and stream.
+    """Return the names of the launched kernels that `wanted` accepts, and when each launch ran, by device and
+    stream.
     """
     lanes: dict[tuple[int, int], list[tuple[Launch, npt.NDArray[np.void]]]] = defaultdict(list)
     for launch in trace.launches:

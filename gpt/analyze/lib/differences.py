@@ -194,7 +194,8 @@ def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
 
 
 def _pair_numbered(shape: str, a: list[str], b: list[str]) -> dict[str, str]:
-    """Pair the names of one `shape` (equal except for numbers). Return them with only the numbers that both sides have.
+    """Pair the names of one `shape` (equal except for numbers). Return them with only the numbers that both sides
+    have.
     """
     numbers = [[*zip(*map(DIGITS.findall, names), strict=True)] for names in (a, b)]
     kept = [{*left} <= {*right} or {*right} <= {*left} for left, right in zip(*numbers, strict=True)]

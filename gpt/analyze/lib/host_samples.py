@@ -91,7 +91,8 @@ def name_frame(frame: CallFrame) -> str:
 
 
 class HostSamples:
-    """The samples of a process. `rows` is sorted by thread and time; `hits` has how often `find` counted each sample.
+    """The samples of a process. `rows` is sorted by thread and time; `hits` has how often `find` counted each
+    sample.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -104,7 +105,8 @@ class HostSamples:
         self._threads = {thread: slice(*edges[at : at + 2]) for at, thread in enumerate(threads.tolist())}
 
     def find(self, pieces: Array) -> None:
-        """Count the samples that were taken during these pieces of time, which have a `thread`, a `begin` and an `end`.
+        """Count the samples that were taken during these pieces of time, which have a `thread`, a `begin` and an
+        `end`.
         """
         for thread, part in self._threads.items() if len(pieces) else ():
             mine = pieces[pieces["thread"] == thread]

@@ -96,7 +96,8 @@ class LaunchSequence:
         return sum(count for key, count in self._totals.items() if self._launches(key))
 
     def _launches(self, key: int) -> bool:
-        """Return True if calls with this key launch something. A function may get its name after its calls were added.
+        """Return True if calls with this key launch something. A function may get its name after its calls were
+        added.
         """
         api = self._process.apis.get(abs(key))
         return key == 0 or (api is not None and api[:2] == GRAPH_LAUNCH if key > 0 else not api or api.type != CAPTURED)

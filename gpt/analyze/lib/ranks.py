@@ -234,7 +234,8 @@ def _cut(group: list[Member]) -> list[tuple[Lane, slice]]:
 
 
 def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
-    """Return the offset of each clock from the clock of the first rank, if there are communicators that connect them.
+    """Return the offset of each clock from the clock of the first rank, if there are communicators that connect
+    them.
     """
     none = np.array([0]), np.array([0])
     found: dict[Hashable, Offset] = {groups[0][0][0].clock: none} if groups else {}

@@ -128,7 +128,8 @@ class Ratios(MapAnalysis):
         return f"{100 * kernel.sums[self.cost] / (total[self.cost] or 1):.0f} % of that in {name}"
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield a table of kernels by cost, descending, a table of launches, and the distribution of the warps' ratios.
+        """Yield a table of kernels by cost, descending, a table of launches, and the distribution of the warps'
+        ratios.
         """
         ordered = sorted(self.kernels.items(), key=lambda one: (-one[1].sums[self.cost], one[0]))
         total = sum((kernel.sums for _, kernel in ordered), Counter[str]())

@@ -121,7 +121,8 @@ def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Sche
 
 
 def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]) -> tuple[Whole, Whole]:
-    """Return the slot of each block, and for how long it was free before. The module's docstring explains the method.
+    """Return the slot of each block, and for how long it was free before. The module's docstring explains the
+    method.
     """
     count = len(begin)
     number = np.arange(count)

@@ -29,7 +29,8 @@ BROKEN = "broken"  # marks units in which recording was off
 
 
 class Codes:
-    """The launches from one launch up to another as codes, one per kernel or graph, in the form that find_rounds needs.
+    """The launches from one launch up to another as codes, one per kernel or graph, in the form that find_rounds
+    needs.
     """
 
     def __init__(self, tape: Tape, first: int, end: int | None = None) -> None:

@@ -96,7 +96,8 @@ def fit_pairs(x: Real, y: Real, which: Whole, highest: float, first: Real, last:
 
 
 def _find_error(spans: Real, step: float) -> float:
-    """Return the standard error of a slope that is due to the timer's steps. Warps that end together share one error.
+    """Return the standard error of a slope that is due to the timer's steps. Warps that end together share one
+    error.
     """
     square = float(spans @ spans) / 2
     return step / math.sqrt(12 * square) if square else math.inf

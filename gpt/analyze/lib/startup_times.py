@@ -72,7 +72,8 @@ class Library:
 
 
 class Call(NamedTuple):
-    """A long call: its function and kernel, when it began, counted from the start of the process, and how long it took.
+    """A long call: its function and kernel, when it began, counted from the start of the process, and how long it
+    took.
     """
 
     name: str

@@ -167,7 +167,8 @@ class Fetcher:
         return self.code.make(f"b{room}", f"cvt.{low.kind}{room}.{low.kind}{low.bits}", held.register)
 
     def _held(self, operand: tree.Operand, wanted: str | None, fresh: bool) -> _Held | None:
-        """Return an operand in a register of the operand's size, or None if it's a constant. Predicates aren't copied.
+        """Return an operand in a register of the operand's size, or None if it's a constant. Predicates aren't
+        copied.
         """
         code = self.code
         match operand:

@@ -458,7 +458,8 @@ def _write(code: Emitter, save: _Save, size: str, record: list[Stored], leader: 
 
 
 def _write_columns(code: Emitter, found: _Inspected, after: int, at: str, there: str, done: str) -> None:
-    """Write the values that differ between lanes, one column after the other. They begin `after` bytes into the record.
+    """Write the values that differ between lanes, one column after the other. They begin `after` bytes into the
+    record.
     """
     known, lanes = code.known_values(), found.lanes
     has_room = code.make("pred", "vote.sync.any.pred", there, lanes.here)

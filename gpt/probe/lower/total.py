@@ -39,7 +39,8 @@ def find_flipped(field: Field) -> int:
 def take_in(
     code: Emitter, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
-    """Combine the values of all lanes in which the condition holds. A value may be narrower than its field, or empty.
+    """Combine the values of all lanes in which the condition holds. A value may be narrower than its field, or
+    empty.
     """
     map_ = placed.map
     given = () if placed.counted else zip(map_.fields, values, widths, strict=True)

@@ -86,7 +86,8 @@ class Plan:
         ]
 
     def find_zeros(self, number: int) -> set[str]:
-        """Return the registers of a file that are always 0, because no matching snippet writes anything else to them.
+        """Return the registers of a file that are always 0, because no matching snippet writes anything else to
+        them.
         """
         return find_zeros(self.files[number], (snippet for file, snippet in self._snippets if file == number))
 

@@ -27,7 +27,8 @@ Records = Iterator[dict[str, Any]]
 
 
 def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """Return a record with some values replaced. Keys that we know come first, in canonical order, then unknown ones.
+    """Return a record with some values replaced. Keys that we know come first, in canonical order, then unknown
+    ones.
     """
     declared = records.KINDS[record["kind"]]
     made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)

@@ -65,7 +65,8 @@ class Woven:
     needs: Mapping[str, int] = field(default_factory=dict)  # resources, as in the `kernel` record
 
     def make_kernel(self, id_: int, first: int, verified: bool) -> dict[str, Any]:
-        """Return the record of the kernel. `id_` is the id of its module, and the ids of its maps begin with `first`.
+        """Return the record of the kernel. `id_` is the id of its module, and the ids of its maps begin with
+        `first`.
         """
         return records.make(
             "kernel",

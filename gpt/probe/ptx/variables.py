@@ -101,7 +101,8 @@ class Variables:
         return found, self.table if self._offsets else None
 
     def lines(self, lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Make a probe's lines use the table where they take the address of a variable: `mov.u64 REGISTER, VARIABLE`.
+        """Make a probe's lines use the table where they take the address of a variable: `mov.u64 REGISTER,
+        VARIABLE`.
         """
         return [(text, number) for line, number in lines for text in self._line(line)]
 

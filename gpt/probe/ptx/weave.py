@@ -205,7 +205,8 @@ class _Weaver:
         self.insertions.add(function.item.body + 1, ENTRY, finding)
 
     def block(self, function: PtxFunction, state: State, code: Emitter, block: Block, sampled: Sampled) -> _Insertion:
-        """Return the code of the snippets at one place, in which the parts that differ between instructions are slots.
+        """Return the code of the snippets at one place, in which the parts that differ between instructions are
+        slots.
         """
         before, text = "", ""
         misfits: list[str | None] = []

@@ -27,7 +27,8 @@ def find_probe(name: str) -> Path:
 
 
 def load_probes(path: Path) -> ProbeFile:
-    """Read a probe file, in TOML or Python. Raises MalformedError and GptError, with file and line, and MissingError.
+    """Read a probe file, in TOML or Python. Raises MalformedError and GptError, with file and line, and
+    MissingError.
     """
     try:
         with open(path, "rb") as file:

@@ -110,7 +110,8 @@ def _parse_scale(
 def _lay_out_table(
     fields: tuple[Field, ...], size: int, capacity: int | None, what: str, where: str
 ) -> tuple[tuple[Field, ...], int, int]:
-    """Return the fields of a table, its record size, and its stride. Both sizes are those of a slot. Raises GptError.
+    """Return the fields of a table, its record size, and its stride. Both sizes are those of a slot. Raises
+    GptError.
     """
     if size != layout([(field.name, field.type) for field in fields])[1]:
         raise GptError(f"{what}: 'size' is not for tables", where)

@@ -1,4 +1,5 @@
-"""Compile the Python expressions of a probe to PTX: to a constant, a register, or an instruction with a new register.
+"""Compile the Python expressions of a probe to PTX: to a constant, a register, or an instruction with a new
+register.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ def _plain_names(file: ProbeFile) -> Mapping[str, str]:
 
 
 def _declarations(file: ProbeFile) -> list[list[Register]]:
-    """Choose the snippet that declares each register: the first one that uses it, or an earlier one to keep the order.
+    """Choose the snippet that declares each register: the first one that uses it, or an earlier one to keep the
+    order.
     """
     snippets = [snippet for probe in file.probes for _, snippet in probe.snippets]
     users: dict[str, int] = {}
@@ -144,7 +145,8 @@ def _lines(snippet: Snippet, names: Mapping[str, str]) -> list[str]:
 
 
 def _save(save: Save) -> str:
-    """Return a SAVE. If it saves a whole record, it names the map; otherwise it goes to the map with the probe's name.
+    """Return a SAVE. If it saves a whole record, it names the map; otherwise it goes to the map with the probe's
+    name.
     """
     is_whole = save.first == 0 and save.last
     if is_whole and _NAME.fullmatch(save.map):
@@ -185,7 +187,8 @@ def _string(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return text of several lines as it is, or with escapes if it contains `'''` or characters that aren't printable.
+    """Return text of several lines as it is, or with escapes if it contains `'''` or characters that aren't
+    printable.
     """
     lines = text.split("\n")
     if len(lines) == 1:

@@ -257,7 +257,8 @@ class _TomlReader:
         return make_map(name, what, where, fields, level=level, size=size, capacity=capacity, **options)
 
     def fields(self, what: str, given: Any, where: str) -> list[tuple[str, str]]:
-        """Return named types, for `{a = "u64"}`, `{a = ["u64", 0]}`, `["u64"]`, `[["a", "u64"]]` or `[{name=, type=}]`.
+        """Return named types. They can be given as `{a = "u64"}`, `{a = ["u64", 0]}`, `["u64"]`, `[["a", "u64"]]` or
+        `[{name=, type=}]`.
         """
         found: list[tuple[str, str]] = []
         items = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else ()
@@ -278,7 +279,8 @@ class _TomlReader:
         return found
 
     def counted(self, name: str, given: Any) -> None:
-        """Parse `register` of the second generation: types, or a count, which is ignored, because the snippets show it.
+        """Parse `register` of the second generation: types, or a count, which is ignored, because the snippets
+        show it.
         """
         where = self.where("probe", name, "register")
         if given is None or isinstance(given, int | list):

@@ -145,7 +145,8 @@ class Draft:
                 self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=2))
 
     def _settle(self, named: list[int], stalls: list[int], is_moved: bool = False) -> None:
-        """Wait until the words of a part can read results of fixed latency, as ptxas makes the kernel's own words wait.
+        """Wait until the words of a part can read results of fixed latency, as ptxas makes the kernel's own words
+        wait.
         """
         need = passed = 0
         for mask, stall in zip(named, stalls, strict=True):

@@ -74,7 +74,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to explain: the sites of these probes, or all sites if there are none. A probe needs `registers` registers.
+    """What to explain: the sites of these probes, or all sites if there are none. A probe needs `registers`
+    registers.
     """
 
     files: Sequence[ProbeFile] = ()
@@ -97,7 +98,8 @@ class Wanted:
 
 
 def _goes(probe: Probe, position: Position, face: str) -> bool:
-    """Return whether a probe does anything at a site: the entry of a kernel runs `before`, and its exits run `after`.
+    """Return whether a probe does anything at a site: the entry of a kernel runs `before`, and its exits run
+    `after`.
     """
     if position.kind == "kernel":
         snippet = {ENTRY: probe.before, EXIT: probe.after}.get(face)

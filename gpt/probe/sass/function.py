@@ -51,7 +51,8 @@ class Source(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """An instruction. If it has no face or is unreachable, its kind is `other`. `width` is the size of a copy in bytes.
+    """An instruction. If it has no face or is unreachable, its kind is `other`. `width` is the size of a copy in
+    bytes.
     """
 
     kind: str

@@ -100,7 +100,8 @@ class Compiled:
 
     @cached_property
     def takes_guard(self) -> bool:
-        """True if all of its words can have the guard of the site: they only compute, and have no guards of their own.
+        """True if all of its words can have the guard of the site: they only compute, and have no guards of their
+        own.
         """
         return all(one.name in _GUARDABLE and one.guard.always and not one.writes.P for one in self.code)
 
@@ -142,7 +143,8 @@ class Compiler:
         self._known: dict[str, Compiled | str] = {}
 
     def compile(self, texts: list[str]) -> None:
-        """Make sure that these bodies are compiled. Raises GptError if ptxas fails, MissingError if it isn't installed.
+        """Make sure that these bodies are compiled. Raises GptError if ptxas fails, MissingError if it isn't
+        installed.
         """
         missing: dict[str, str] = {}
         for text in dict.fromkeys(texts):
