@@ -9,7 +9,7 @@ to its end has two parts:
 This is valid if no rank can finish before all have started: for all-reduce, all-gather, reduce-scatter and all-to-all.
 For a broadcast, a reduction to one rank, sends and receives, only the running time is shown.
 
-GPU times say when kernels ran. If there are none, the times of blocks from the probe `block_sched` are used. They're on
+GPU times say when kernels ran. Without them, the times of blocks from the probe `block_sched` are used. They're on
 a clock of the GPU, so we shift them until the launch with the shortest delay before its first block has no delay.
 
 The trace doesn't say which kernels belong to the same collective. Streams of two ranks belong to one communicator if

@@ -38,7 +38,7 @@ TIMED = ("start", "duration", "result")  # fields that each kind of line formats
 
 
 class Order(StrEnum):
-    """How lines are sorted."""
+    """The order of lines."""
 
     START = "start"
     TOOK = "took"

@@ -172,7 +172,7 @@ def _find_graphs(trace: TraceModel) -> list[Replayed]:
 
 
 def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
-    """Return the times of each graph's replays in ns, as far as they're known."""
+    """Return the known times of each graph's replays, in ns."""
     import numpy as np
 
     times = trace.gpu_times()

@@ -300,7 +300,7 @@ class _Answer:
         return times.total, 100 * times.total / (self._whole or 1), times.count, mean, times.longest
 
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
-        """Yield rows of VERDICT: one for each cause, and one that says how a busy GPU could be faster."""
+        """Yield rows of VERDICT: one for each cause, then advice for a GPU that's always busy."""
         for cause, names, times in self._iter_groups():
             share = 100 * times.total / (self._whole or 1)
             yield cause, names[0], times.total, share, self._advise(cause, names, times)

@@ -121,7 +121,7 @@ class Launches(Parts[LaunchesPart]):
         return part
 
     def find_need(self, parts: list[LaunchesPart]) -> str | None:
-        """Return how to record launches or their GPU times if there are none, or None."""
+        """Return how to record launches or their GPU times if these are missing, or None."""
         found = [launches for part in parts for _, launches in part.found]
         if not found:
             return NO_LAUNCH

@@ -77,7 +77,7 @@ class _Field(NamedTuple):
 
 
 class Fields(MapAnalysis):
-    """An analysis of the fields of all maps, or of those whose names match `map_`."""
+    """An analysis of the fields of all maps, or of maps whose names match `map_`."""
 
     summed = "all but median and p95"
 

@@ -53,7 +53,7 @@ class MemoryPeak(NamedTuple):
 
 
 class _Use:
-    """What a process allocates, and how much memory its probes need."""
+    """The allocations of a process, and the memory that its probes need."""
 
     def __init__(self, process: Process) -> None:
         self.process = process

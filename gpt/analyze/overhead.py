@@ -95,7 +95,7 @@ class Overhead(TimedFold[str, Costs]):
         return found
 
     def tell(self, costs: dict[str, Costs], coverage: list[str]) -> Answers:
-        """Yield the kernels; the one that lost the most time comes first."""
+        """Yield the kernels, most time lost first."""
         ordered = sorted(costs.items(), key=lambda kernel: (-kernel[1].lost, kernel[0]))
         rows = [(name, *cost.row()) for name, cost in ordered]
         title = "slowdown: how many times as long the kernel takes with probes"

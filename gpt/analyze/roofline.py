@@ -318,8 +318,8 @@ def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float
 
 
 def _find_others(card: Mapping[str, Any]) -> list[float | None]:
-    """Return the peaks of a device in 10^12 FLOPs per second, for each of PRECISIONS; None for those that aren't
-    known.
+    """Return the peaks of a device in 10^12 FLOPs per second, for each of PRECISIONS; None stands for an unknown
+    peak.
     """
     known = find_others(card)
     return [_scale(known.get(name), 1e12) for name in PRECISIONS]

@@ -90,8 +90,8 @@ class Summary:
         self._top, self._verbose = top, verbose
         self.kinds = RUNS | COVERED | (RANGES if top else frozenset())
         self.drains = top is not None
-        self._slowest: list[SlowCall] = []  # of processes that have ended
-        self._done = Totals()  # of processes that have ended
+        self._slowest: list[SlowCall] = []  # calls of processes that have ended
+        self._done = Totals()  # sums for processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
         self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # for processes that have ended
         self._open: dict[Process, ProcessTotals] = {}  # the records of several processes may be interleaved
@@ -120,7 +120,7 @@ class Summary:
             self._slowest = self._keep_slowest(_iter_slowest([current]))
 
     def _keep_slowest(self, more: Iterable[SlowCall]) -> list[SlowCall]:
-        """Return the slowest calls, from those of ended processes and these."""
+        """Return the slowest calls: some may be in ended processes, others among these."""
         if not self._top:
             return []
         from gpt.analyze.lib.slowest import keep_slowest
@@ -331,7 +331,7 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
 
 
 class By(StrEnum):
-    """What launches and GPU time can be grouped by."""
+    """Possible groupings of launches and GPU time."""
 
     kernel = "kernel"
     range = "range"

@@ -59,7 +59,7 @@ class _Range:
         self.least: float | None = None
         self.greatest: float | None = None
         self.sums = Counter[str]()
-        self.sizes: Distribution = Distribution()  # of each thread's largest result
+        self.sizes: Distribution = Distribution()  # sizes of each thread's largest result
         self.first: tuple[int, str] | None = None  # first launch with NaN or infinity, and which of the two
 
     def add(self, slots: Any) -> None:

@@ -193,7 +193,9 @@ def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
         both[how].merge(run.times)
     counts = np.stack([times.counts() for times in both.values()])
     within = np.rint((2.0 ** (np.arange(PARTS) / PARTS) - 1) * (1 << BITS)).astype(np.int64)
-    starts = (np.arange(0, BINS, 1 << BITS)[:, None] + within).ravel()  # of equal width between a time and its double
+    starts = (
+        np.arange(0, BINS, 1 << BITS)[:, None] + within
+    ).ravel()  # their widths are equal between a time and its double
     sums = np.add.reduceat(counts, starts, axis=1)
     here = np.flatnonzero(sums.any(axis=0))
     here = np.arange(here[0], here[-1] + 1) if len(here) else here

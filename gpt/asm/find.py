@@ -1,8 +1,8 @@
 """Find ptxas, and choose one for each module if several are installed.
 
 The search order is `--ptxas`, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, `CUDA_PATH/bin`, the wheel nvidia-cuda-nvcc, and
-Triton's copy. The default is the first one that answers `--version`. If it doesn't support the PTX version or the
-target of a module, the newest one that supports both is used instead. With `--ptxas`, only that one is used.
+Triton's copy. The first ptxas to answer `--version` is the default. If it doesn't support the PTX version or the target
+of a module, the newest ptxas with support for both is used instead. With `--ptxas`, only that one is used.
 
 gpt-hook waits for `gpt-asm --tools` before each run with probes. So modules that are needed only to run a ptxas are
 imported where it's run.
@@ -73,7 +73,8 @@ class Tools:
             return self._first(self._iter_tools())
 
     def choose(self, version: tuple[int, int] | None, target: GpuTarget) -> Tool:
-        """Return the default ptxas, or if it doesn't support the PTX version and the target, the newest one that does.
+        """Return the default ptxas, or if it doesn't support the PTX version and the target, the newest ptxas with
+        support for both.
 
         Raises MissingError.
         """

@@ -120,7 +120,7 @@ def _arguments(options: Options) -> list[str]:
 def _resources(done: Assembled) -> dict[str, dict[str, int]]:
     """Return the resources that each kernel needs.
 
-    Registers, constant banks, and the stack including that of callees are from the cubin. The number of spilled bytes,
+    Registers, constant banks, and the stack (callees included) are from the cubin. The number of spilled bytes,
     and the shared memory that the kernel itself declares, are only in ptxas's report.
     """
     found: dict[str, dict[str, int]] = {}

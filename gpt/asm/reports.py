@@ -29,7 +29,7 @@ _EXTERN, _ABORTED = b"Unresolved extern", b"Ptx assembly aborted"
 
 @dataclass(frozen=True)
 class Report:
-    """What `ptxas -v` reports about an entry. All numbers except `registers` are bytes. `spills` is the sum of stores
+    """The report of `ptxas -v` about an entry. All numbers except `registers` are bytes. `spills` is the sum of stores
     and loads.
     """
 
@@ -75,7 +75,7 @@ def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
 
 
 def find_faults(output: bytes, text: bytes, name: str, target: Target) -> Faults | None:
-    """Return the errors for which ptxas rejected a module, or None if there were none in its output."""
+    """Return the errors for which ptxas rejected a module, or None if its output has no errors."""
     found = find_messages(output, text, name, target, (b"error", b"fatal"))
     return Faults(found) if found else None
 

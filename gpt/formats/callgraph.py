@@ -60,7 +60,7 @@ class KeptWhole(Exception):
 class DeadCode:
     """The dead code in a cubin: its byte ranges, sorted, and how many kernels and device functions are in them.
 
-    `sections` are the numbers of all dead code sections, including those that are already filled with zeros.
+    `sections` are the numbers of all dead code sections, including sections that are already filled with zeros.
     """
 
     spans: list[Span]

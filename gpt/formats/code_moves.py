@@ -35,7 +35,7 @@ FRAME_ADDRESS = 20  # its offset in the entry
 DWARF64 = 0xFFFFFFFF
 
 # Attributes of `.nv.info.K`, by the format of their payload. cuobjdump prints these names with the prefix EIATTR_.
-INDIRECT_BRANCH_TARGETS = 0x34  # of each branch: {u32 offset, u16, u16, u32 count, u32 targets[count]}
+INDIRECT_BRANCH_TARGETS = 0x34  # for each branch: {u32 offset, u16, u16, u32 count, u32 targets[count]}
 BRANCH = struct.Struct("<IHHI")
 INSTRUCTION_OFFSETS = {  # attribute -> size of an entry, which begins with a u32 offset
     0x1C: 4,  # EXIT_INSTR_OFFSETS

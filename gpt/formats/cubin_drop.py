@@ -11,7 +11,7 @@ entries are removed from the tables that list functions:
 - relocations of debug information.
 
 Names of dropped functions are replaced by zeros, which compress to nothing. Then CubinEditor lays out the file again.
-`KeptWhole` is raised if a cubin isn't laid out like those that we know; in that case, its code is zeroed instead.
+`KeptWhole` is raised if a cubin isn't laid out like the cubins that we know; in that case, its code is zeroed instead.
 """
 
 from __future__ import annotations

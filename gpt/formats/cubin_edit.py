@@ -103,7 +103,7 @@ class CubinEditor:
 
     @cached_property
     def numbers(self) -> dict[bytes, int]:
-        """Map the name of each section to its index. If several sections share a name, it's that of the first one."""
+        """Map the name of each section to its index. If several sections share a name, it's the index of the first."""
         (shstrndx,) = struct.unpack_from("<H", self.data, 62)
         if shstrndx >= len(self.original):
             raise CannotEdit("the section names are missing")

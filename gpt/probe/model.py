@@ -195,7 +195,7 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class ProbeFile:
     """A probe file. `callback` is the program or the analysis that processes the results: the path of a file, or if
-    there's no such file, the name as written, which may be that of an analysis. `source` is the text of the file.
+    there's no such file, the name as written, which may be an analysis. `source` is the text of the file.
     `second` is True for the second generation of Neutrino's format, which all Python files use.
     """
 

@@ -264,7 +264,7 @@ def _element(operand: tree.Operand) -> tree.Operand:
 
 def _width(operand: tree.Operand, type_: str | None, whole: bool) -> int | None:
     """Return the width of an operand in bits: 64 for an address, the sum for a vector, and None for a constant, which
-    fits any width. The type is that of the `whole` vector, or of each element.
+    fits any width. The type belongs to the `whole` vector, or to each element.
     """
     match operand:
         case tree.Address():

@@ -68,7 +68,7 @@ class SavedBuffer(NamedTuple):
 
 
 class MapLayout:
-    """How the buffer of a launch is laid out for one map."""
+    """The layout of a launch's buffer for one map."""
 
     def __init__(self, record: Record) -> None:
         """Read a `map` record. Raises MalformedError if it's invalid."""
@@ -144,7 +144,7 @@ class MapLayout:
     def check_size(self, size: int, blocks: int, threads: int) -> None:
         """Raise MalformedError unless the buffer of this launch can have this size.
 
-        A log may be cut off at its end, and one that grows may be larger than its map says.
+        A log may be cut off at its end, and if it can grow, it may be larger than its map says.
         """
         wanted = self.size(blocks, threads)
         head, entry = (rooms.HEAD, rooms.SECTOR) if self.rooms else (COUNT, COUNT + self.stride)
@@ -369,7 +369,7 @@ def _in_order(saved: SavedBuffer) -> SavedBuffer:
 
 
 class Probes:
-    """The launches with probes in a segment, as far as it has been read.
+    """The launches with probes in the part of a segment that has been read.
 
     `maps` are by id. `probed` counts launches by function, and `unprobed` by function and reason. A buffer is kept
     until it's taken, and a launch until all of its buffers have been. `kinds` are the kinds of records that the reader
@@ -493,7 +493,7 @@ class Probes:
         return self._selected is None or self._selected.of_function(function)
 
     def maps_of(self, kernel: int) -> list[str]:
-        """Return the names of a kernel's maps, as far as they're known."""
+        """Return the names of a kernel's maps that are known so far."""
         found = self._kernels.get(kernel)
         return sorted({self.maps[map_].name for map_ in found.maps if map_ in self.maps}) if found else []
 

@@ -32,7 +32,8 @@ OF_A_SEGMENT = ("device", "function", "kernel", "map")  # kinds of records that 
 class WholeLaunch:
     """A launch with everything that it saved. `buffers` has the packed records; if they're missing, `fault` says why.
 
-    `callbacks` are those of its maps, each once. `around` are the records that it refers to, beginning with the header.
+    `callbacks` are the callbacks of its maps, each once. `around` are the records that it refers to, beginning with the
+    header.
     """
 
     def __init__(self, probed: Record, around: list[Record], callbacks: list[str], kept: _Kept) -> None:

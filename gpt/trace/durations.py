@@ -97,7 +97,9 @@ class Durations:
         return max(0.0, self._squares / self.count - self.mean**2) if self.count else 0.0
 
     def percentile(self, part: float) -> float:
-        """Return the duration that a share `part` (from 0 to 1) of durations doesn't exceed, or 0 if there are none."""
+        """Return the duration that a share `part` (from 0 to 1) of durations doesn't exceed, or 0 without any
+        durations.
+        """
         if not self.count:
             return 0.0
         rank = max(1, int(np.ceil(part * self.count)))

@@ -94,7 +94,7 @@ class Trace:
 
 
 class Follow:
-    """The traces at `paths` and those of their children, each once. None stands for standard input, which has no
+    """The traces at `paths` and their children's traces, each once. None stands for standard input, which has no
     folder.
 
     `read` returns the records of a trace. `absent` grows while traces are read: it has the traces of children that are

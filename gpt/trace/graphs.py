@@ -105,7 +105,7 @@ class Graphs:
         found = NodeOrigins(*(np.concatenate(part) for part in zip(*known[at], strict=True)))
         functions, counts = np.unique(found.functions, return_counts=True)
         told = dict(zip(functions.tolist(), counts.tolist(), strict=True))
-        return found if told == +graph.kernels else None  # otherwise they're those of another graph, or incomplete
+        return found if told == +graph.kernels else None  # otherwise they belong to another graph, or are incomplete
 
     def add_calls(self, api: int, calls: Rows) -> None:
         """Add calls that have an `object`. If the function launches graphs, it's a handle."""

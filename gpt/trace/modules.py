@@ -26,9 +26,7 @@ def name_range(text: tuple[str | None, str]) -> str:
 
 
 def describe_path(path: Path, texts: list[tuple[str | None, str]]) -> tuple[str | None, str | None]:
-    """Return the innermost open module, and the names of the open NVTX ranges, outermost first. Either is None if there
-    are none.
-    """
+    """Return the innermost open module, and the names of the open NVTX ranges, outermost first. Either may be None."""
     found = [texts[name] for name in path]
     modules = [text for domain, text in found if domain == LAYERS]
     ranges = [name_range(text) for text in found if text[0] != LAYERS]

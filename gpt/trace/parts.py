@@ -41,7 +41,7 @@ FRAMES = ("zstd", "columns+zstd")
 
 
 class BufferPart(NamedTuple):
-    """What one record contains: `length` bytes from `at` on, or `units` units in this range, each with its number.
+    """The contents of one record: `length` bytes from `at` on, or `units` units in this range, each with its number.
 
     The bytes are in `data`, or in the file `path` at an offset. If they're packed, `packed` is their size there; if
     they're columns, `row` is the number of bytes per row.
@@ -63,7 +63,7 @@ class BufferPart(NamedTuple):
         return self.units is None and self.codec is None
 
     def follows(self, other: BufferPart) -> bool:
-        """Return whether the bytes directly follow those of another part, in the same file."""
+        """Return whether the bytes come directly after another part's, in the same file."""
         return self.data is None and (self.path, self.offset) == (other.path, other.offset + other.length)
 
 

@@ -76,7 +76,7 @@ class LoadedFunction(NamedTuple):
 
 
 class Process:
-    """The contents of a segment, as far as it has been read. Records of kinds that the reader didn't ask for are
+    """The part of a segment that has been read. Records of kinds that the reader didn't ask for are
     ignored.
 
     - `started` is False if the segment only names another process. `status` is from its `end`, or None.
@@ -159,7 +159,7 @@ class Process:
         return not told and any(api[:2] == CAPTURE for api in self.apis.values())
 
     def captured(self) -> list[int]:
-        """Return the ids of functions whose calls were captured, as far as they're known."""
+        """Return the ids, known so far, of functions whose calls were captured."""
         return [id_ for id_, api in self.apis.items() if api.type == CAPTURED]
 
     def gpu(self, ordinal: int | None) -> Hashable:

@@ -20,7 +20,7 @@ COPIES = ("memcpy", "memset")  # types
 
 
 class OperationBytes(NamedTuple):
-    """How many operations there were, and their bytes."""
+    """The number of operations, and their bytes."""
 
     number: int = 0
     bytes: int = 0

@@ -163,7 +163,7 @@ class Entries:
     def _distance(
         self, place: Numbers, field: StoredField, form: Numbers, rank: Numbers, after: Numbers, lanes: Numbers
     ) -> Counts:
-        """Return the differences between these values and those of the first lane."""
+        """Return the differences between these values and the first lane's."""
         found = np.zeros(len(place), np.uint64)
         if field.step:
             found = self._signed(place + field.step // WORD) * rank.astype(np.uint64)

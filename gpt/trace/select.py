@@ -38,7 +38,7 @@ class Selection:
     """The user's filters. Without any, everything is chosen.
 
     `kernels` are globs, for mangled names or names in the source. `begin` and `end` are in ns since the first process
-    began, of those whose headers have been added to `machines`. All processes that are read are added.
+    began, considering all headers in `machines`. All processes that are read are added.
     """
 
     pids: frozenset[int] = frozenset()

@@ -196,7 +196,7 @@ def sort(rows: Array, key: str) -> Array:
 
 
 class _Cursor:
-    """How far a run has been read."""
+    """The position of a reader in a run."""
 
     def __init__(self, number: int, run: SortedRun, key: str) -> None:
         self.number = number

@@ -26,7 +26,7 @@ class FieldSums(NamedTuple):
     bins: tuple[int, ...]
 
     def iter_bins(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each bin that has counted something: its smallest value, that of the next bin, and the number of values
+        """Yield each bin that has counted something: its smallest value, the next bin's, and the number of values
         in it.
         """
         for bits, count in enumerate(self.bins, self.first):

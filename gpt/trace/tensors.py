@@ -137,7 +137,7 @@ class Tensors:
         return found
 
     def at(self, stamp: int) -> MemoryContents:
-        """Return what was in memory at a time stamp."""
+        """Return the contents of memory at a time stamp."""
         if self._columns is None:
             self._columns = self._tabulate()
         lows, highs, begins, ends = self._columns
@@ -161,7 +161,7 @@ class Tensors:
 
 
 class MemoryContents:
-    """What was in memory at some moment, as pieces that belong to one tensor each."""
+    """The contents of memory at some moment, as pieces that belong to one tensor each."""
 
     def __init__(self, lows: Addresses, highs: Addresses, order: Numbers, now: int) -> None:
         """Divide the memory between tensors. Where several overlap, the first one in `order` is used. Tensors from

@@ -3,7 +3,7 @@ format.
 
 An incomplete trace must not be taken as evidence that code is unused. A trace is *truncated* if bytes or the trace of a
 child are missing; such a trace is rejected. It's *interrupted* if all chunks are complete but there's no `end`, because
-the process was killed; such a trace is rejected if it's that of the root process, and otherwise causes a warning. With
+the process was killed; such a trace is rejected if it belongs to the root process, and otherwise causes a warning. With
 `allow_incomplete`, both are only warnings.
 """
 
@@ -39,7 +39,7 @@ class Loaded(NamedTuple):
 
 @dataclass
 class Used:
-    """What several runs used together.
+    """The union of what several runs used.
 
     - `names` are mangled names of kernels, with the library that they came from according to a trace, or None. `lists`
       are names from lists, with the path of the list; these may be demangled.

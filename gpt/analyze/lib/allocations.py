@@ -1,4 +1,4 @@
-"""Match the calls that allocate memory with those that free it.
+"""Match calls that allocate memory with calls that free it.
 
 The result describes each piece of memory: its lifetime, its address, and the stack that allocated it. Two tables list
 the functions that allocate and free; gpt/analyze/memory.py turns the pieces into an answer.

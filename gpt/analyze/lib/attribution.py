@@ -137,7 +137,7 @@ def _by_stack(part: _Part, path: int, function: int) -> str:
 
 
 class Manner(NamedTuple):
-    """How `summary --by` groups launches: the label of a row, the title of its column, whether ranges, modules or
+    """A grouping for `summary --by`: the label of a row, the title of its column, whether ranges, modules or
     stacks are required, and what separates the frames in a label (for flame graphs).
     """
 

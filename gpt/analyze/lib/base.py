@@ -144,7 +144,7 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
 
 
 class Passage:
-    """The state of one run: what has been read, and what remains to be written.
+    """The state of one run: the records that it has read, and everything that it still has to write.
 
     `known` maps processes that other readers have already counted to the names of their traces.
     """

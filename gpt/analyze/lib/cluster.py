@@ -40,8 +40,8 @@ LOGGERS = ("distributed", "distributed.client")  # loggers whose levels Dask set
 
 
 class Job(NamedTuple):
-    """What a worker needs to read a file: the function that makes the fold, its options, and the formats that the input
-    may have.
+    """The task of a worker that reads a file: the function that makes the fold, its options, and the formats that the
+    input may have.
     """
 
     make: Callable[..., base.Fold]

@@ -214,7 +214,7 @@ class _Walk:
         return work[at] if at >= 0 else None
 
     def _waits_for_event(self, stream: int, until: int) -> bool:
-        """Return whether the stream was told to wait for an event after its previous launch."""
+        """Return whether a call after the stream's previous launch made it wait for an event."""
         launched, events = self._launched[stream], self._events[stream]
         at = int(np.searchsorted(launched, until)) - 1
         low, high = np.searchsorted(events, (int(launched[at]) if at >= 0 else BEFORE, until))

@@ -33,7 +33,7 @@ class GapLengths(Numbers):
         self._cut: dict[Hashable, tuple[int, int]] = {}
 
     def add_gaps(self, group: Hashable, recorded: Whole, off: Whole) -> Whole:
-        """Add gaps: for each, how long it was recorded, and how long recording was off. Return the ones that were
+        """Add gaps: for each, how long it was recorded, and how long recording was off. Return the gaps that were
         recorded completely.
         """
         whole: Whole = recorded[off == 0]

@@ -164,7 +164,7 @@ class GpuUse:
         return gaps, off
 
     def _keep_longest(self, group: Hashable, rows: Array, gaps: npt.NDArray[np.int64]) -> None:
-        """Update the list of the LISTED longest idle periods with those that ended at these rows."""
+        """Update the list of the LISTED longest idle periods: some may have ended at these rows."""
         ends = rows["begin"] + rows["duration"].astype(np.int64)
         reach = np.maximum.accumulate(ends)
         ender = np.maximum.accumulate(np.where(ends >= reach, np.arange(len(rows)), 0))  # the row that ends last so far

@@ -355,7 +355,7 @@ def _find_top(groups: Array, numbers: Array) -> tuple[Array, Array, Array]:
     which = np.searchsorted(numbers, own["number"])
     calls = _add_up(which, own["ns"], len(numbers))
     top, time = np.full(len(numbers), NOTHING), np.zeros(len(numbers), np.int64)
-    order = np.argsort(own["ns"], kind="stable")  # of equal indexes, the last one is assigned
+    order = np.argsort(own["ns"], kind="stable")  # the last of several equal indexes is assigned
     top[which[order]], time[which[order]] = own["what"][order], own["ns"][order]
     return calls, top, time
 

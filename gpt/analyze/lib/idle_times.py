@@ -32,7 +32,7 @@ IDLE = [("begin", "<i8"), ("end", "<i8"), ("gpu", "<u4"), ("thread", "<u8"), ("c
 
 
 class Use(NamedTuple):
-    """How a GPU was used between its first and last work, in ns: for kernels or graphs, only for copies, or not
+    """The use of a GPU between its first and last work, in ns: for kernels or graphs, only for copies, or not
     at all.
     """
 

@@ -35,7 +35,7 @@ WHOLE, INSIDE, OTHER = (
     "iteration",
     "part of it",
     "repetition",
-)  # roles of units: the one that covers most, repetitions inside it, others of the same length
+)  # roles of units: largest coverage, repetitions inside it, others of the same length
 NESTED = 3  # units found in a sequence: the iteration, and repetitions inside it
 OTHERS, LITTLE = 7, 0.05  # number of other units of the same length to list, and minimum coverage of each
 SCOPES = 8  # threads, and streams, to examine: the ones with the most launches

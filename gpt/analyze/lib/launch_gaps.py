@@ -19,7 +19,7 @@ WAITS = "waits"  # the group of the gaps after waits; the other groups are threa
 
 
 class Meanwhile(NamedTuple):
-    """What a thread called between two launches: the total ns, and the ns and the function (or None) of the longest
+    """The calls of a thread between two launches: the total ns, and the ns and the function (or None) of the longest
     call.
     """
 

@@ -1,7 +1,7 @@
 """Collect any number of nonnegative integers by group, and compute their count, sum, maximum and exact percentiles.
 
 The numbers are spilled to disk (gpt/trace/spill.py). A percentile is found by counting: first in bins from zero to the
-largest number, then in finer bins within the one that contains the percentile, until few numbers or a single value
+largest number, then in finer bins where the percentile must be, until few numbers or a single value
 remain.
 """
 

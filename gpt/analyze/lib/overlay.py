@@ -37,7 +37,7 @@ NEAR = 20_000  # largest expected difference between a clock of the GPU and one 
 
 
 class Split(NamedTuple):
-    """The result of `split`: the parts of pieces that are inside a row, and those that aren't. `inside` and `outside`
+    """The result of `split`: the parts of pieces inside and outside of rows. `inside` and `outside`
     have the index of each part's piece, `rows` the index of its row.
     """
 

@@ -97,7 +97,7 @@ def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
 
 
 def _find_outer(known: list[Period]) -> Period | None:
-    """Return the first period, or a longer one that contains its units and other launches."""
+    """Return the first period, or a longer period with units that contain its units and other launches."""
     if not known:
         return None
     outer, most = known[0], known[0].covered

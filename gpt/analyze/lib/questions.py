@@ -75,7 +75,7 @@ class InferenceFacts(NamedTuple):
     header: Header
     threads: int
     span: int  # recorded time from the start of the process to the end of its last call
-    launches: int  # including those that weren't examined
+    launches: int  # including launches that weren't examined
     looked_at: int  # number of launches that were examined
     units: list[tuple[Any, ...]]  # rows of ITERATIONS, without WHO
     phases: list[tuple[Any, ...]]  # rows of PHASES, without WHO
@@ -89,7 +89,7 @@ class InferenceFacts(NamedTuple):
 
 
 def make_facts(totals: ProcessTotals) -> InferenceFacts:
-    """Collect the facts about a process from what has been read so far."""
+    """Collect the facts about a process from the records read so far."""
     from gpt.analyze.lib.iterations import MOST, WHOLE
 
     process, clock = totals.process, totals.process.clock

@@ -189,7 +189,7 @@ def _group(lanes: list[Lane]) -> list[list[Member]]:
 
 
 def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
-    """Return how much the distance between the ends of a lane and those of a group varies, in ns, and the lane's shift.
+    """Return how much the distance between the ends of a lane and of a group varies, in ns, and the lane's shift.
     Return None if they don't match.
 
     A lane may lack kernels at its start or end.

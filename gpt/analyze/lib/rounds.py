@@ -6,7 +6,7 @@ occurs only twice may be a coincidence, so it must cover ALL of the launches. If
 sequence, only the launches after the warm-up are searched. The warm-up ends when every kernel that recurs has been
 launched once: a program that captures a graph first launches kernels, and then the graph.
 
-A repetition could be said to begin at any of its launches. We let it begin after the host's longest pause, provided
+A repetition could begin at any of its launches. We let it begin after the host's longest pause, provided
 that this pause is clearly longer than the one before the first launch of the repetition, and that no round is lost: if
 there's a pause after each M in M F M F, the round is M F, twice.
 

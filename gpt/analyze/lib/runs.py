@@ -89,7 +89,7 @@ class RunSummary:
             self.launches += launches
 
     def rename(self, names: dict[str, str]) -> None:
-        """Rename kernels, and merge those that are compared as one."""
+        """Rename kernels, and merge kernels that are compared as one."""
         for name, shape in names.items():
             if name in self.kernels:
                 kernel = self.kernels.pop(name)

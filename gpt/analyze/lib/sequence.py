@@ -36,7 +36,7 @@ BY_TYPE = {"sync": WAIT, "module": LOAD, "memcpy": COPY, "ioctl": IOCTL}  # rega
 
 
 class Acts:
-    """What the functions of a process do, as bits."""
+    """The acts of a process's functions, as bits."""
 
     def __init__(self, process: Process) -> None:
         known = sorted(process.apis.items())

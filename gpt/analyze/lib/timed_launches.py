@@ -125,7 +125,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
-        self._done: dict[Key, Cost] = {}  # of processes that have ended
+        self._done: dict[Key, Cost] = {}  # costs in processes that have ended
         self._coverage = Coverage()  # launches in processes that have ended
         self._open: dict[Process, TimedLaunches] = {}
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.slowest import SlowestCalls
 
 MAX_FUNCTIONS = 8192  # at most 64 KiB each; the driver has about 700
-FEW = 3  # with this many launches, one that took FAR times as long as the others must have loaded code
+FEW = 3  # minimum number of launches; if one took FAR times as long as the others, it loaded code
 NOT_FAILED = (0, 4, 600)  # CUDA_SUCCESS, AT_EXIT, and CUDA_ERROR_NOT_READY, which queries return
 AT_EXIT = 4  # CUDA_ERROR_DEINITIALIZED: the driver has shut down because the program is exiting
 
@@ -46,9 +46,9 @@ class FunctionTotals:
 
     def __init__(self) -> None:
         self.calls = self.counted = self.failed = self.at_exit = 0
-        self.durations = Durations()  # of calls that returned
+        self.durations = Durations()  # durations of calls that returned
         self.slowest: SlowestCall | None = None
-        self.gpu = Durations()  # of the function's work on the GPU
+        self.gpu = Durations()  # times of its work on the GPU
         self.moved = Counter[str]()  # successful calls with a number of bytes: `calls`, `bytes`, `total` ns
 
     def add(self, calls: rows.Rows, threads: rows.Threads, process: Process) -> None:
@@ -96,7 +96,7 @@ class KernelTotals:
         self.loading = 0.0  # ns of the `loads` launches that took far longer than other launches of the same kernel
         self.loaded = 0.0  # ns that are known to have been spent loading code; not included in `gpu`
         self.unsure = 0.0  # ns in `gpu` that may have been spent loading code, of kernels that were launched only once
-        self.gpu = Durations()  # of the kernel's work on the GPU
+        self.gpu = Durations()  # times of its work on the GPU
 
     def find_loading(self, known: bool) -> None:
         """Set `loads` for one process: if one launch took far longer than the others, it loaded code, unless that time

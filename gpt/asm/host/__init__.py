@@ -1,4 +1,4 @@
-"""Compile PTX to code for this machine's processor, by way of C. The simulated device runs the result.
+"""Compile PTX to code for this machine's processor, through C. The simulated device runs the result.
 
 `module` translates a module to a C file, `body` a PTX function to a C function, and `use` an instruction to C
 statements. The translation of each instruction is a row in a table (`integer`, `memory`, `control`, ...); `table`

@@ -20,8 +20,8 @@ _NOT_SHAPE = {*LINKING, ".global", ".const", ".shared", ".align", ".attribute"} 
 
 @dataclass(frozen=True)
 class _Declared:
-    """What is known from the declarations of a name so far. `shape` must be the same in all of them. A dimension may be
-    missing (None).
+    """The facts known about a name from its declarations so far. `shape` must be the same in all of them. A dimension
+    may be missing (None).
     """
 
     kind: str

@@ -192,7 +192,9 @@ def _stored(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
 
 
 def _prototype(use: InstructionUse, name: tree.Operand) -> tree.FunctionNode | tree.Prototype:
-    """Return the signature of an indirect call: its `.callprototype`, or that of the first of its `.calltargets`."""
+    """Return the signature of an indirect call: its `.callprototype`, or the signature of the first of its
+    `.calltargets`.
+    """
     listed = use.body.find_list(name.name) if isinstance(name, tree.Name) else None
     if isinstance(listed, tree.Prototype):
         return listed

@@ -34,7 +34,7 @@ def check_fragment(
     """Raise Unsupported for elements that a form doesn't accept.
 
     `wanted` is the type that the form names; `declared` has the types of those elements that are registers, and
-    `constants` the text of those that are constants.
+    `constants` the text of constants among them.
     """
     modifiers, kinds = {*instruction.modifiers}, {*declared}
     wmma, second = instruction.opcode == "wmma", vector is instruction.operands[2]

@@ -193,7 +193,7 @@ _WHERE = {word: SPACES[word] for word in ("global", "shared", "shared::cta")}
 
 
 def _moves(shape: MatrixShape, matrix: str, type_: str, layouts: str, needs: str) -> Iterator[Row]:
-    """Yield the rows that load a matrix, and for C, those that store D."""
+    """Yield the rows that load a matrix, and for C, the rows that store D."""
     words = f"sync.aligned.L.{shape.name}{{.W}}.{type_}"
     layout = {word: str(int(word == "row")) for word in layouts.split()}
     for stride in ("", " stride:u32"):

@@ -37,7 +37,7 @@ _SPACES = {".global", ".const", ".shared"}  # where a module's variables may be
 
 
 def function_address(name: str) -> int:
-    """Return the address of a device function. It's the same as that of host_address_of in abi.h."""
+    """Return the address of a device function. host_address_of in abi.h returns the same."""
     digest = 0xCBF29CE484222325
     for byte in name.encode():
         digest = (digest ^ byte) * 0x100000001B3 % (1 << 64)
@@ -131,7 +131,7 @@ class ModuleWriter:
         return self._statements[item.name]
 
     def head(self, name: str) -> tree.FunctionNode:
-        """Return the head of a function: that of its definition, or if it's defined elsewhere, that of its last
+        """Return the head of a function, from its definition, or if it's defined elsewhere, from its last
         declaration.
         """
         if name not in self._heads:

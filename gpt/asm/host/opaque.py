@@ -25,7 +25,9 @@ _FIELDS = {
 
 
 def check_opaque(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator, independent: bool) -> None:
-    """Raise Unsupported for what ptxas rejects. `independent` says whether the module has texmode_independent."""
+    """Raise Unsupported for everything that ptxas rejects. `independent` says whether the module has
+    texmode_independent.
+    """
     words = {specifier.word for specifier in specifiers}
     (type_,) = words & OPAQUE
     name, what = declarator.name, f"{type_} '{declarator.name}'"

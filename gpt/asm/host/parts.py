@@ -1,4 +1,4 @@
-"""What the files in this folder need to know about a module, and about a function, while these are translated to C."""
+"""Interfaces through which the files in this folder use a module, and a function, while these are translated to C."""
 
 from __future__ import annotations
 

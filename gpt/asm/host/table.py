@@ -10,11 +10,11 @@ The form is the opcode with its modifiers. `{.sat}` is optional. A capital lette
 any word in it; `{.R}` is optional. The first row that matches the modifiers and the number of operands is used. If
 there's none, modifiers may be in any order, as ptxas allows, but types and state spaces must be in order.
 
-The signature lists the operands that the instruction writes, then those that it reads, each as `name:type`. The type is
-a PTX type, a set of types, or derived from one (`T.wide`, `T.signed`, `T.unsigned`); the default is T. `a[4]` is a
-vector of four operands, and `a[]` a vector of any length; both are arrays in C. An operand that's written may be `_`,
-or missing (`p|q`). `a:address` is an address in brackets, `n:number` a constant, and `size:128` this very constant. In
-a row without T, an operand without a type can be anything.
+The signature lists the operands that the instruction writes, then the operands that it reads, each as `name:type`. The
+type is a PTX type, a set of types, or derived from one (`T.wide`, `T.signed`, `T.unsigned`); the default is T. `a[4]`
+is a vector of four operands, and `a[]` a vector of any length; both are arrays in C. An operand that's written may be
+`_`, or missing (`p|q`). `a:address` is an address in brackets, `n:number` a constant, and `size:128` this very
+constant. In a row without T, an operand without a type can be anything.
 
 The code is either a C expression for the value of the only result, or statements that end with `;` and set variables
 with the names of the results. `{a}` is an operand with its type in C. If a word is a PTX type, `{T}` is the type in C,

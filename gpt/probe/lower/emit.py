@@ -165,7 +165,7 @@ class Emitter:
         self.lines += [*lines, "}"]
 
     def group(self, condition: Condition | None) -> tuple[str, str]:
-        """Return two masks: the active lanes, and those of them in which the condition holds."""
+        """Return two masks: the active lanes, and the active lanes in which the condition holds."""
         here = self.once("b32", "activemask.b32")
         if condition is None:
             return here, here

@@ -1,6 +1,6 @@
 """Write the code for a SAVE to a histogram: each lane atomically adds 1 to the bin of its value.
 
-A histogram has several copies, and each SM uses the one that its number selects, so that SMs rarely wait for each
+A histogram has several copies, and the number of an SM selects its copy, so that SMs rarely wait for each
 other. Readers add up the copies. A PTX kernel can also count in shared memory, if the launch has room for the bins
 (gpt/probe/ptx/room.py).
 """
@@ -156,7 +156,9 @@ def _find_bin(code: Emitter, placed: PlacedMap, value: str, width: int) -> str:
 
 
 class Divisor(NamedTuple):
-    """How to divide: if `factor` isn't 0, take the upper half of the product with it; then shift right by `shift`."""
+    """A method to divide: if `factor` isn't 0, take the upper half of the product with it; then shift right by
+    `shift`.
+    """
 
     factor: int
     shift: int

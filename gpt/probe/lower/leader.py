@@ -7,7 +7,7 @@ from gpt.probe.model import Map
 
 
 def find_leader(code: Emitter, map_: Map, condition: Condition | None = None) -> Condition:
-    """Return the condition that this lane is the one that saves for its group."""
+    """Return the condition that this lane saves for its group."""
     if map_.leader == "lane0":
         first = Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
     else:

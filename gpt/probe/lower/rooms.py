@@ -4,9 +4,9 @@ its room.
 gpt/stream/rooms.py explains rooms, and claim.py how a lane finds its room.
 
 The size of a record depends on how the values of the lanes differ. Usually, all 32 lanes save values at equal
-distances. This case comes first and takes only a few instructions, without the slow ones that count or find bits. For
-all other cases, there's a branch. All branches are uniform: the lanes that execute this code vote, and then take the
-same path.
+distances. This case comes first and takes only a few instructions, none of which counts or finds bits, which would be
+slow. For all other cases, there's a branch. All branches are uniform: the lanes that execute this code vote, and then
+take the same path.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ALL = (1 << LANES) - 1  # the mask of all lanes
 
 
 class _Lanes(NamedTuple):
-    """Lanes that save together. `here` is the mask of the lanes that execute this code, and `group` has those that
-    save. `first` is the number of the lowest lane in the group, `rank` is this lane's position in it, and `number` its
+    """Lanes that save together. `here` is the mask of the lanes that execute this code, and `group` has the saving
+    lanes. `first` is the number of the lowest lane in the group, `rank` is this lane's position in it, and `number` its
     size.
     """
 
@@ -52,7 +52,7 @@ class _Lanes(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """How the values of a field differ between lanes.
+    """A field with values that may differ between lanes.
 
     `form` is the register with the form of the field, unless that's fixed. `shared` is what the leader stores;
     `columns` are the 32-bit words that each lane stores, each with its condition. `is_lane` is True if the field has a
@@ -67,7 +67,7 @@ class _Compared(NamedTuple):
 
 
 class _Inspected(NamedTuple):
-    """The contents of a record: its lanes, their leader, and those of its fields that have a form or columns.
+    """The contents of a record: its lanes, their leader, and its fields with a form or columns.
 
     `size`, `head` and `words` are registers with the number of bytes in the record, the word that has its forms and its
     size, and the number of words in its columns (None if it can't have any).

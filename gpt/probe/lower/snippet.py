@@ -36,7 +36,7 @@ class Lowering:
 
     `sampled` is the condition under which a probe with a `sample` runs; it's the same in all lanes of a warp. `base`
     returns the register with the address of a map's buffer. `used` collects the registers of the file that the snippet
-    uses, and `shared` those that outlive it. A line consists of its text and its line number in the probe file.
+    uses, and `shared` the registers that outlive it. A line consists of its text and its line number in the probe file.
     """
 
     def __init__(

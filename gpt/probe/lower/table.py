@@ -1,7 +1,7 @@
 """Write the code for a SAVE to a table: each lane finds the slot of its key, or claims a free one, and adds its values
 with atomics.
 
-The table has several copies, and each SM uses the one that its number selects, so that SMs rarely contend. Readers
+The table has several copies, and the number of an SM selects its copy, so that SMs rarely contend. Readers
 merge the copies.
 
 A slot stores each 32 bits of its key in a 64-bit word, with 1 in the upper half. A word that's zero is free, and a

@@ -1,4 +1,4 @@
-"""Write the code for a SAVE to a total: combine the values of each lane with those of its unit, by sum, minimum or
+"""Write the code for a SAVE to a total: combine the values of each lane with the values of its unit, by sum, minimum or
 maximum, or keep the last ones.
 
 If the target has redux, one lane reduces the values of all lanes that save together. If these are all threads of the

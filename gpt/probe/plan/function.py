@@ -117,7 +117,7 @@ class Function(ABC):
     def __init__(
         self, name: str, is_kernel: bool, statements: Sequence[Any], seen: Iterable[int] | None = None
     ) -> None:
-        """Store the statements. Only those whose numbers are in `seen` can be found; by default, these are all."""
+        """Store the statements. Only statements whose numbers are in `seen` can be found; by default, all can."""
         self.name, self.is_kernel, self.statements = name, is_kernel, statements
         self.uses: list[PlacedSnippet] = []
         heads: defaultdict[str, list[int]] = defaultdict(list)

@@ -7,7 +7,7 @@ from gpt.stream.reasons import Reason
 
 
 class LeftAlone(GptError):
-    """Raised for a kernel that can't be probed. `code` is that of a reason (gpt/stream/reasons.py); `detail` adds to
+    """Raised for a kernel that can't be probed. `code` stands for a reason (gpt/stream/reasons.py); `detail` adds to
     its text.
     """
 

@@ -17,8 +17,8 @@ KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letter of a type in mo
 
 
 class Room(NamedTuple):
-    """Where a histogram is in shared memory, if a launch has room for it: at this `offset` in the last `size` bytes of
-    the dynamic shared memory, which begins at `symbol`.
+    """The place of a histogram in shared memory, if a launch has room for it: at this `offset` in the last `size` bytes
+    of the dynamic shared memory, which begins at `symbol`.
     """
 
     symbol: str
@@ -39,7 +39,7 @@ class PlacedMap:
     may_fill: bool = False  # True if the array may be full when a record is saved
     once: bool = False  # True if no thread saves twice
     idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds only zeros
-    room: Room | None = None  # of a histogram; some launches may not have the room
+    room: Room | None = None  # for a histogram; some launches may not have the room
     stored: tuple[str, ...] = ()  # how a log stores each field (gpt/stream/rooms.py)
 
     @property

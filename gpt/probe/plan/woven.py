@@ -46,7 +46,7 @@ class Woven:
     """A kernel with probes. `added` are the parameters for the addresses of the buffers, in the order of `maps`.
 
     `original` is the module without probes. `cluster` is the size of a cluster in blocks (x, y, z), if a launch's grid
-    counts clusters. `variables` are those that the kernel shares with the program's module; the table of their
+    counts clusters. `variables` are shared with the program's module; the table of their
     addresses, if there's one, has the name `table`. A back end that assembles code sets `needs`.
     """
 

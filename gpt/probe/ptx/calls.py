@@ -28,8 +28,8 @@ _CALL = compiled(  # the name of the called function
 
 
 def propagate(module: Module, functions: Sequence[PtxFunction], kernel: str) -> None:
-    """Return the functions that need the state: those with probes, and those that call one that needs it. Raises
-    LeftAlone.
+    """Return the functions that need the state: functions with probes, and functions that call one of these, directly
+    or indirectly. Raises LeftAlone.
     """
     waiting = [f for f in functions if f.uses and not f.is_kernel]
     if not waiting:

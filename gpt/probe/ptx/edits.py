@@ -83,7 +83,7 @@ def _plain(path: str) -> str:
 
 
 def unweave(data: bytes) -> bytes:
-    """Restore the program's text: remove the lines that were inserted, and put back what was replaced."""
+    """Restore the program's text: remove the lines that were inserted, and put back the text that was replaced."""
     return _WOVEN.sub(_original, data.decode("latin-1")).encode("latin-1")
 
 

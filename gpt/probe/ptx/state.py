@@ -14,7 +14,7 @@ from gpt.ptx.types import SIZES
 
 
 class State:
-    """How that memory is laid out: first the addresses of `maps`, then registers of the probe files that `names` belong
+    """The layout of that memory: first the addresses of `maps`, then registers of the probe files that `names` belong
     to.
     """
 

@@ -110,7 +110,7 @@ def _parse_scale(
 def _lay_out_table(
     fields: tuple[Field, ...], size: int, capacity: int | None, what: str, where: str
 ) -> tuple[tuple[Field, ...], int, int]:
-    """Return the fields of a table, its record size, and its stride. Both sizes are those of a slot. Raises
+    """Return the fields of a table, its record size, and its stride. Both are the size of a slot. Raises
     GptError.
     """
     if size != layout([(field.name, field.type) for field in fields])[1]:

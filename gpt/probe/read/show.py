@@ -113,8 +113,8 @@ def _plain_names(file: ProbeFile) -> Mapping[str, str]:
 
 
 def _declarations(file: ProbeFile) -> list[list[Register]]:
-    """Choose the snippet that declares each register: the first one that uses it, or an earlier one to keep the
-    order.
+    """Choose the snippet that declares each register: the first snippet with that register, or an earlier one to keep
+    the order.
     """
     snippets = [snippet for probe in file.probes for _, snippet in probe.snippets]
     users: dict[str, int] = {}

@@ -207,8 +207,8 @@ class _TomlReader:
         return list(maps.values()), probes
 
     def typed(self, probe: Probe, maps: dict[str, Map]) -> Probe:
-        """Set the types of a probe's SAVEs to those of the fields in their map. SAVEs that don't name a map fill one
-        record of the map with the probe's name.
+        """Set the types of a probe's SAVEs to the types of the fields in their map. SAVEs that don't name a map fill
+        one record of the map with the probe's name.
         """
         own = maps.get(probe.name)
         fields = own.fields if own else ()

@@ -139,7 +139,7 @@ def _moved(type_: str) -> str:
 
 
 def _place(members: list[Member]) -> list[Member]:
-    """Assign registers to values: first to those that are returned, and to pairs before single registers."""
+    """Assign registers to values: first to values that are returned, and to pairs before single registers."""
     order = sorted(members, key=lambda one: (one.kind != "kept", -one.count, one.register))
     found: list[Member] = []
     at = 0

@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to explain: the sites of these probes, or all sites if there are none. A probe needs `registers`
+    """The request: explain the sites of these probes, or without probes, all sites. A probe needs `registers`
     registers.
     """
 

@@ -41,7 +41,7 @@ _RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # bit positions of register fi
 
 
 class Source(NamedTuple):
-    """Where the value of an operand comes from: one or two registers, beginning with `register`, possibly plus a
+    """The source of an operand's value: one or two registers, beginning with `register`, possibly plus a
     uniform register.
     """
 

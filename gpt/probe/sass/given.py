@@ -18,7 +18,7 @@ from gpt.sass.words import Guard
 
 
 class Kept(NamedTuple):
-    """Where a value is kept: in a register, or at an offset in bytes above the lowest slot."""
+    """The place where a value is kept: a register, or at an offset in bytes above the lowest slot."""
 
     register: int | None
     slot: int | None

@@ -54,7 +54,7 @@ def usable_at_cost(kernel: Kernel) -> int:
 
 @dataclass
 class Room:
-    """Which registers a snippet may use at a place, as masks of all register files: the free ones, and those that can
+    """The registers that a snippet may use at a place, as masks of all register files: free ones, and others that can
     be saved.
     """
 
@@ -79,8 +79,8 @@ class Choice:
 def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: set[int], room: Room) -> Choice:
     """Choose the registers for a snippet.
 
-    Each register in `pairs` must be followed by its neighbour. `fixed` maps registers of the snippet to those of the
-    kernel, of which the snippet may write only those in `kept`. Raises CannotProbe.
+    Each register in `pairs` must be followed by its neighbour. `fixed` maps registers of the snippet to registers of
+    the kernel, of which the snippet may write only those in `kept`. Raises CannotProbe.
     """
     choice = Choice({"R": {}})
     free = {number for number in range(HIGHEST) if room.free >> number & 1}

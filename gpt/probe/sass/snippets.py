@@ -1,7 +1,7 @@
 """Compile bodies (body.py) with ptxas, and find out what the resulting words need.
 
 All bodies of a kernel that aren't cached are compiled in one run, each as a function. The words before the last RET are
-the snippet. Without the RET, the word after the snippet has to wait for what the RET waited for. waits.py adds the
+the snippet. Without the RET, the word after the snippet has to take over the waits of the RET. waits.py adds the
 waits that a function leaves to its caller.
 
 If no lane of a warp saves, ptxas jumps over the predicated save with `@!P0 BRA.U`. For warps in which only some lanes

@@ -21,8 +21,8 @@ STACK_POINTER = 1
 
 
 class Frame(NamedTuple):
-    """How many bytes a kernel subtracts from the stack pointer, and the index of the instruction that does it, or
-    -1.
+    """The number of bytes that a kernel subtracts from the stack pointer, and the index of the instruction that does
+    it, or -1.
     """
 
     size: int

@@ -3,8 +3,8 @@
 Each of these contains only its kernel, unless the kernel can't be cut out.
 
 gpt-hook lists the kernels that it wants in `only`, and gets a `refused` for each kernel that was left alone. Without
-`only`, the kernels without probes follow in one more `cubin`, like those of PTX modules. Elements without bytes, and
-those of other types, are passed on.
+`only`, the kernels without probes follow in one more `cubin`, as they do for PTX modules. Elements of other types, or
+without bytes, are passed on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpt.stream import records
 from gpt.stream.reasons import Reason
 
 Records = Iterator[dict[str, Any]]
-FIRST = 1 << 31  # ids of modules and maps; those of gpt-ptx-probe, which may be in the same pipeline, begin with 0
+FIRST = 1 << 31  # ids of modules and maps; gpt-ptx-probe, which may be in the same pipeline, begins with 0
 WHOLE = {CLOSED, "not_proven", "no_table"}  # reasons that apply to all kernels of an image
 
 
