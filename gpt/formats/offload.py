@@ -3,7 +3,8 @@
 All numbers are little-endian, and offsets are from the first byte of the binary. A section can have several binaries,
 each at a multiple of 8 (llvm/Object/OffloadBinary.h):
 
-    header   10 ff 10 ad, u32 version, u64 size of all, u64 offset of the entries, u64 (version 1) their size or (2) count
+    header   10 ff 10 ad, u32 version, u64 size of all, u64 offset of the entries,
+             u64 (version 1) their size or (2) count
     entry    u16 kind of the image, u16 producer, u32 flags (1: no image), u64 offset and number of its strings,
              u64 offset and size of the image
     string   u64 offset of the key, u64 offset of the value, and in version 2 u64 size of the value

@@ -50,7 +50,7 @@ _SKIPPED = compiled(_BLANKS, re.DOTALL)
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _LINES = compiled(
     rb'\.(?:address_size\s++\d++|file\s++\d++\s++"[^"\n]*+"(?:\s*+,\s*+\d++){0,2}+)'
-)  # that's where text ends, without a mark
+)  # text ends there, without a mark
 _ITEM = compiled(
     rb"\.(?:entry|func|global|const|shared|extern|visible|weak|common|section|pragma|alias|(?:tex|sampler|surf)ref)(?!\w)"
 )
