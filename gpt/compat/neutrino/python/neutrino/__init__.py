@@ -32,7 +32,7 @@ class _Second(NamedTuple):
 
 
 class TraceSection:
-    """Where the records of a probe are: the bytes per thread or warp, and the offset of the first one.
+    """The place of a probe's records: the bytes per thread or warp, and the offset of the first one.
 
     In files of the second generation, the number of threads per unit is between these two, so readers pass three
     values.
