@@ -1,9 +1,10 @@
-"""Parse what bpftrace prints into events, line by line: JSON (`bpftrace -f json`) or text, complete or truncated.
+"""Parse the output of bpftrace line by line, and yield events. It's JSON (`bpftrace -f json`) or text, and may be
+truncated.
 
-In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, lines without
-the tag that `begin` announces were forged or have another origin; recordings from earlier releases have no tag. A
-recording whose first line isn't JSON has none later: the maps and losses of JSON have no tag. Lines that make no sense
-are counted, including the last one if the input ends within it.
+In JSON, each line is one object, so a program can't forge lines by giving its kernels certain names. In text, lines
+without the tag that `begin` announces are forged or come from elsewhere; recordings of earlier releases have no tag. If
+the first line of a recording isn't JSON, no later line is, either, because maps and losses have no tag in JSON. Invalid
+lines are counted, including the last one if the input ends within it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any, NamedTuple
 MAX_LINE = 1 << 20  # bytes; the list of functions is the longest line
 LOST = re.compile(r"Lost (\d+) events")
 ENTRY = re.compile(r"@call\d+(?:_(\w+))?\[(\d+), (\d+), (\d+)\]: \((\d+(?:, -?\d+)*)\)")
-KINDS = {"begin": 2, "machine": 3, "beat": 1, "exit": 2, "end": 1}  # words of simple lines
+KINDS = {"begin": 2, "machine": 3, "beat": 1, "exit": 2, "end": 1}  # the number of words in simple lines
 QUIET = "Attaching "
 
 
 class Call(NamedTuple):
-    """A call that returned. With `kernel` it's a function of the system's kernel, not of the driver."""
+    """A call that returned. With `kernel`, it's a function of the system's kernel and not of the driver."""
 
     kernel: bool
     pid: int
@@ -34,7 +35,7 @@ class Call(NamedTuple):
 
 
 class NamePart(NamedTuple):
-    """A part of the name that a call looks up."""
+    """A part of a name that a call looks up."""
 
     pid: int
     tid: int
@@ -44,7 +45,7 @@ class NamePart(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """A call that hasn't returned: the number of its `function`, and the values stored when it began."""
+    """A call that hasn't returned: the number of its `function`, and the values that were stored when it began."""
 
     pid: int
     tid: int
@@ -61,13 +62,13 @@ class Note(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Events that bpftrace had no room for."""
+    """The number of events for which bpftrace had no room."""
 
     events: int
 
 
 class Strange(NamedTuple):
-    """A line that makes no sense."""
+    """An invalid line."""
 
     line: str
 
@@ -76,7 +77,7 @@ Event = Call | NamePart | UnderWay | Note | Lost | Strange
 
 
 def iter_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """Yield the events of lines; one without a newline was truncated, and is Strange."""
+    """Yield the events in these lines. A line without a newline was truncated, so it's Strange."""
     tag: str | None = None
     is_json: bool | None = None  # not known yet
     for raw in lines:
@@ -189,12 +190,12 @@ def _id(value: int) -> int:
 
 
 def _word(value: Any) -> int:
-    """Return a number as unsigned 64 bits; bpftrace prints some with a sign."""
+    """Return a number as an unsigned 64-bit integer. bpftrace prints some of them with a sign."""
     if type(value) is not int:
         raise ValueError
     return value & (1 << 64) - 1
 
 
 def _signed(value: int) -> int:
-    """Return the C int in a register, whose upper half means nothing."""
+    """Return the C int in a register, whose upper half is undefined."""
     return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
