@@ -222,3 +222,22 @@ def test_every_helper_at_every_instruction(arch, when, tmp_path):
         list(pool.map(lambda one: assemble(one.data, arch, tmp_path), found))
     placed = {site.probe for one in found for site in one.sites if site.woven}
     assert placed >= {f"helpers.{helper}_{types[0]}" for helper, types in asked.items()}
+
+
+STORES = """extern "C" __global__ void store(float *out, const float *in, int n) {
+    int at = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+    for (int k = 0; k < 4; k++)
+        if (at + k < n)
+            out[at + k] = in[at + k] / 3;
+}
+"""
+
+
+def test_a_kernel_stores_its_results_before_the_probe_works_at_its_exit(tmp_path):
+    found = woven(cuda.nvrtc_compile(STORES, "compute_90"), "store", PROBES["gmem_bytes"])
+    assemble(found.data, "sm_90", tmp_path)
+    (cubin,) = tmp_path.glob("*.cubin")
+    code = re.findall(r"^\s+/\*\w{4}\*/.*", cuda.disassemble(cubin.read_bytes()), re.MULTILINE)
+    stores = [number for number, line in enumerate(code) if "STG.E desc" in line]
+    votes = [number for number, line in enumerate(code) if " VOTE." in line or " REDUX" in line]
+    assert len(stores) == 4 and max(stores) < min(votes)
