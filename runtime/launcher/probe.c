@@ -338,11 +338,11 @@ const char *check_size(const char *option, const char *text) {
     return bytes;
 }
 
-static const char *check_sample(const char *text) {
+const char *check_sample(const char *option, const char *text) {
     const char *rest = !strncmp(text, "1/", 2) ? text + 2 : text;
-    check_number("--sample", rest, false);
+    check_number(option, rest, false);
     if (!strtoull(rest, NULL, 10))
-        fail(USAGE, "--sample", "not a share: '%s' (as 1/10)", text);
+        fail(USAGE, option, "not a share: '%s' (as 1/10)", text);
     return rest;
 }
 
@@ -423,7 +423,7 @@ const char *use_probing(const struct probing *probing) {
     if (checked.count)
         check_number("--launch-count", checked.count, false);
     if (checked.sample)
-        checked.sample = check_sample(checked.sample);
+        checked.sample = check_sample("--sample", checked.sample);
     if (checked.detail)
         check_number("--detail", checked.detail, false);
     if (checked.memory)

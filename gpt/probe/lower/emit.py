@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+SETTLED = ("settled",)  # the key of its predicate
+
 
 SETTLED = ("settled",)  # the key of its predicate
 
