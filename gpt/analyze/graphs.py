@@ -213,6 +213,9 @@ def _tell_cost(graph: Replayed, replays: list[TimedReplay], times: Any) -> Itera
         f"graph {graph.number}: {amount(len(replays), 'replay')} of {len(graph.calls):,} ran a copy with an event"
         f" between any two nodes; a node's time is that between its events, less {human_time(pause)} for an event"
     )
+    if early := int(replays[-1].early.sum()):
+        what = f"{amount(early, 'node')} may begin before the node before ends, but waited for it in such a replay"
+        yield f"graph {graph.number}: {what}"
     calls = times_of(graph.process, _stamps([one.start for one in replays]))
     timed = np.isin(_key(times["thread"], times["call"]), _key(_stamps([one.thread for one in replays]), calls))
     if timed.any() and not timed.all():

@@ -112,6 +112,7 @@ RUNS: dict[str, Keys] = {
         "functions": ("[u32]", "id of its function; 0 if it isn't a kernel or not known"),
         "threads": ("[u64]", "thread that created it, or made the captured call; 0 if unknown"),
         "calls": ("[u64]", "start of that call, whose row may be missing; 0 if unknown"),
+        "early": ("[u64]", "1 if the graph lets it begin before the node before it ends; here it waited"),
         "begins": ("[u64]", "when it could begin, in the unit of time stamps after begin"),
         "durations": ("[u64]", "time from then to its end, in the unit of time stamps"),
     },
@@ -119,6 +120,7 @@ RUNS: dict[str, Keys] = {
         "exec": ("u64", "handle of the executable graph"),
         "at": ("u64", "time stamp"),
         "code": ("str", "why its nodes aren't timed from here on: see REASONS"),
+        "detail": ("str?", "more about the reason"),
     },
     "launches": {
         "fields": ("[field]", "layout of a row"),

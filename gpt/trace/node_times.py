@@ -15,7 +15,7 @@ from gpt.base.errors import MalformedError
 from gpt.stream.reasons import Reason, find_reason
 
 Column = npt.NDArray[np.uint64]
-COLUMNS = ("types", "functions", "threads", "calls", "begins", "durations")
+COLUMNS = ("types", "functions", "threads", "calls", "early", "begins", "durations")
 TYPES = ("kernel", "memcpy", "memset")  # by the number of a node's type
 
 
@@ -27,7 +27,8 @@ def name_type(number: int) -> str:
 class TimedReplay(NamedTuple):
     """A replay whose nodes were timed, in time stamps: `thread` and `start` identify its call, and its first node could
     begin at `begin`. For each node: its type, its function (or 0), the thread and time stamp of the call that created
-    it, when it could begin, and the time from then to its end, which includes `pause`.
+    it, whether the graph lets it begin before the node before it ends, when it could begin in this replay, and the time
+    from then to its end, which includes `pause`.
     """
 
     thread: int
@@ -38,6 +39,7 @@ class TimedReplay(NamedTuple):
     functions: Column
     threads: Column
     calls: Column
+    early: Column
     begins: Column
     durations: Column
 

@@ -150,7 +150,7 @@ def trace() -> list[Record]:
         ]),
         records.make("graph_nodes", exec=77, at=1, functions=[1, 1], threads=[1, 0], calls=[7000, 0]),
         records.make("node_times", exec=77, thread=1, start=1001, begin=1002, pause=1, types=[0, 1], functions=[1, 0],
-                     threads=[1, 0], calls=[7000, 0], begins=[0, 3], durations=[3, 1]),
+                     threads=[1, 0], calls=[7000, 0], early=[0, 1], begins=[0, 3], durations=[3, 1]),
         records.make("untimed", exec=77, at=2, code="nodes_parallel"),
         records.make("stack", id=1, frames=frames), records.make("call_site", thread=1, start=7000, stack=1, python=2),
         records.make("stack", id=2, frames=[{"path": "a.py", "offset": 0, "function": "f", "line": 3}]),

@@ -128,6 +128,17 @@ static void run_captured(void) { // a captured launch becomes a node of another 
     replay(exec, 4);
 }
 static void say(void *text) { puts(text); }
+static void run_skipping(void) { // each node depends on all nodes before it
+    void *graph, *nodes[4], *params[2];
+    OK(D(cuGraphCreate)(&graph, 0));
+    for (unsigned i = 0; i < 4; i++) {
+        CUdeviceptr at = counters + 4 * i;
+        unsigned ms = i + 1;
+        CUDA_KERNEL_NODE_PARAMS given = params_of(spin, &at, &ms, params);
+        OK(D(cuGraphAddKernelNode_v2)(&nodes[i], graph, nodes, (size_t)i, &given));
+    }
+    replay(instantiate(graph), 6);
+}
 static void run_refused(void) { // graphs whose nodes can't be timed, one for each reason
     void *graph, *event, *node, *inner = capture();
     CUdeviceptr memory;
@@ -173,9 +184,9 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } scenarios[] = {{"plain", run_plain},     {"parameters", run_parameters}, {"update", run_update},
-                     {"streams", run_streams}, {"captured", run_captured},     {"refused", run_refused},
-                     {"failing", run_failing}};
+    } scenarios[] = {{"plain", run_plain},       {"parameters", run_parameters}, {"update", run_update},
+                     {"streams", run_streams},   {"captured", run_captured},     {"refused", run_refused},
+                     {"skipping", run_skipping}, {"failing", run_failing}};
     unsigned found[WORDS];
     void *module;
     begin();

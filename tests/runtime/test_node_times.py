@@ -90,6 +90,15 @@ def test_replays_in_several_streams_run_one_after_another(tmp_path, share):
     assert first and all(at % 3 for at in first[1:])  # not the first in another stream
 
 
+def test_edges_that_add_nothing(tmp_path):
+    trace, _ = recorded(tmp_path, "skipping", "1/2")
+    found = trace.of("node_times")
+    assert len(found) == 3
+    for one in found:
+        assert all(took >= 1e6 * (at + 1) for at, took in enumerate(ns(trace, one["durations"])))
+        assert one["early"] == [0] * 4
+
+
 def test_a_captured_launch_is_left_alone(tmp_path):
     trace, _ = recorded(tmp_path, "captured", "1")
     assert len(trace.of("node_times")) == 6

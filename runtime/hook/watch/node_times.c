@@ -3,10 +3,6 @@
 // its source graph, with an event between any two nodes. It runs the same nodes in the same order and in the
 // same place of the stream, so the program notices nothing but the time of the events.
 //
-// The order must be linear: nodes that run at the same time would share what's between two events. Other
-// graphs are refused (`untimed` records), as are graphs with nodes that can't be cloned or that have more
-// than one effect: memory, conditional and child nodes, host functions.
-//
 // The driver runs an executable graph once at a time, in whatever streams it's launched. The second one must
 // keep that order with the first:
 //
@@ -28,57 +24,8 @@
 
 #include "abi/cuda.h"
 #include "hook/write/write.h"
+#include "node_times.h"
 #include "watch.h"
-
-struct timed_node {
-    void *handle, *copy; // in the program's graph and in ours
-    uint32_t function;   // its id, for a kernel
-    int type;
-    bool disabled;
-    struct origin origin;
-};
-
-struct timed_graph {
-    struct timed_graph *next;
-    _Atomic unsigned users; // the table, and the replay that is measured
-    uint64_t exec;
-    struct reference of_context;
-    uint64_t context, flags;
-    void *graph, *second; // the clone, and its executable graph; NULL until its turn is near
-    void *ran;            // event after the last replay that was replaced
-    uint64_t replays, due;
-    uint64_t stream; // where the last replay ran
-    uint32_t thread; // its thread, as the stream may be a per-thread one
-    bool has_run, was_second, is_second, untracked;
-    bool refused;         // it stays in the table only for the order of its replays
-    _Atomic bool pending; // its events aren't read yet
-    size_t size;          // mapped bytes
-    uint32_t count;
-    void **events; // count + 2
-    struct timed_node nodes[];
-};
-
-static struct {
-    CUresult (*edges)(void *, void **, void **, size_t *), (*clone)(void **, void *),
-        (*in_clone)(void **, void *, void *);
-    CUresult (*remove)(void *, void *const *, void *const *, size_t),
-        (*add)(void *, void *const *, void *const *, size_t);
-    CUresult (*add_event)(void **, void *, void *const *, size_t, void *);
-    CUresult (*instantiate)(void **, void *, unsigned long long), (*upload)(void *, void *);
-    CUresult (*destroy_exec)(void *), (*destroy_graph)(void *), (*destroy_event)(void *);
-    CUresult (*wait)(void *, void *, unsigned);
-} cu;
-
-static bool find_all(void) {
-#define FIND(member, name) (cu.member = (__typeof__(cu.member))(uintptr_t)hook_driver_function(name))
-    return FIND(edges, "cuGraphGetEdges") && FIND(clone, "cuGraphClone") &&
-           FIND(in_clone, "cuGraphNodeFindInClone") && FIND(remove, "cuGraphRemoveDependencies") &&
-           FIND(add, "cuGraphAddDependencies") && FIND(add_event, "cuGraphAddEventRecordNode") &&
-           FIND(instantiate, "cuGraphInstantiateWithFlags") && FIND(upload, "cuGraphUpload") &&
-           FIND(destroy_exec, "cuGraphExecDestroy") && FIND(destroy_graph, "cuGraphDestroy") &&
-           FIND(destroy_event, "cuEventDestroy_v2") && FIND(wait, "cuStreamWaitEvent");
-#undef FIND
-}
 
 // -- The table, by executable graph ------------------------------------------
 
@@ -108,35 +55,15 @@ static struct timed_graph *find(uint64_t exec, bool take) {
     return found;
 }
 
-static void *map(size_t size) {
-    void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (found != MAP_FAILED)
-        return found;
-    hook_miss_graph();
-    return NULL;
-}
-
 static void release(struct timed_graph *graph) {
     if (!graph || atomic_fetch_sub(&graph->users, 1) > 1)
         return;
-    if (hook_is_alive(graph->of_context)) { // otherwise they were destroyed with it
-        int mode = hook_stream_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-        if (graph->second)
-            cu.destroy_exec(graph->second);
-        if (graph->graph)
-            cu.destroy_graph(graph->graph);
-        for (uint32_t i = 0; i < graph->count + 2; i++)
-            if (graph->events[i])
-                cu.destroy_event(graph->events[i]);
-        if (graph->ran)
-            cu.destroy_event(graph->ran);
-        hook_stream_mode(mode);
-    }
-    munmap(graph, graph->size);
+    hook_end_timed_graph(graph);
 }
 
 static void refuse(uint64_t exec, const struct reason *reason) {
-    HOOK_WRITE(untimed, .exec = exec, .at = hook_now(), .code = hook_str(reason->code));
+    HOOK_WRITE(untimed, .exec = exec, .at = hook_now(), .code = hook_str(reason->code),
+               .detail = hook_str(reason->detail));
 }
 
 static void give_up(struct timed_graph *graph, const struct reason *reason) {
@@ -144,176 +71,24 @@ static void give_up(struct timed_graph *graph, const struct reason *reason) {
     graph->refused = true;
 }
 
-// -- The second graph --------------------------------------------------------
-
-struct collected {
-    struct timed_graph *graph; // NULL: only count them
-    uint32_t count, room;
-    const struct reason *reason;
-};
-
-static const struct reason *reason_of(int type) {
-    switch (type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL:
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-    case CU_GRAPH_NODE_TYPE_EMPTY:
-        return NULL;
-    case CU_GRAPH_NODE_TYPE_HOST:
-        return WHY(nodes_host);
-    case CU_GRAPH_NODE_TYPE_GRAPH:
-        return WHY(nodes_child);
-    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
-        return WHY(nodes_conditional);
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-        return WHY(nodes_memory);
-    default:
-        return WHY(nodes_other);
-    }
-}
-
-static bool collect(const struct graph_node *found, void *with) {
-    struct collected *all = with;
-    if ((all->reason = reason_of(found->type)))
-        return false;
-    if (all->graph && all->count < all->room) {
-        const CUDA_KERNEL_NODE_PARAMS *kernel = &found->kernel;
-        uint64_t handle = (uint64_t)(kernel->func ? kernel->func : kernel->kern);
-        all->graph->nodes[all->count] =
-            (struct timed_node){.handle = found->handle,
-                                .function = handle ? hook_ask_function(handle) : 0,
-                                .type = found->type,
-                                .origin = hook_origin_of((uint64_t)found->handle)};
-    }
-    all->count++;
-    return true;
-}
-
-static int compare_handles(const void *one, const void *two) {
-    uintptr_t a = (uintptr_t)((const struct timed_node *)one)->handle,
-              b = (uintptr_t)((const struct timed_node *)two)->handle;
-    return a < b ? -1 : a > b;
-}
-
-static uint32_t index_of(const struct timed_graph *graph, void *handle) {
-    const struct timed_node key = {.handle = handle}, *found;
-    found = bsearch(&key, graph->nodes, graph->count, sizeof(key), compare_handles);
-    return found ? (uint32_t)(found - graph->nodes) : graph->count;
-}
-
-// Bring the nodes into the order in which they run. Returns false if that isn't linear.
-static bool order(struct timed_graph *graph, void *source) {
-    uint32_t count = graph->count, first = count, done = 0;
-    size_t edges = count; // one more than expected, to notice it
-    struct scratch {
-        void *from, *to;
-        uint32_t next;
-        bool has_previous;
-        struct timed_node node;
-    } *scratch = map(count * sizeof(*scratch));
-    void **ends = map((size_t)count * 2 * sizeof(*ends));
-    bool good = scratch && ends;
-    qsort(graph->nodes, count, sizeof(*graph->nodes), compare_handles);
-    // The query fails for edges with data, as those to a kernel that may begin before its predecessor ends.
-    good = good && cu.edges(source, ends, ends + count, &edges) == CUDA_SUCCESS && edges == count - 1;
-    for (uint32_t i = 0; good && i < count; i++)
-        scratch[i].next = count, scratch[i].node = graph->nodes[i];
-    for (size_t i = 0; good && i < edges; i++) {
-        uint32_t from = index_of(graph, ends[i]), to = index_of(graph, ends[count + i]);
-        good = from < count && to < count && scratch[from].next == count && !scratch[to].has_previous;
-        if (good)
-            scratch[from].next = to, scratch[to].has_previous = true;
-    }
-    for (uint32_t i = 0; good && i < count; i++)
-        first = scratch[i].has_previous ? first : i;
-    for (uint32_t at = first; good && at < count; at = scratch[at].next)
-        graph->nodes[done++] = scratch[at].node;
-    if (scratch)
-        munmap(scratch, count * sizeof(*scratch));
-    if (ends)
-        munmap(ends, (size_t)count * 2 * sizeof(*ends));
-    return good && done == count;
-}
-
-// Clone the source graph, and put events before, between and after its nodes, and another one last.
-static bool clone_graph(struct timed_graph *graph, void *source) {
-    uint32_t count = graph->count;
-    void **copies = map((size_t)count * sizeof(*copies));
-    bool good = copies && cu.clone(&graph->graph, source) == CUDA_SUCCESS;
-    for (uint32_t i = 0; good && i < count; i++) {
-        struct timed_node *node = &graph->nodes[i];
-        good = cu.in_clone(&node->copy, node->handle, graph->graph) == CUDA_SUCCESS;
-        copies[i] = node->copy;
-    }
-    if (good && count > 1)
-        good = cu.remove(graph->graph, copies, copies + 1, count - 1) == CUDA_SUCCESS;
-    void *last = NULL, *event;
-    for (uint32_t i = 0; good && i < count + 2; i++) {
-        good = hook_cu.create(&graph->events[i], 0) == CUDA_SUCCESS &&
-               cu.add_event(&event, graph->graph, &last, last != NULL, graph->events[i]) == CUDA_SUCCESS &&
-               (i >= count || cu.add(graph->graph, &event, &copies[i], 1) == CUDA_SUCCESS);
-        last = i < count ? copies[i] : event;
-    }
-    if (copies)
-        munmap(copies, (size_t)count * sizeof(*copies));
-    return good && hook_cu.create(&graph->ran, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
-}
-
 static bool instantiate(struct timed_graph *graph) {
-    if (!graph->second && !graph->refused &&
-        cu.instantiate(&graph->second, graph->graph, graph->flags) != CUDA_SUCCESS) {
-        graph->second = NULL;
-        give_up(graph, WHY(nodes_refused));
-    }
+    const struct reason *why = graph->second || graph->refused ? NULL : hook_instantiate_copy(graph);
+    if (why)
+        give_up(graph, why);
     return graph->second && !graph->refused;
-}
-
-static struct timed_graph *make(uint64_t exec, void *source, uint64_t flags, const struct reason **reason) {
-    void *context = NULL;
-    struct collected all = {.reason = NULL};
-    hook_walk_graph(source, collect, &all);
-    *reason = flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH ? WHY(nodes_device) : all.reason;
-    if (*reason || !all.count || hook_cu.get_context(&context) != CUDA_SUCCESS || !context)
-        return NULL;
-    size_t nodes = sizeof(struct timed_graph) + all.count * sizeof(struct timed_node);
-    size_t size = nodes + (all.count + 2) * sizeof(void *);
-    struct timed_graph *graph = map(size);
-    if (!graph)
-        return NULL;
-    graph->users = 1;
-    graph->size = size;
-    graph->exec = exec;
-    graph->events = (void **)((char *)graph + nodes);
-    graph->context = (uint64_t)context;
-    graph->of_context =
-        hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = (uint64_t)context});
-    graph->flags = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-    graph->count = all.count;
-    graph->due = hook_node_times;
-    all = (struct collected){.graph = graph, .room = all.count};
-    hook_walk_graph(source, collect, &all);
-    *reason = !order(graph, source)         ? WHY(nodes_parallel)
-              : !clone_graph(graph, source) ? WHY(nodes_refused)
-                                            : NULL;
-    if (!*reason)
-        return graph;
-    release(graph);
-    return NULL;
 }
 
 // Replace what we know about an executable graph, which has a new source.
 static void replace(uint64_t exec, void *source, uint64_t flags, bool updated) {
-    static _Atomic int found;
     const struct reason *reason = NULL;
-    if (!hook_this_thread() || !hook_find_once(&found, find_all) || !hook_streams_setup())
+    if (!hook_this_thread() || !hook_node_copies_setup() || !hook_streams_setup())
         return;
     struct timed_graph *before = find(exec, true), *graph;
     bool disabled = false;
     for (uint32_t i = 0; updated && before && i < before->count; i++)
         disabled |= before->nodes[i].disabled; // an update leaves them disabled
     int mode = hook_stream_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    graph = disabled ? NULL : make(exec, source, flags, &reason);
+    graph = disabled ? NULL : hook_make_timed_graph(exec, source, flags, &reason);
     reason = disabled ? WHY(nodes_changed) : reason;
     if (updated && before && graph) {
         void *ran = graph->ran;
@@ -388,8 +163,8 @@ static void read_times(const struct operation *operation, uint64_t begin) {
     struct timed_graph *graph = operation->nodes;
     struct found {
         uint64_t types[PIECE], functions[PIECE], threads[PIECE], calls[PIECE], begins[PIECE],
-            durations[PIECE];
-    } *found = begin ? map(sizeof(*found)) : NULL;
+            durations[PIECE], early[PIECE];
+    } *found = begin ? hook_map_nodes(sizeof(*found)) : NULL;
     size_t count = 0;
     uint64_t at = 0,
              pause = found ? between(graph->events[graph->count], graph->events[graph->count + 1]) : 0;
@@ -401,6 +176,7 @@ static void read_times(const struct operation *operation, uint64_t begin) {
             found->functions[count] = node->function;
             found->threads[count] = node->origin.thread;
             found->calls[count] = node->origin.call;
+            found->early[count] = node->early;
             found->begins[count] = at;
             found->durations[count++] = took;
         }
@@ -409,8 +185,8 @@ static void read_times(const struct operation *operation, uint64_t begin) {
             HOOK_WRITE(node_times, .exec = graph->exec, .thread = operation->thread, .start = operation->call,
                        .begin = begin, .pause = pause, .types = {found->types, count},
                        .functions = {found->functions, count}, .threads = {found->threads, count},
-                       .calls = {found->calls, count}, .begins = {found->begins, count},
-                       .durations = {found->durations, count});
+                       .calls = {found->calls, count}, .early = {found->early, count},
+                       .begins = {found->begins, count}, .durations = {found->durations, count});
             count = 0;
         }
     }
@@ -453,7 +229,7 @@ void hook_before_timed_replay(struct frame *frame) {
     }
     if (graph->was_second && other && hook_is_alive(graph->of_context) && !is_captured(stream)) {
         int mode = hook_stream_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-        cu.wait((void *)stream, graph->ran, 0);
+        hook_wait_for_copy(graph, stream);
         hook_stream_mode(mode);
     }
     frame_leave_note(frame, NOTE_TIMED, graph);
@@ -494,6 +270,6 @@ void hook_after_timed_replay(struct frame *frame) {
             frame->timed->ended = read_times;
         }
     } else if (!graph->second && graph->replays + 1 >= graph->due && is_here(graph) && instantiate(graph))
-        cu.upload(graph->second, (void *)stream);
+        hook_upload_copy(graph, stream);
     hook_stream_mode(mode);
 }
