@@ -35,9 +35,9 @@ MOST_PID = 1 << 31  # viewers use signed 32-bit numbers
 # Number of the first call. HTA 0.5 with pandas 3 stores row numbers with as few bits as these numbers need.
 CORRELATION = 1 << 16
 
-# `source` is an index of a call, GPU time or range; for a node of a graph, it's the GPU time of the replay. An `open` span
-# has no end in the trace, and is drawn until the end of the last span in its process. `fact` is an index of facts about
-# saved data, or 0.
+# `source` is an index of a call, GPU time or range; for a node of a graph, it's the GPU time of the replay. An `open`
+# span has no end in the trace, and is drawn until the end of the last span in its process. `fact` is an index of facts
+# about saved data, or 0.
 SPAN = np.dtype(
     [
         ("begin", "<i8"),

@@ -202,7 +202,7 @@ def pack_arenas(data: bytes | memoryview, capacity: int, number: int = 0) -> byt
 
 
 def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> RecordLayout:
-    """Return how records are laid out in a room, from the `map` record. Raises MalformedError."""
+    """Return the layout of the records in a map's memory, as its `map` record describes it. Raises MalformedError."""
     stored = record["stored"]
     formed = sum(way in FORMED for way in stored)
     if len(stored) != len(fields) or not set(stored) <= set(STORED) or formed > MOST_FORMED:

@@ -321,8 +321,8 @@ const struct reason *hook_find_obstacle(const struct probed *probed, const struc
                                                     : NULL;
 }
 
-// Return how many blocks each multiprocessor must hold at once. All blocks of a cooperative grid are
-// resident.
+// Return how many blocks each multiprocessor must be able to hold at once. In a cooperative launch, all
+// blocks run at the same time.
 static uint64_t count_resident(const struct launch *launch) {
     uint64_t processors = device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     uint64_t blocks = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
