@@ -7,6 +7,8 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,6 +20,7 @@
 #include <unistd.h>
 
 #include "../common/cache.h"
+#include "../common/private.h"
 #include "launcher.h"
 #include "probe.h"
 
@@ -438,9 +441,16 @@ const char *use_probing(const struct probing *probing) {
         return NULL;
     const char *keep = getenv("GPT_KEEP");
     if (keep && *keep) { // the stages run in another folder, and nobody sees their messages
+        static struct gpt_distrust why;
+        static char inside[PATH_MAX]; // the stages make folders there, so its parent may be /tmp
         setenv("GPT_KEEP", keep = absolute(keep), 1);
-        if ((mkdir(keep, 0700) && errno != EEXIST) || access(keep, W_OK | X_OK))
+        snprintf(inside, sizeof(inside), "%s/.", keep);
+        int folder = gpt_open_private(inside, true, &why);
+        if (folder < 0 && *why.reason)
+            fail(BAD, "GPT_KEEP", "'%s': %s", why.where, why.reason);
+        if (folder < 0 || faccessat(folder, ".", W_OK | X_OK, 0))
             fail(BAD, "GPT_KEEP", "'%s': %s", keep, strerror(errno));
+        close(folder);
     }
     if (probing->benchmark && !probing->quiet)
         fputs("gpt-hook: warning: --benchmark runs each kernel twice: a kernel that works in place gives "

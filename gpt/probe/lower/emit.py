@@ -15,9 +15,6 @@ from typing import NamedTuple
 SETTLED = ("settled",)  # the key of its predicate
 
 
-SETTLED = ("settled",)  # the key of its predicate
-
-
 class Condition(NamedTuple):
     """A predicate register, or its negation."""
 
